@@ -104,6 +104,19 @@ class Died(RunFailed):
         self.done: dict[str, int] = {}
 
 
+class Missing(RunFailed):
+    """The error for processes of the run that did not come to a meeting, or did not answer, in time.
+    Where all processes can be restarted, the launcher takes them for dead (:mod:`trainer.launch.hang`).
+
+    Args:
+        who: their names, e.g. ``["worker 1"]``.
+    """
+
+    def __init__(self, message: str, who: Sequence[str]) -> None:
+        super().__init__(message)
+        self.who = tuple(who)
+
+
 class NotFinite(RunFailed):
     """The error for a loss, gradient or parameter that is NaN or infinite.
 

@@ -21,9 +21,10 @@ from torch import nn
 
 import trainer
 from tests.checkpoint import disk, saving
-from trainer.checkpoint import durable_folder, store, writer
+from trainer.checkpoint import durable_folder, store, tensor_tree, writer
 from trainer.errors import UserError
 from trainer.worker import build
+from trainer.worker import checkpoints as of_worker
 
 FILES = ("COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors")
 
@@ -224,6 +225,20 @@ def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_given_up_at
 
     said = writer.complete(folder, "{}", ["worker-0.safetensors", "worker-1.safetensors"], 1e9, looks)
     assert said == "step-000000010.partial was removed while it was written" and removed
+
+
+def test_a_part_of_a_worker_that_hangs_is_not_waited_for_at_the_end(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(of_worker, "HUNG_S", 0.01)
+    first, folder = saving.saver(checkpoints, workers=2, keep_last=2), store.folder_of(checkpoints, 30)
+    first.patience_s, first.writer.background = 1e9, True
+    parts = [store.part_of(0), store.part_of(1)]
+    packed = tensor_tree.Packed(saving.state(30, 1))
+    first.writer.begin(lambda: first._write(saving.RUN, folder, packed, saving.about(30), parts, 0.0))
+    first.close(others_hang=True)
+    assert "no checkpoint at step-000000030: worker-1.safetensors was not written" in capsys.readouterr().out
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step-000000010", "step-000000020"]
 
 
 def test_a_note_that_comes_while_a_checkpoint_is_given_up_does_not_stay(

@@ -138,6 +138,45 @@ def test_stopped_worker_is_found_named_and_replaced(tmp_path: Path, undisturbed:
     assert losses(run) == undisturbed
 
 
+UNDER_WAY = ("strategy=collective", "checkpoint.every_steps=7", "checkpoint.background=true")
+"""The first worker waits for the stopped one's part of a checkpoint, too."""
+SYNC = ("strategy=pserver_sync", "strategy.persistables=false")
+FOUR = "from step-000000004"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "log", "names", "missed", "whence"),
+    [
+        (UNDER_WAY, "workerlog.1", "worker 1", "worker 0: worker 1 did not arrive at", "from the beginning"),
+        (SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for 2 s", FOUR),
+        (SYNC, "serverlog.0", "server 0", "server 0 did not answer", FOUR),
+    ],
+    ids=["collective-worker", "sync-worker", "sync-server"],
+)
+def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_and_replaced(
+    tmp_path: Path,
+    undisturbed: list[tuple[int, float]],
+    strategy: tuple[str, ...],
+    log: str,
+    names: str,
+    missed: str,
+    whence: str,
+) -> None:
+    lost = ("strategy.lost_after_s=2",) * ("nothing was heard" in missed)
+    with at_the_gate(tmp_path, TWO, *strategy, *lost, "tracking=none", f"strategy.timeout_s={patient(3)}") as (process, run, everybody):  # fmt: skip
+        next(p for p in everybody if writes(p, run / log)).send_signal(signal.SIGSTOP)
+        (run / "go").touch()
+    screen = (tmp_path / "screen.txt").read_text()
+    assert process.returncode == 0, screen
+    attention = next(line for line in screen.splitlines() if line.startswith("ATTENTION"))
+    assert attention.startswith(f"ATTENTION: {names} does not even answer: it is stopped, after 7 updates; "), attention
+    assert missed in attention
+    assert f"restart 1 of 3: all processes are started again, {whence}" in screen
+    assert read(run / "result.json")["restarts"] == 1
+    assert [step for step, _ in losses(run)] == list(range(1, 21))
+    assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in undisturbed], rel=1e-4)
+
+
 def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path) -> None:
     done = trainer(*BASE, TWO, *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3]", "+model.rank=1", "+model.how=sleep", "launch.max_restarts=0", f"launch.hang_timeout_s={patient(3)}", "tracking=none", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.faults.half import LAST
 from tests.faults.held_up import held_up
 from tests.faults.test_ledgers import applied
 from tests.faults.test_lost import member, screen
-from tests.pace import wait_for
+from tests.pace import patient, wait_for
 from tests.runs import read, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
@@ -140,6 +141,18 @@ def test_server_that_was_killed_goes_on_from_its_snapshot_and_the_workers_go_on(
     some = applied(run / f"ledger.{server}.tsv")
     assert sum(some.values()) == len(some) and {*some} <= {*every}, some.most_common(3)
     assert len(pushes(run, 1 - server) - pushes(run, server)) <= lost
+
+
+def test_all_go_back_to_the_checkpoint_when_a_server_of_async_is_stopped(tmp_path: Path) -> None:
+    with at_the_gate(tmp_path, *MODES["async"], f"strategy.timeout_s={patient(4)}") as (process, run, everybody):
+        member(run, "serverlog.1", everybody).send_signal(signal.SIGSTOP)
+        (run / "go").touch()
+    told, result = screen(tmp_path), read(run / "result.json")
+    assert process.returncode == 0, told
+    assert re.search(r"ATTENTION: server 1 does not even answer: it is stopped, after \d+ updates; worker \d: server 1 did not answer", told), told  # fmt: skip
+    assert re.search(r"restart 1 of 3: all processes are started again, from step-\d+", told), told
+    assert (result["restarts"], result["lost_workers"]) == (1, {})
+    check_ledgers(run)
 
 
 @pytest.mark.parametrize(("mode", "rank"), [("async", 1), ("ssp", 1), ("geo", 1), ("async", 0)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +12,11 @@ import pytest
 
 from tests.launch.test_supervisor import Scripted
 from tests.notes import Notes
-from trainer.errors import Died, RunFailed
+from trainer.errors import Died, Missing, RunFailed
 from trainer.host import pulse
 from trainer.launch import first_failure, hang
 from trainer.launch.hang import Hang
+from trainer.launch.process import Failure
 from trainer.launch.supervisor import STAY_S, Role, StartedProcess, Supervisor
 from trainer.strategies.lost_workers import ADMITTED
 
@@ -155,6 +157,75 @@ def test_who_holds_up_the_others_is_named_whoever_else_is_dead_done_or_not_let_i
             history.supervisor.watch()
         assert set(ended.value.who.split(", ")) == history.hung, f"seed {seed}: {ended.value}"
         assert str(ended.value).startswith(ended.value.who) and "launch.hang_timeout_s" in str(ended.value)
+
+
+def missed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, who: tuple[str, ...], restarts: bool, apart: bool, **first: object
+) -> RunFailed:
+    """How three workers and a server end; worker 0 misses others, worker 1 is elsewhere, and worker 2 is ``first``."""
+    monkeypatch.setattr(first_failure, "POLL_S", 0.0)
+    monkeypatch.setattr(hang, "DUMP_S", 0.1)
+    role = Role("worker", 3, "none:none", ["cpu"] * 3, apart=apart)
+    telling = Failure.of(Missing("worker 1 did not arrive at a sum within 9 s", who))
+    telling = Failure(**json.loads(json.dumps(asdict(telling))))  # as it comes through the pipe
+    handles = [
+        Worker(folder / "workerlog.0", after=2, code=1, failure=telling),
+        Worker(folder / "workerlog.1", after=NEVER),
+        Worker(folder / "workerlog.2", after=NEVER, **first),  # type: ignore[arg-type]
+        Worker(folder / "serverlog.0", after=NEVER, stopped=True),
+    ]
+    members = [StartedProcess(role, rank, handle, rank + 1) for rank, handle in enumerate(handles[:3])]
+    members.append(StartedProcess(Role("server", 1, "none:none", ["cpu"]), 0, handles[3], 9))
+    pulses = {str(member): pulse.of(folder, member.role.name, member.rank) for member in members}
+    for number, member in enumerate(members):
+        member.handle.log.write_text("")
+        pulse.make(pulses[str(member)])
+        pulse.Pulse(str(pulses[str(member)])).update(10 + number)
+    watching = Supervisor(members, [Notes()], lambda signs, wait: None)
+    detector = Hang(watching.at_work, pulses, None)
+    with pytest.raises(RunFailed) as ended, detector.found_by_others(watching.running, restarts):
+        watching.watch()
+    return ended.value
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(
+    ("who", "dies", "how"),
+    [
+        (("worker 1",), "worker 1", "worker 1 hangs, after 11 updates"),
+        (("worker 1", "worker 2"), "worker 1, worker 2", "worker 1, worker 2 hang, after 11 updates"),
+        (("server 0",), "server 0", "server 0 does not even answer: it is stopped, after 13 updates"),
+        (("worker 1", "server 0"), "server 0", "server 0 does not even answer: it is stopped, after 13 updates"),
+    ],
+)
+def test_process_that_others_miss_counts_as_dead(
+    who: tuple[str, ...], dies: str, how: str, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    death = missed(tmp_path, monkeypatch, who, True, apart)
+    assert isinstance(death, Died) and death.who == dies
+    told = f"{how}; worker 0: worker 1 did not arrive at a sum within 9 s"
+    assert str(death).splitlines()[0] == told
+    assert ('  worker 1: File "there.py"' in str(death)) == ("worker 1" in dies)
+
+
+@pytest.mark.parametrize(
+    ("who", "restarts", "first"),
+    [
+        (("worker 1",), False, {}),
+        (("worker 1 (host 0)",), True, {}),
+        (("worker 7",), True, {}),
+        (("worker 1", "worker 2"), True, {"done": True}),
+        (("worker 2",), True, {"failure": Failure(9**20, "later", True)}),
+        ((), True, {}),
+    ],
+    ids=["no restarts", "of hosts", "nobody", "one has done its work", "one tells why", "no names"],
+)
+def test_error_of_who_misses_others_stays_where_they_cannot_be_taken_for_dead(
+    who: tuple[str, ...], restarts: bool, first: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = missed(tmp_path, monkeypatch, who, restarts, False, **first)
+    assert not isinstance(error, Died)
+    assert str(error).startswith("worker 0: worker 1 did not arrive at a sum within 9 s\n  its log: ")
 
 
 @pytest.mark.parametrize("apart", [True, False])

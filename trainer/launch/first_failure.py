@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import Died, NotFinite, RunFailed
+from trainer.errors import Died, Missing, NotFinite, RunFailed
 from trainer.host.signals import signal_name
 
 if TYPE_CHECKING:
+    from trainer.launch.process import Failure
     from trainer.launch.supervisor import StartedProcess
 
 POLL_S = 0.1
@@ -28,15 +29,14 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     """
     time.sleep(POLL_S)  # the echo may be here before the cause
     reports: list[tuple[float, str, Path, str]] = []
-    where: dict[str, tuple[int, int, int]] = {}
+    failures: dict[str, Failure] = {}
     for member in members:
         handle = member.handle
         handle.look()
         code = handle.exitcode
         if handle.failure is not None:
             reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, ""))
-            if handle.failure.where is not None:
-                where[reports[-1][1]] = handle.failure.where
+            failures[reports[-1][1]] = handle.failure
         elif code and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
             when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
@@ -50,8 +50,11 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
             )
     _, text, log, died = min(reports, key=lambda report: report[0])
     message = f"{text}\n  its log: {log}"
-    if text in where:
-        return NotFinite(message, *where[text])
+    failure = failures.get(text)
+    if failure is not None and failure.where is not None:
+        return NotFinite(message, *failure.where)
+    if failure is not None and failure.missing:
+        return Missing(message, failure.missing)
     return Died(message, died) if died else RunFailed(message)
 
 

@@ -60,21 +60,21 @@ def launch(
     hang_s: float | None = None,
     noted: Whereabouts | None = None,
     deaths: Deaths | None = None,
+    restarts: bool = False,
 ) -> HostResults:
     """Start this host's processes of the plan, from a forkserver unless another engine is given, and watch them to their end.
 
     Args:
-        roles: what to start here.
-        payload: picklable, handed to every entry.
+        roles: what to start here. payload: picklable, handed to every entry.
         log_dir: where ``workerlog.N`` and ``serverlog.N`` go; what is shown of them is ``verbosity``'s matter.
-        meeting: where the processes meet.
-        engine: starts each process; None: a forkserver does.
+        meeting: where the processes meet. engine: starts each process; None: a forkserver does.
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``workers`` that
             and of the others the lines of their own values, ``debug`` everybody's.
         grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
         noted: takes down now and then, and once more at the end, what the processes have told.
         deaths: counts those of the run, and allows single processes to be started again; None: none is.
+        restarts: all processes can be started again together, where they are on one host: those that others miss count as dead.
 
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
@@ -94,11 +94,11 @@ def launch(
                 for role in roles:
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
-                allowed = deaths if engine.again else None
-                returned = Returns(allowed, starts, begin, members, noted, log_dir / CHECKPOINTS)
+                singly = deaths if engine.again else None
+                returned = Returns(singly, starts, begin, members, noted, log_dir / CHECKPOINTS)
                 with _asked_to_leave(grace, here) as request:
                     others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
-                    results = _watched(members, here, others, scratch, hang_s, returned, disk)
+                    results = _watched(members, here, others, scratch, hang_s, returned, disk, restarts)
                     return replace(results, asked=request.name) if request else results
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
@@ -144,6 +144,7 @@ def _watched(
     hang_s: float | None,
     returns: Returns,
     disk: FullDisk,
+    restarts: bool,
 ) -> HostResults:
     """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
 
@@ -162,7 +163,8 @@ def _watched(
     supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look, again=returns.again)
     hang = Hang(supervisor.at_work, pulses, hang_s)
     try:
-        results = supervisor.watch()
+        with hang.found_by_others(supervisor.running, restarts and others.meeting.hosts == 1):
+            results = supervisor.watch()
         if returns.noted is not None:
             returns.noted.look(here[0], now=True)
         others.leave(results.of)

@@ -1,12 +1,13 @@
-"""Detects that no worker makes progress any more, and names the worker that holds the others up and where it is."""
+"""Finds processes that hang, whether no worker makes progress any more or others miss them, and names them and where they are."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.errors import Died
+from trainer.errors import Died, Missing, first_line
 from trainer.host import pulse
 from trainer.host.pulse import Beat
 from trainer.launch.supervisor import StartedProcess
@@ -57,18 +58,57 @@ class Hang:
             raise self._found(members, beats)
 
     def _found(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> Died:
-        stacks = _stacks_of(members)
-        stopped = [name for name in beats if stacks.get(name) == []]
         least = min(beat[:2] for beat in beats.values())
-        behind = stopped or [name for name, beat in beats.items() if beat[:2] == least]
-        update = min(beat.update for name, beat in beats.items() if name in behind)
-        how = "does not even answer: it is stopped" if stopped else "hangs"
-        if len(behind) > 1:
-            how = "do not even answer: they are stopped" if stopped else "hang"
-        who, logs = ", ".join(behind), members[0].handle.log.parent
-        lines = [f"{who} {how}, after {counted(update, 'update')}; no worker has done anything for {self.limit_s:g} s (launch.hang_timeout_s)"]  # fmt: skip
-        lines += [f"  {name}: {line}" for name in behind for line in stacks.get(name, [])]
-        return Died("\n".join([*lines, f"  the Python stacks of all workers are in their logs, {logs}/workerlog.N"]), who, update)  # fmt: skip
+        behind = [name for name, beat in beats.items() if beat[:2] == least]
+        why = f"no worker has done anything for {self.limit_s:g} s (launch.hang_timeout_s)"
+        return _death(members, beats, list(beats), behind, why)
+
+    @contextmanager
+    def found_by_others(self, running: Sequence[StartedProcess], restarts: bool) -> Iterator[None]:
+        """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed them stays.
+
+        Args:
+            running: the processes that have not ended, when the others have missed some.
+            restarts: all processes can be restarted.
+
+        Raises:
+            Died: others have missed them.
+        """
+        try:
+            yield
+        except Missing as error:
+            silent = [m for m in running if m.handle.failure is None and not m.handle.returned]
+            if not (restarts and error.who and {*error.who} <= {str(m) for m in silent}):
+                raise
+            beats = {str(member): pulse.look(self.pulses[str(member)]) for member in silent}
+            raise _death(silent, beats, error.who, error.who, first_line(error)) from error
+
+
+def _death(
+    members: Sequence[StartedProcess],
+    beats: Mapping[str, Beat],
+    suspects: Sequence[str],
+    behind: Sequence[str],
+    why: str,
+) -> Died:
+    """The death of processes that hang, with the innermost calls of each.
+
+    Args:
+        members: whose stacks are written to their logs; beats: of each of them.
+        suspects: those of them that hang if they are stopped; behind: those that hang if none is.
+        why: how it was noticed.
+    """
+    stacks = _stacks_of(members)
+    stopped = [name for name in suspects if stacks.get(name) == []]
+    behind = stopped or behind
+    update = min(beats[name].update for name in behind)
+    how = "does not even answer: it is stopped" if stopped else "hangs"
+    if len(behind) > 1:
+        how = "do not even answer: they are stopped" if stopped else "hang"
+    who, logs = ", ".join(behind), members[0].handle.log.parent
+    lines = [f"{who} {how}, after {counted(update, 'update')}; {why}"]
+    lines += [f"  {name}: {line}" for name in behind for line in stacks.get(name, [])]
+    return Died("\n".join([*lines, f"  the Python stacks of all that run are in their logs, in {logs}"]), who, update)
 
 
 def _stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:

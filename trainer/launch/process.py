@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import NotFinite, RunFailed, UserError
+from trainer.errors import Missing, NotFinite, RunFailed, UserError
 from trainer.host.files import FULL
 from trainer.terminal import streams
 
@@ -50,6 +50,7 @@ class Failure:
         ends_run: the run ends, even if other processes could go on.
         where: of a :class:`NotFinite`, its step, epoch and update.
         follows: the cause is the end of another process.
+        missing: names of processes that did not come or answer in time, of a :class:`Missing`.
     """
 
     at: int
@@ -58,6 +59,7 @@ class Failure:
     ends_run: bool = False
     where: tuple[int, int, int] | None = None
     follows: bool = False
+    missing: Sequence[str] = ()
 
     def __str__(self) -> str:
         return f": {self.words}" if self.told else f":\n{self.words}"
@@ -74,7 +76,8 @@ class Failure:
             step = step.__context__
         where = (step.step, step.epoch, step.update) if isinstance(step, NotFinite) else None
         ends, follows = getattr(step, "ends_run", True), getattr(step, "follows", False)
-        return cls(at, _for_pipe(str(step)), True, ends, where, follows)
+        missing = step.who if isinstance(step, Missing) else ()
+        return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing)
 
 
 def full_disk(error: BaseException) -> str:

@@ -85,7 +85,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     results = launch(
         _roles(plan, config), replace(assignment, watch=None, deaths=None), run_dir, meeting, engine or Forked(preload), seen,
         grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
-        Whereabouts(plan), assignment.deaths,
+        Whereabouts(plan), assignment.deaths, plan.restarts > 0,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
     if "worker" not in results.of:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.config.schema import GroupStrategy
-from trainer.errors import RunFailed, first_line
+from trainer.errors import Missing, RunFailed, first_line
 from trainer.host.notes_board import NoNote
 from trainer.strategies.contract import Seat
 from trainer.strategies.liveness import RollCall
@@ -119,7 +119,8 @@ class ProcessGroup:
         """Context manager: a failed collective call raises an error that names the workers who did not come.
 
         Raises:
-            RunFailed: naming the missing workers, from the error of the collective.
+            Missing: naming the missing workers, from the error of the collective.
+            RunFailed: none is missing, or nobody knows.
         """
         self.roll_call.meeting = meeting
         try:
@@ -127,22 +128,23 @@ class ProcessGroup:
         except (RuntimeError, dist.DistError) as error:
             if isinstance(error, RunFailed) or not _is_about_peers(error):
                 raise
-            raise RunFailed(self._who_is_missing(meeting, error)) from error
+            raise self._failed(meeting, error) from error
         finally:
             self.roll_call.meeting = ""
 
-    def _who_is_missing(self, meeting: str, error: Exception) -> str:
+    def _failed(self, meeting: str, error: Exception) -> RunFailed:
+        """The error of a collective call that failed, which names the missing workers."""
         said = first_line(error)
         try:
             missing = self.roll_call.missing()
         except TimeoutError:
-            return f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {said}"
+            return RunFailed(f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {said}")
         except (RuntimeError, dist.DistError):
-            return f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {said}"
+            return RunFailed(f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {said}")
         if not missing:
-            return f"worker {self.seat.rank}: {meeting} failed: {said}"
-        who = ", ".join(self.seat.names(missing))
-        return f"{who} did not arrive at {meeting} within {self.options.timeout_s:g} s (strategy.timeout_s): {said}"
+            return RunFailed(f"worker {self.seat.rank}: {meeting} failed: {said}")
+        who, limit = self.seat.names(missing), f"{self.options.timeout_s:g} s (strategy.timeout_s)"
+        return Missing(f"{', '.join(who)} did not arrive at {meeting} within {limit}: {said}", who)
 
 
 def _exchanged(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) -> None:

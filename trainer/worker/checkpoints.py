@@ -33,6 +33,8 @@ SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
 DATA = "data"
 """The note with the fingerprint of the data."""
+HUNG_S = 3.0
+"""How long parts of others are waited for where some of them hang."""
 TELL_EVERY_S = 60.0
 """At least so much time is between two lines about checkpoints."""
 
@@ -87,7 +89,7 @@ class Checkpoints:
         self.writer = BackgroundWriter(told.background)
         self.best = BestOfCheckpoints()
         self.told_at = -TELL_EVERY_S
-        self.gave_up = False
+        self.gave_up = self.others_hang = False
         self.leaving = False
         self.updates_done = False
         self.passed_on = False
@@ -276,12 +278,14 @@ class Checkpoints:
         return self.board.get(DATA).decode() if self.board.check([DATA]) else ""
 
     def _is_gone(self, name: str) -> bool:
-        """Whether the worker whose part that is was lost."""
+        """Whether the worker whose part that is was lost, or hangs."""
         rank = name.partition(".")[0].removeprefix("worker-")
-        return rank.isdecimal() and is_lost(self.seat.store, int(rank))
+        return self.others_hang or (rank.isdecimal() and is_lost(self.seat.store, int(rank)))
 
-    def close(self) -> None:
-        """Wait until everything is written, and remove what a server may have left of a checkpoint that was given up."""
+    def close(self, others_hang: bool = False) -> None:
+        """Wait until everything is written, but not for parts of others that hang; remove what a server may have left of a
+        checkpoint that was given up."""
+        self.others_hang = others_hang and not self.writer.wait(HUNG_S)
         self.writer.wait()
         if self.gave_up:
             store.forget_unfinished(self.folder)

@@ -21,7 +21,7 @@ from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
-from trainer.errors import PREEMPTED, Preempted
+from trainer.errors import PREEMPTED, Missing, Preempted
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
@@ -118,6 +118,9 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     with requests(lambda: kept.updates_done or bool(seat.pulse), *how) as kept.request:
         try:
             yield
+        except Missing:
+            kept.close(others_hang=True)
+            raise
         finally:
             kept.close()
 

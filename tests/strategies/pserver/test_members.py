@@ -9,7 +9,7 @@ import pytest
 
 from tests.pace import patient, wait_for
 from tests.strategies.pserver.harness import Bare, Cluster, Sum, config, push_all
-from trainer.errors import RunFailed
+from trainer.errors import Missing
 from trainer.strategies.pserver.protocol.messages import (
     STOPS,
     WANTS_DENSE,
@@ -55,22 +55,23 @@ def test_busy_server_loses_nobody() -> None:
 
 def test_servers_without_any_worker_left_end_with_an_error() -> None:
     said = r"no worker is left \(worker 0: nothing was heard of it for 0.3 s"
-    with pytest.raises(RunFailed, match=said), Cluster(config("async", 1, 1, lost_after_s=0.3)) as cluster:
+    with pytest.raises(Missing, match=said) as ended, Cluster(config("async", 1, 1, lost_after_s=0.3)) as cluster:
         worker = Bare(cluster, 0)
         worker.begin()
         worker.die()
         cluster.threads[0].join(600)
         assert cluster.store.get("fenced/worker/0")
+    assert ended.value.who == ("worker 0",)
 
 
 def test_run_ends_at_once_when_the_first_worker_is_lost_before_the_start() -> None:
-    with pytest.raises(RunFailed, match=r"worker 0 was lost: its process ended \(the start was its to make\)"), Cluster(config("async", 2, 1)) as cluster:  # fmt: skip
+    with pytest.raises(Missing, match=r"worker 0 was lost: its process ended \(the start was its to make\)"), Cluster(config("async", 2, 1)) as cluster:  # fmt: skip
         other = Bare(cluster, 1)
         waits = other.client.ask(0, Message(Verb.PULL))
         cluster.store.set("lost/worker/0", "its process ended")
-        with pytest.raises(RunFailed, match="worker 0 was lost") as told:
+        with pytest.raises(Missing, match="worker 0 was lost") as told:
             other.client.wait([waits])
-        assert told.value.follows, "from the end of worker 0"
+        assert told.value.follows and told.value.who == ("worker 0",), "from the end of worker 0"
         cluster.threads[0].join(600)
         other.die()
 
@@ -176,9 +177,10 @@ def test_pull_that_the_staleness_bound_holds_back_ends_with_the_name_of_the_slow
         ahead, _, near = (w.client for w in workers)
         near.wait([near.ask(0, Message(Verb.PULL, clock=1, flags=WANTS_DENSE))])  # as far as it may be
         with pytest.raises(
-            RunFailed, match=rf"^worker 1 did not arrive at the update of the parameters within {timeout_s:g} s"
-        ):
+            Missing, match=rf"^worker 1 did not arrive at the update of the parameters within {timeout_s:g} s"
+        ) as told:
             ahead.wait([ahead.ask(0, Message(Verb.PULL, clock=2, flags=WANTS_DENSE))])
+        assert told.value.who == ("worker 1",)
         push_all(workers[1], Sum(0, 3, 1), -1.0)
         ahead.wait([ahead.ask(0, Message(Verb.PULL, clock=2, flags=WANTS_DENSE))])
         for worker in workers:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.notes import Notes
 from tests.strategies.pserver.test_regained import OPTIONS, Played
-from trainer.errors import RunFailed
+from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import FolderLost
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import (
@@ -140,8 +140,9 @@ class Ways:
 def test_worker_waits_while_a_server_writes_and_no_longer(writes_s: float, least_s: float, most_s: float) -> None:
     ways = Ways(writes_s)
     client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
-    with pytest.raises(RunFailed, match="server 0 did not answer PULL of worker 0"):
+    with pytest.raises(Missing, match="server 0 did not answer PULL of worker 0") as told:
         client.wait([client.ask(0, Message(Verb.PULL))])
+    assert told.value.who == ("server 0",)
     assert least_s <= ways.time <= most_s
 
 

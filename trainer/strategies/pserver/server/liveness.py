@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.errors import RunFailed
+from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.lost_workers import ADMITTED
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
@@ -136,7 +136,7 @@ class Liveness:
         that life before, its reason counts: what follows from a loss is not its cause.
 
         Raises:
-            RunFailed: the run cannot go on without it.
+            Missing: the run cannot go on without it.
         """
         fenced = f"fenced/worker/{rank}/{self.members.all[rank].life}"
         if self.board.check([fenced]):
@@ -148,7 +148,7 @@ class Liveness:
         self.leases.lose(rank)
         if cause := self._cannot_go_on(rank):
             self.turns.fail_all(f"worker {rank} was lost: {why}")
-            raise RunFailed(f"worker {rank} was lost: {why} ({cause})")
+            raise Missing(f"worker {rank} was lost: {why} ({cause})", [f"worker {rank}"])
         self.turns.drop(rank, f"worker {rank} was declared lost: {why}")
         self._changed()
 

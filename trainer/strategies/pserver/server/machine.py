@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import RunFailed
+from trainer.errors import Missing
 from trainer.host.notes_board import Board
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
@@ -135,7 +135,7 @@ class Server:
         """Take these messages, each with its address for the answer; now and then look who is missing.
 
         Raises:
-            RunFailed: no worker is left, or one is lost that the run cannot go on without.
+            Missing: no worker is left, or one is lost that the run cannot go on without.
         """
         since = self.now()
         self._was_away(since - self.ended_turn - LOOK_S)
@@ -146,8 +146,9 @@ class Server:
         if self.ended_turn - self.looked >= LOOK_S:
             self._look_around(since)
         if self.over and all(m.lost or m.coming for m in self.members.all):
-            lost = "; ".join(f"worker {m.rank}: {m.lost or 'it was started again'}" for m in self.members.all)
-            raise RunFailed(f"no worker is left ({lost})")
+            lost = {f"worker {m.rank}": m.lost or "it was started again" for m in self.members.all}
+            told = "; ".join(f"{worker}: {why}" for worker, why in lost.items())
+            raise Missing(f"no worker is left ({told})", list(lost))
 
     def _look_around(self, since: float) -> None:
         """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""

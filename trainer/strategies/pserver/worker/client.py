@@ -6,7 +6,8 @@ tests/simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.profiler import record_function
 
-from trainer.errors import RunFailed
+from trainer.errors import Missing, RunFailed
 from trainer.strategies.contract import WAITS
 from trainer.strategies.lost_workers import new_life
 from trainer.strategies.pserver.protocol.messages import (
@@ -49,13 +50,17 @@ VERSIONED = (Verb.PULL, Verb.PUSH)
 """Their answers tell the version of the parameters; those to pushes without values do not."""
 
 
+NOT_THERE = re.compile(r"(worker \d+(?:, worker \d+)*) (?:did not arrive at|was lost:) ")
+"""How a server begins to tell which workers a request has waited for in vain."""
+
+
 class Fenced(RunFailed):
     """Raised when this worker was declared lost, or was restarted elsewhere; the others go on without it."""
 
     ends_run = False
 
 
-class Over(RunFailed):
+class Over(Missing):
     """Raised when a server cannot go on because another worker is lost."""
 
     follows = True
@@ -288,8 +293,7 @@ class Client:
         if request.message.verb in VERSIONED and not (request.message.verb == Verb.PUSH and request.message.flags):
             self.versions[request.server] = max(message.clock, self.versions[request.server])
         if message.verb == Verb.FAILED:
-            told = message.text()
-            raise (Fenced if told.get("fenced") else Over if told.get("over") else RunFailed)(str(told["why"]))
+            raise _failure(message.text())
         if request.then is not None:
             request.then(message)
 
@@ -302,7 +306,8 @@ class Client:
             meanwhile: called now and then; what it takes is no part of the patience.
 
         Raises:
-            RunFailed: a server says why it cannot be, or does not answer in time.
+            Missing: a server does not answer in time, or names workers that did not come.
+            RunFailed: a server says why it cannot be.
         """
         requests = list(requests)
         open_ones = requests.copy()
@@ -338,10 +343,9 @@ class Client:
                 deadline = now + patience_s
             if now > deadline:
                 silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
-                what = (
-                    f"{self.names[silent.server]} did not answer {silent.message.verb.name}" if silent else "no answer"
-                )
-                raise RunFailed(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)")
+                who = [self.names[silent.server]] if silent else []
+                what = f"{who[0]} did not answer {silent.message.verb.name}" if silent else "no answer"
+                raise Missing(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)", who)
             mine = [r.again for r in self.under_way.values() if self._may_go(r)]
             again = min([*mine, deadline, now + self.connections.look_s])
             seconds = max(0.0, again - now) if meanwhile is None else min(max(0.0, again - now), MEANWHILE_S)
@@ -382,3 +386,15 @@ class Client:
     def close(self) -> None:
         """Close the connections to all servers."""
         self.connections.close()
+
+
+def _failure(told: Mapping[str, Any]) -> RunFailed:
+    """The error of a request to which a server has answered FAILED."""
+    why = str(told["why"])
+    if told.get("fenced"):
+        return Fenced(why)
+    named = NOT_THERE.match(why)
+    who = named[1].split(", ") if named else []
+    if told.get("over"):
+        return Over(why, who)
+    return Missing(why, who) if who else RunFailed(why)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import zmq
 
-from trainer.errors import RunFailed
+from trainer.errors import Missing
 from trainer.host.notes_board import FolderBoard
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, SAVING, Message, Verb, pack
@@ -181,7 +181,7 @@ def connect(
         shares: large values go through memory that this worker and a server at a Unix socket share.
 
     Raises:
-        RunFailed: one of them did not within ``timeout_s``.
+        Missing: one of them did not within ``timeout_s``.
     """
     assert seat.store is not None
     endpoints = []
@@ -190,7 +190,10 @@ def connect(
         try:
             seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise RunFailed(f"{seat.server_name(server)} did not say where it is within {timeout_s:g} s (strategy.timeout_s)") from error  # fmt: skip
+            who = seat.server_name(server)
+            raise Missing(
+                f"{who} did not say where it is within {timeout_s:g} s (strategy.timeout_s)", [who]
+            ) from error
         again = Restarted(seat, server).known
         endpoints.append(again.partition(" ")[2] or seat.store.get(key).decode())
     return Sockets(seat, endpoints, lost_after_s, io_threads, shares)
