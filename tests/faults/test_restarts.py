@@ -177,7 +177,8 @@ def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_
     assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in undisturbed], rel=1e-4)
 
 
-def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path) -> None:
-    done = trainer(*BASE, TWO, *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3]", "+model.rank=1", "+model.how=sleep", "launch.max_restarts=0", f"launch.hang_timeout_s={patient(3)}", "tracking=none", cwd=tmp_path)  # fmt: skip
+@pytest.mark.parametrize(("rank", "launch"), [(1, TWO), (0, "launch=forkserver")])
+def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path, rank: int, launch: str) -> None:
+    done = trainer(*BASE, launch, *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3]", f"+model.rank={rank}", "+model.how=sleep", "launch.max_restarts=0", f"launch.hang_timeout_s={patient(3)}", "tracking=none", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "worker 1 hangs, after 2 updates" in done.stderr and "in sleeps_for_ever" in done.stderr
+    assert f"worker {rank} hangs, after 2 updates" in done.stderr and "in sleeps_for_ever" in done.stderr
