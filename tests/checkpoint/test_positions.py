@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.saving import saver
+from trainer.errors import Preempted
+from trainer.host.signals import LEAVE
 from trainer.worker import loop
 from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.profiler import Unprofiled
@@ -84,3 +86,46 @@ def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
     worker.strategy.meet = lambda: order.append("meets")
     kept.after_epoch(worker)  # type: ignore[arg-type]
     assert order == ["meets", worker.epoch + 1]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["the first waits", "all validate"])
+def test_workers_without_a_common_step_leave_a_validation(waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """They have met three times when it begins. Whoever has done its share waits at the fourth meeting, at which the first one may
+    have all leave, and at no later one: others may have ended the validation there."""
+    taken: list[int] = []
+    monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))
+    first, other, early = (saver(tmp_path, workers=3) for _ in range(3))
+    for kept in (other, early):
+        kept.seat, kept.board = SimpleNamespace(rank=1, size=3, store=first.seat.store), first.board  # type: ignore[assignment]
+    runs: dict[Checkpoints, Any] = {kept: Worker(3) for kept in (first, other, early)}
+    for kept in (other, early):
+        runs[kept].strategy.members = lambda: (1, 3)
+
+    def share_is_done(kept: Checkpoints) -> None:
+        kept.after_share(runs[kept])
+        runs[kept].strategy.meetings = 4
+
+    share_is_done(early)
+    if waits:
+        share_is_done(first)
+    first.look(runs[first], decides=False)
+    assert not first.board.check(["stop/0"]), "nobody has asked"
+    first.seat.store.set(LEAVE, "")
+    if waits:
+        runs[first].strategy.meetings = 5
+        first.look(runs[first], decides=False)
+        assert not first.board.check(["stop/0"]), "the validation's last meeting"
+        runs[first].strategy.meetings = 4
+    for kept, how in ((first, waits), (early, True), (other, False)):
+        with pytest.raises(Preempted):
+            kept.look(runs[kept], decides=False) if how else kept.breaks_off(runs[kept])
+    assert taken == [4 if waits else 3, 4, 3]
+
+
+def test_no_checkpoint_is_due_within_a_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers without a common step could not go on from there with it."""
+    monkeypatch.setattr(Checkpoints, "_take", lambda *told: pytest.fail("saved"))
+    kept, worker = saver(tmp_path), Worker(3)
+    kept.told.every_minutes = 1e-9
+    kept.before = SimpleNamespace()  # type: ignore[assignment]
+    assert not kept.breaks_off(worker)  # type: ignore[arg-type]

@@ -37,6 +37,9 @@ class AveragedWeights:
         decay: share of the average that an update keeps.
         warmup: the decay grows with the updates: ``min(decay, 1 - (1 + n / gamma) ** -power)`` in the n-th one, n from
             0, as in timm's ModelEmaV3.
+
+    Attributes:
+        placed: the model has the averaged weights now, and ``average`` has the model's.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class AveragedWeights:
         self.average = [t.clone() for t in self.live()]
         self.buffers = len(list(model.parameters()))
         self.step = 0
+        self.placed = False
 
     def begin_anew(self) -> None:
         """Begin with the weights that are followed next. (Not with those of now: a worker may have to pull them first.)"""
@@ -123,6 +127,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def _swap(self) -> None:
+        self.placed = not self.placed
         for live, average in zip(self.live(), self.average, strict=True):
             kept = live.clone()
             live.copy_(average)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,18 @@ import torch
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
-from trainer.checkpoint.tensor_tree import Packed, read
+from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
 from trainer.host.signals import LEAVE, StopRequest
-from trainer.models.empty_batch import counting
-from trainer.strategies.contract import Rehearses, Seat
+from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost
-from trainer.strategies.replicas import HasReplicas
-from trainer.worker.lines import line_of
+from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.returned import NOT_WRITTEN, Returned
-from trainer.worker.state import WorkerState, go_on, part_of, randomness
-from trainer.worker.state_conversion import averaged, for_servers, from_servers
+from trainer.worker.state import part_of
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
@@ -61,6 +58,10 @@ class Checkpoints:
     Attributes:
         updates_done: this process has done an update: the run can be asked to save and end.
         request: that it was asked by a signal; None: it takes none.
+        before: in a validation, what that alters as it was before; None: it trains.
+        cut: this worker has left out the rest of its share of the validation.
+        waits_at: the meeting at which those who have done their shares wait for the others, without a common step. There the first
+            may have all leave: another meeting follows in the validation, so that nobody ends it before the first.
     """
 
     def __init__(
@@ -94,6 +95,9 @@ class Checkpoints:
         self.updates_done = False
         self.passed_on = False
         self.request: StopRequest | None = None
+        self.before: BeforeValidation | None = None
+        self.cut = False
+        self.waits_at = -1
 
     # --- when ------------------------------------------------------------------------------------------------------
 
@@ -119,15 +123,48 @@ class Checkpoints:
         elif run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
             self._take(run, self._next(run))
 
+    @contextmanager
+    def validating(self, run: Training) -> Iterator[None]:
+        """Context manager around a validation: it can be left, and the next life does it from its beginning."""
+        self.before, self.cut = BeforeValidation(run, self.seat.size == 1), False
+        try:
+            yield
+        finally:
+            self.before = None
+
+    def breaks_off(self, run: Training) -> bool:
+        """Between two batches of a validation: whether the rest of this worker's share is left out, to end within the grace
+        time. Workers without a common step are stopped here."""
+        if not run.lockstep:
+            self.look(run)
+            return False
+        self._pass_on()
+        self.cut = self._is_asked_to_leave()
+        return self.cut
+
+    def after_share(self, run: Training) -> None:
+        """After a worker's share of a validation. In lockstep: a collective call after which all leave if one has.
+
+        Raises:
+            Preempted: the run is to end now.
+        """
+        self.waits_at = _meetings(run) + 1
+        if run.lockstep and run.strategy.all_reduce_sum(torch.tensor([float(self.cut)], dtype=torch.float64)).item():
+            self.leaving = True
+            if run.step != self.saved:
+                self._take(run, run.epoch)
+            self._answer()
+
     def look(self, run: Training, decides: bool = True) -> None:
         """For asynchronous workers between updates: the first one calls for a checkpoint, others look for its call.
 
         Args:
             decides: the first may say so now.
         """
-        self._pass_on(run)
-        if decides and _leads(run) and (leaving := self._decides(run)) is not None:
-            self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run)}")
+        self._pass_on()
+        waits = not decides and _meetings(run) == self.waits_at
+        if (decides or waits) and _leads(run) and (leaving := self._decides(run)) is not None:
+            self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run) - waits}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
@@ -139,6 +176,8 @@ class Checkpoints:
         """Whether all are to leave, once they have saved; None: it is not time to save."""
         if self._is_asked_to_leave():
             return True
+        if self.before is not None:
+            return None
         every = self.told.every_steps
         due = self._late() or (every is not None and run.step // every > max(0, self.saved_after) // every)
         return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
@@ -170,7 +209,7 @@ class Checkpoints:
         if self.target is not None:
             return
         key = f"after/{self.asked}"
-        self._pass_on(run)
+        self._pass_on()
         if _is_first(run):
             leaving = self._is_asked_to_leave()
             if leaving or self._late():
@@ -181,9 +220,9 @@ class Checkpoints:
             target, leaves = self.board.get(key).split()
             self.target, self.leaving = int(target), bool(int(leaves))
 
-    def _pass_on(self, run: Training) -> None:
-        """A worker that is not the first was asked to leave: the first is to know."""
-        if self.request and not _is_first(run) and not self.passed_on:
+    def _pass_on(self) -> None:
+        """A worker was asked to leave: the others are to know."""
+        if self.request and not self.passed_on:
             self.seat.store.set(LEAVE, "")
             self.passed_on = True
 
@@ -208,11 +247,15 @@ class Checkpoints:
     # --- how -------------------------------------------------------------------------------------------------------
 
     def _take(self, run: Training, epoch: int) -> None:
-        """Copy this worker's part, and write it.
+        """Copy this worker's part, and write it; in a validation as it was before.
 
         Raises:
             NotFinite: the parameters are not finite.
         """
+        with nullcontext() if self.before is None else self.before.restored(run):
+            self._copy(run, epoch)
+
+    def _copy(self, run: Training, epoch: int) -> None:
         check_parameters(run)
         began = self.clock()
         needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.over or run.strategy.halts
@@ -317,26 +360,6 @@ def _position(run: Training, epoch: int) -> dict[str, Any]:
     }
 
 
-def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bool) -> WorkerState:
-    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out, and
-    so are the samples that workers without a common step count each for themselves; a worker more than there were has the first
-    one's buffers and draws anew.
-
-    Args:
-        before: how many workers there were; lockstep: a line tells of all workers.
-    """
-    names = store.parts(folder)
-    mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
-    parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
-    line, progress = line_of([part.line for part in parts], first.line, lockstep), (parts or [first])[0].progress
-    if not lockstep:
-        progress = {**progress, "samples": sum(part.progress.get("samples", 0) for part in parts)}
-    if not parts:
-        drawn = randomness(torch.device(seat.device))
-        return replace(first, model=None, seen=[], line=line, progress=progress, randomness=drawn)
-    return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line, progress=progress)
-
-
 def _meetings(run: Training) -> int:
     """At how many meetings of the training a worker was, that at which it waits among them."""
     return run.strategy.meetings if isinstance(run.strategy, LooksUp) else 0
@@ -350,50 +373,3 @@ def _is_first(run: Training) -> bool:
 def _leads(run: Training) -> bool:
     """Whether this worker is the first of those left, even if the one before was lost since the last meeting."""
     return run.strategy.leads() if isinstance(run.strategy, TakesBack) else _is_first(run)
-
-
-def _rehearse(run: Training) -> None:
-    """Run the first forward and backward once and discard them, before a worker loads a checkpoint."""
-    for _, batches in run.feed.updates(0):
-        batch = next(batches)
-        with run.strategy.accumulate(True), counting(run.model, batch.samples):
-            with run.arithmetic():
-                loss, _ = run.task.forward(run.forward.train(), batch.inputs, batch.labels)
-            run.strategy.backward(loss)
-        run.forward.zero_grad(set_to_none=True)
-        return
-
-
-def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config decide anew."""
-    if before.get("callbacks") != now.get("callbacks") and run.callbacks:
-        run.callbacks.forget_stop()
-    reason = run.callbacks.agreed if run.callbacks else ""
-    if run.early_stop is not None and before.get("early_stop") == now.get("early_stop"):
-        return run.early_stop.reason(run.validated[0]) or reason
-    return reason
-
-
-def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None) -> None:
-    """Restore a worker's state from a checkpoint.
-
-    Args:
-        config: of the run, without secrets; None: it is the checkpoint's.
-    """
-    if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
-        _rehearse(run)
-    first = WorkerState(**read(folder / store.parts(folder)[0]))
-    about, servers = store.about(folder), run.strategy.seat.servers
-    own = _own(folder, first, seat, about.workers, run.lockstep)
-    if bool(about.servers) != bool(servers):
-        first = for_servers(run, first) if servers else from_servers(run, folder, first)
-        own = replace(own, model=None, own={})
-    if about.workers != seat.size and isinstance(run.strategy, HasReplicas):
-        first = averaged(run.strategy, folder, first)
-        own = replace(own, model=None, own=first.own)
-    go_on(run, folder, own, first)
-    run.stop = _stops(run, about.config, about.config if config is None else config)
-    if isinstance(run.checkpoints, Checkpoints):
-        run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
-    if seat.rank == 0:
-        print(f"goes on from {folder} after update {run.step}", flush=True)

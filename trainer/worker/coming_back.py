@@ -10,8 +10,9 @@ from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import ADMITTED, TakesBack, is_lost
-from trainer.worker.checkpoints import Checkpoints, resume
+from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.loop import Training
+from trainer.worker.resuming import resume
 from trainer.worker.returned import COMES, LET_IN, NOT_WRITTEN
 
 NOBODY = "it has come back, and nobody is left who could let it in"

@@ -35,6 +35,15 @@ class KeepsCheckpoints(Protocol):
     def after_epoch(self, run: Training) -> None:
         """Called after each epoch and its validation."""
 
+    def validating(self, run: Training) -> AbstractContextManager[None]:
+        """Context manager around each validation, which may be left for a checkpoint in the state before it."""
+
+    def breaks_off(self, run: Training) -> bool:
+        """Called before each batch of a validation: whether this worker leaves out the rest of its share."""
+
+    def after_share(self, run: Training) -> None:
+        """Called after a worker's share of a validation, on all workers."""
+
 
 @dataclass
 class Rhythm:
@@ -190,6 +199,8 @@ def train_epoch(run: Training, epoch: int) -> None:
     A run that resumes in the middle of an epoch begins with the next one of its updates."""
     if epoch != run.epoch:  # not at the end of the last one: who waits there for others may save where it is
         run.epoch, run.update = epoch, 0
+    if not run.over and _left_validation(run):
+        evaluate(run, epoch)
     if run.over:  # so was the checkpoint that the run goes on from
         return
     run.forward.train()
@@ -234,7 +245,7 @@ def train_epoch(run: Training, epoch: int) -> None:
             if not run.model.training:
                 run.forward.train()
         profile.step()
-        if run.rhythm.validates and run.rhythm.val_every_steps and run.step % run.rhythm.val_every_steps == 0:
+        if _validates_now(run):
             if run.over:
                 log_rest(run, epoch)
             evaluate(run, epoch)
@@ -243,6 +254,16 @@ def train_epoch(run: Training, epoch: int) -> None:
             run.checkpoints.after_update(run)
         if run.over:
             break
+
+
+def _validates_now(run: Training) -> bool:
+    every = run.rhythm.val_every_steps
+    return bool(run.rhythm.validates and every and run.step % every == 0)
+
+
+def _left_validation(run: Training) -> bool:
+    """Whether the run goes on from a validation within an epoch, which the life before has left."""
+    return run.lockstep and bool(run.update) and _validates_now(run) and run.validated[0] != run.step
 
 
 @torch.no_grad()
@@ -255,7 +276,8 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
     if run.lockstep and run.validated[0] == run.step:
         return run.validated[1]
     run.model.eval()
-    with run.report.evaluating(), run.profile("evaluation"):
+    leavable = nullcontext() if run.checkpoints is None else run.checkpoints.validating(run)
+    with leavable, run.report.evaluating(), run.profile("evaluation"):
         sums, index, own = _examined(run, run.strategy.synchronize)
         metrics = {**run.task.validation(sums), **own}
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
@@ -323,9 +345,13 @@ def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
     exam = run.task.exam(index, count)
     run.own.reset()
     for numbers, batch in run.feed.evaluation(index, count):
+        if run.checkpoints is not None and run.checkpoints.breaks_off(run):
+            break
         with run.arithmetic():
             loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
         run.report.pulse.sign()
         exam.add(loss, outputs, batch.labels, batch.samples, numbers)
         run.own.add(outputs, batch.labels)
+    if run.checkpoints is not None:
+        run.checkpoints.after_share(run)
     return exam.sums()

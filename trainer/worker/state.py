@@ -70,7 +70,7 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState
         own=share.own,
         line={name: getattr(run.line, name) for name in LINE},
         seen=run.line.meter.state(),
-        randomness=randomness(_device_of(run)),
+        randomness=randomness(device_of(run)),
         report=run.report.state(),
         early_stop=None if run.early_stop is None else run.early_stop.state(),
         callbacks=run.callbacks.state() if run.callbacks else {},
@@ -105,11 +105,11 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
     run.feed.waited = run.report.data_waited
     for name in LINE:
         setattr(run.line, name, part.line[name])
-    run.line.meter.load(on_device(part.seen, _device_of(run)))
-    _put_randomness(_device_of(run), **part.randomness)
+    run.line.meter.load(on_device(part.seen, device_of(run)))
+    put_randomness(device_of(run), **part.randomness)
 
 
-def _device_of(run: Training) -> torch.device:
+def device_of(run: Training) -> torch.device:
     """The device of a worker's state: that of its model."""
     return next((p.device for p in run.model.parameters()), torch.device("cpu"))
 
@@ -124,9 +124,7 @@ def randomness(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _put_randomness(
-    device: torch.device, cpu: torch.Tensor, cuda: torch.Tensor | None, numpy: Any, python: Any
-) -> None:
+def put_randomness(device: torch.device, cpu: torch.Tensor, cuda: torch.Tensor | None, numpy: Any, python: Any) -> None:
     """Set this process's random generators to the states that :func:`randomness` returned."""
     torch.set_rng_state(cpu)
     if device.type == "cuda" and cuda is not None:

@@ -34,13 +34,14 @@ from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
 from trainer.worker import example
 from trainer.worker.build import build
-from trainer.worker.checkpoints import Checkpoints, resume
+from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.coming_back import come_back
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
 from trainer.worker.out_of_memory import memory_named
 from trainer.worker.profiler import Profiled
+from trainer.worker.resuming import resume
 from trainer.worker.settings import settings
 from trainer.worker.shared_folder import is_shared
 

@@ -1,0 +1,88 @@
+"""Puts a worker back where a checkpoint has it, also one of another number of workers or of another strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.checkpoint import store
+from trainer.checkpoint.tensor_tree import read
+from trainer.models.empty_batch import counting
+from trainer.strategies.contract import Rehearses, Seat
+from trainer.strategies.replicas import HasReplicas
+from trainer.worker.checkpoints import Checkpoints
+from trainer.worker.lines import line_of
+from trainer.worker.loop import Training
+from trainer.worker.state import WorkerState, go_on, randomness
+from trainer.worker.state_conversion import averaged, for_servers, from_servers
+
+
+def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None) -> None:
+    """Restore a worker's state from a checkpoint.
+
+    Args:
+        config: of the run, without secrets; None: it is the checkpoint's.
+    """
+    if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
+        _rehearse(run)
+    first = WorkerState(**read(folder / store.parts(folder)[0]))
+    about, servers = store.about(folder), run.strategy.seat.servers
+    own = _own(folder, first, seat, about.workers, run.lockstep)
+    if bool(about.servers) != bool(servers):
+        first = for_servers(run, first) if servers else from_servers(run, folder, first)
+        own = replace(own, model=None, own={})
+    if about.workers != seat.size and isinstance(run.strategy, HasReplicas):
+        first = averaged(run.strategy, folder, first)
+        own = replace(own, model=None, own=first.own)
+    go_on(run, folder, own, first)
+    run.stop = _stops(run, about.config, about.config if config is None else config)
+    if isinstance(run.checkpoints, Checkpoints):
+        run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
+    if seat.rank == 0:
+        print(f"goes on from {folder} after update {run.step}", flush=True)
+
+
+def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bool) -> WorkerState:
+    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out, and
+    so are the samples that workers without a common step count each for themselves; a worker more than there were has the first
+    one's buffers and draws anew.
+
+    Args:
+        before: how many workers there were; lockstep: a line tells of all workers.
+    """
+    names = store.parts(folder)
+    mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
+    parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
+    line, progress = line_of([part.line for part in parts], first.line, lockstep), (parts or [first])[0].progress
+    if not lockstep:
+        progress = {**progress, "samples": sum(part.progress.get("samples", 0) for part in parts)}
+    if not parts:
+        drawn = randomness(torch.device(seat.device))
+        return replace(first, model=None, seen=[], line=line, progress=progress, randomness=drawn)
+    return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line, progress=progress)
+
+
+def _rehearse(run: Training) -> None:
+    """Run the first forward and backward once and discard them, before a worker loads a checkpoint."""
+    for _, batches in run.feed.updates(0):
+        batch = next(batches)
+        with run.strategy.accumulate(True), counting(run.model, batch.samples):
+            with run.arithmetic():
+                loss, _ = run.task.forward(run.forward.train(), batch.inputs, batch.labels)
+            run.strategy.backward(loss)
+        run.forward.zero_grad(set_to_none=True)
+        return
+
+
+def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config decide anew."""
+    if before.get("callbacks") != now.get("callbacks") and run.callbacks:
+        run.callbacks.forget_stop()
+    reason = run.callbacks.agreed if run.callbacks else ""
+    if run.early_stop is not None and before.get("early_stop") == now.get("early_stop"):
+        return run.early_stop.reason(run.validated[0]) or reason
+    return reason
