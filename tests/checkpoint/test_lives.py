@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.test_servers import run
-from tests.faults.test_ledgers import BASE, EPOCHS, PER_EPOCH, applied
+from tests.faults.test_ledgers import BASE, EPOCHS, SAMPLES, applied
 from tests.pace import wait_for
 from tests.runs import alive, family, kill, start
 from trainer.checkpoint import store
 
+BATCH = 8
 MODES = {
     "async": ("strategy.max_merge_var_num=4", "strategy.send_wait_times=2"),
     "ssp": ("strategy.staleness=1",),
@@ -26,6 +27,7 @@ def test_each_batch_is_applied_once_over_both_lives(case: str, tmp_path: Path) -
     draw, servers = random.Random(case), 2
     command = (
         *BASE, f"strategy=pserver_{case.partition(',')[0]}", "launch.workers=3", f"launch.servers={servers}", "checkpoint.every_steps=7",
+        f"data.batch_size={BATCH}",
         *MODES[case],
     )  # fmt: skip
     process, checkpoints = start(*command, cwd=tmp_path), tmp_path / "run" / "checkpoints"
@@ -50,4 +52,4 @@ def test_each_batch_is_applied_once_over_both_lives(case: str, tmp_path: Path) -
         return
     for server in range(servers):
         found = applied(tmp_path / "run" / f"ledger.{server}.tsv")
-        assert sum(found.values()) == len(found) == EPOCHS * PER_EPOCH, found.most_common(3)
+        assert sum(found.values()) == len(found) == EPOCHS * (SAMPLES // BATCH), found.most_common(3)
