@@ -15,7 +15,8 @@ SCHEDULERS = NUMBERS[:2]
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in NUMBERS}
+    """What a shell has told its background jobs to ignore is not ignored here; afterwards it is again."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in NUMBERS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
