@@ -660,6 +660,16 @@ def who_waits_for_a_worker_that_saves_has_no_more_patience(_: Any, self: turns.T
     return self.patience_s
 
 
+@replaces(turns.Turns, "_spare_who_stands")
+def who_stands_still_for_a_checkpoint_is_awaited_at_other_meetings(_: Any, self: turns.Turns, now: float) -> None:
+    pass
+
+
+@replaces(async_and_ssp.PserverSsp, "meet")
+def who_waits_at_the_end_of_an_epoch_holds_the_others_up(_: Any, self: async_and_ssp.PserverSsp) -> None:
+    self._sum(np.zeros(1))
+
+
 @replaces(client.Client, "_some_server_saves")
 def who_gets_no_answer_does_not_ask_whether_the_server_writes(_: Any, self: client.Client) -> bool:
     return False

@@ -101,6 +101,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
     "what_is_done_is_told_after_the_answer": (None, 0),
     "who_waits_for_a_worker_that_saves_has_no_more_patience": (None, 3194),
+    "who_stands_still_for_a_checkpoint_is_awaited_at_other_meetings": (None, 1261576),
+    "who_waits_at_the_end_of_an_epoch_holds_the_others_up": (None, 1410216),
     "who_gets_no_answer_does_not_ask_whether_the_server_writes": (None, 465),
     "a_meeting_at_which_the_first_comes_late_is_told_as_over": (None, 3166),
     "a_row_is_admitted_one_push_too_early": (None, 3),

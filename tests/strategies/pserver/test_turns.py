@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.turns import MOST_WAITING, Turns
 
@@ -94,6 +94,28 @@ def test_request_whose_answer_answers_it_already_stays_answered() -> None:
     server.turns.try_again()
     assert set(server.told()) == {(Verb.HELLO, Verb.DONE)}
     assert not server.turns.waiting
+
+
+def test_who_stands_still_for_a_checkpoint_waits_at_no_other_meeting() -> None:
+    """The servers' disks may take longer than strategy.timeout_s; afterwards the wait goes on where it was."""
+    server = Server(lambda turns, request: Message(Verb.DONE))
+    stop = Message(Verb.MEET, rank=1, number=8, flags=STOPS | SAVES)
+    server.waits(Message(Verb.MEET, rank=1, number=7), Message(Verb.MEET, rank=2, number=3))
+
+    def passes(until: float) -> None:
+        while server.now < until:
+            server.now += 0.5
+            server.turns.end_overdue()
+
+    passes(PATIENCE_S / 2)
+    server.waits(stop)
+    passes(4 * PATIENCE_S)
+    assert [request.rank for request, _ in server.answers] == [2], "it does not stand"
+    server.turns.waiting = [w for w in server.turns.waiting if w.request is not stop]
+    passes(4.25 * PATIENCE_S)
+    assert len(server.answers) == 1
+    passes(4.75 * PATIENCE_S)
+    assert [request.rank for request, _ in server.answers] == [2, 1]
 
 
 def test_one_request_too_many_of_a_worker_is_refused_and_the_others_wait_on() -> None:

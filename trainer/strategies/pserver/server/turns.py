@@ -67,6 +67,7 @@ class Turns:
     ) -> None:  # fmt: skip
         self.outlet, self.answer, self.server, self.patience_s, self.now = outlet, answer, server, patience_s, now
         self.waiting: list[WaitingRequest] = []
+        self.looked = now()
 
     def take(self, address: bytes, request: Message) -> None:
         """Try a new request, then all those that wait. A copy of one that waits joins it."""
@@ -136,15 +137,23 @@ class Turns:
     def end_overdue(self) -> None:
         """Fail each request that has waited too long, with the name of whom it waits for."""
         now = self.now()
+        self._spare_who_stands(now)
         for waiting in [w for w in self.waiting if now - w.since > self._patience_with(w.request)]:
             if waiting not in self.waiting:  # the last answer to another one has ended it
                 continue
             self.waiting.remove(waiting)
             self.outlet.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
 
+    def _spare_who_stands(self, now: float) -> None:
+        """While all stand still for a checkpoint, nobody comes to another meeting: that is no waiting."""
+        passed, self.looked = now - self.looked, now
+        standing = {w.request.rank for w in self.waiting if _saves(w.request)}
+        for waiting in self.waiting:
+            if waiting.request.rank in standing and not _saves(waiting.request):
+                waiting.since = min(now, waiting.since + passed)
+
     def _patience_with(self, request: Message) -> float:
-        saves = request.verb == Verb.SAVE or (request.verb == Verb.MEET and request.flags & SAVES)
-        return self.patience_s + SAVE_S if saves else self.patience_s
+        return self.patience_s + SAVE_S if _saves(request) else self.patience_s
 
     def _last_answer(self, request: Message) -> Message:
         try:
@@ -154,3 +163,8 @@ class Turns:
         except NotYet as missing:
             names = workers(missing.ranks) or f"server {self.server}"
             return failed(not_arrived(names, missing.what, self._patience_with(request)))
+
+
+def _saves(request: Message) -> bool:
+    """Whether it waits for what the servers save."""
+    return request.verb == Verb.SAVE or (request.verb == Verb.MEET and bool(request.flags & SAVES))

@@ -253,6 +253,13 @@ class PserverSsp(Stale):
         else:
             self.wake(anew=True)
 
+    def meet(self) -> None:
+        """As of all; nobody waits for this worker's steps meanwhile."""
+        self.finish_pushes()
+        self.rest()
+        super().meet()
+        self.wake(anew=True)
+
     def rest(self) -> None:
         self.rests = True
         self._say(RESTS, 0)

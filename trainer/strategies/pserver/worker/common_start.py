@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from trainer.config.schema import FreeStrategy
 from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.worker.worker import PserverWorker
@@ -27,7 +29,7 @@ class CommonStart(PserverWorker):
     def begin(self) -> None:
         """Before the first step, wait for all workers if ``launch_barrier`` is set."""
         if not self.begun and self.options.launch_barrier:
-            self.meet()
+            self._sum(np.zeros(1))
         self.begun = True
 
     def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:

@@ -296,7 +296,7 @@ class PserverWorker(Retelling, Halting, Strategy):
     def synchronize(self) -> None:
         self.finish_pushes()
         self.rest()
-        self.meet()
+        self._sum(np.zeros(1))
         self.wake(anew=True)
         if (age := self.options.evict_after) is not None and self.members()[0] == 0:
             self._tell_all(Verb.SHRINK, {"age": age})
@@ -305,7 +305,8 @@ class PserverWorker(Retelling, Halting, Strategy):
 
     def _agree_on(self, buffers: list[torch.Tensor]) -> None:
         if not buffers:
-            return self.meet()
+            self._sum(np.zeros(1))
+            return None
         first = self.present[0] == self.seat.rank
         return agree_on(buffers, self.all_reduce_sum, first, self.options.buffers == "average")
 
