@@ -174,7 +174,7 @@ class Play:
         dropped = self.before.dropped + self.servers[0].dropped
         pieces = {name: frozenset(s.lost) for s in self.servers for name in s.vectors}
         lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
-        lost |= {rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming}
+        lost |= {r for r in range(len(self.workers)) if is_lost(self.board, r)}  # also with a life before of a server
         newest = self.saved.newest
         if self.scenario.mode == "sync":  # a worker without a part was lost before
             whose = None if newest is None else self.saved.whole[newest].share.workers

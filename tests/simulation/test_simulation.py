@@ -14,6 +14,8 @@ from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.run import simulate
 from tests.simulation.scenario import FAULTS, MODES, Scenario
 from tests.simulation.seeds import SHOWN, found_by, many, one, part
+from tests.simulation.stage import STAGE
+from tests.simulation.world import World
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
 SEEDS = 300
@@ -176,6 +178,19 @@ def test_ssp_counts_the_steps_of_all_in_an_epoch_that_follows_without_a_validati
     for seed in range(12):
         scenario = replace(Scenario.drawn(seed, "ssp"), epochs=2, validates=False, leased=True)
         assert not simulate(scenario).violation
+
+
+def test_who_was_lost_with_a_life_before_of_a_server_is_lost_for_those_who_go_on() -> None:
+    """Seed 1391096: a server dies after a loss, and all die before its next life has looked around. The work that the lost worker leaves
+    out then, because it goes on where the first one is, is excused."""
+    drawn = Scenario.drawn(1391096, "geo")
+    STAGE.world, STAGE.codec = World(0, False), False
+    with STAGE.ready():
+        play = run.Play(STAGE.world, replace(drawn, workers=2, leased=False, faults=()), 0, run.NOTHING)
+        play.servers[0].machine.liveness.lose(1, "nothing was heard of it")
+        play.servers[0] = play.make_server(0, 9, "", again=True)
+        assert play.left().lost == {1}
+    assert not simulate(drawn).violation
 
 
 def test_seed_is_played_twice_alike() -> None:
