@@ -597,6 +597,16 @@ def sums_are_forgotten(_: Any, self: totals_module.Meetings, *told: Any) -> None
     pass
 
 
+@replaces(totals_module.Meetings, "_count_on")
+def a_stop_of_which_the_lost_alone_knew_is_refused(_: Any, self: totals_module.Meetings, message: Message) -> None:
+    pass
+
+
+@replaces(epoch_blocks.Epoch, "has_given")
+def a_block_that_is_kept_is_handed_out_as_new(_: Any, self: epoch_blocks.Epoch, block: int) -> bool:
+    return block in self.out or block in self.finished
+
+
 @replaces(rules.Ssp, "told")
 def a_server_that_comes_back_counts_steps_from_0(
     _: Any, self: rules.Ssp, rank: int, clock: int | None, ahead: Any

@@ -92,6 +92,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "blocks_that_workers_hold_are_handed_out_again": (None, 722),
     "a_server_that_comes_back_has_no_progress": (None, 96),
     "sums_are_forgotten": (None, 76),
+    "a_stop_of_which_the_lost_alone_knew_is_refused": (None, 1263634),
+    "a_block_that_is_kept_is_handed_out_as_new": (None, 1355314),
     "a_server_that_comes_back_counts_steps_from_0": (None, 554),
     "a_worker_in_geo_keeps_its_base": (None, 462),
     "what_is_under_way_to_a_server_is_not_sent_again": (None, 34),

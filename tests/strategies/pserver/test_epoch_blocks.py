@@ -129,6 +129,33 @@ def test_checkpoint_of_a_server_that_was_started_again_says_that_it_may_have_han
     assert asked == [Answer(1, again=True), Answer(2, again=True)]
 
 
+def started_again(take_over: bool) -> Leases:
+    """The blocks of a server that was started again before it handed out any: its life before had handed block 0 to worker 0."""
+    leases = Leases(take_over)
+    leases.load(2, epoch=0, blocks=3, next=0, finished=(), dropped=(), kept=())
+    leases.come_back()
+    leases.told(Holder(0, 77), 0, 3, held=(0,), finished=())
+    return leases
+
+
+def test_block_that_a_worker_told_a_server_of_is_its_own_also_after_a_checkpoint() -> None:
+    leases = Leases()
+    leases.load(2, **started_again(take_over=True).state())
+    assert leases.ask(Holder(1, 80), 0, 3, ()) == Answer(1, again=True)
+    assert leases.ask(Holder(0, 79), 0, 3, ()) == Answer(0, again=True)
+    assert leases.ask(Holder(1, 80), 0, 3, (1,)) == Answer(2, again=True)
+    assert leases.ask(Holder(1, 80), 0, 3, (2,)) is None, "block 0 is under way"
+
+
+def test_block_that_a_worker_told_a_server_of_is_dropped_with_it() -> None:
+    leases = started_again(take_over=False)
+    leases.lose(0)
+    assert leases.ask(Holder(1, 80), 0, 3, ()) == Answer(1, again=True)
+    assert leases.ask(Holder(1, 80), 0, 3, (1,)) == Answer(2, again=True)
+    assert leases.ask(Holder(1, 80), 0, 3, (2,)) == Answer(over=True)
+    assert leases.dropped == 1
+
+
 def test_who_asks_for_work_of_an_earlier_epoch_is_told_that_the_epoch_is_over() -> None:
     leases = Leases()
     assert leases.ask(Holder(0, 77), 1, 2, ()) == Answer(0)

@@ -16,7 +16,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Run, declared
 from trainer.checkpoint import durable_folder
 from trainer.host import pulse
-from trainer.strategies.pserver.protocol.messages import TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import STOPS, TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.weights.server_files import ServerFile
@@ -220,6 +220,20 @@ def test_sums_that_are_over_stay_so(first: Played, tmp_path: Path, board: Notes)
     assert number not in second.answers
     answer = second.asks(0, Verb.MEET, Record(Kind.NUMBERS, np.array([2.0])), clock=5)
     assert list(answer.need(Kind.NUMBERS)) == list(second.answers[number].need(Kind.NUMBERS)) == [3.0]
+
+
+def test_stop_of_which_only_lost_workers_knew_is_the_next_one(first: Played, tmp_path: Path, board: Notes) -> None:
+    """Worker 1 has said HELLO before it was let in, and learned the number of the last stop from worker 0, which is lost."""
+    second = again(tmp_path, board)
+    second.hello(1, told(2))
+    stops = [second.sends(1, Verb.MEET, Record(Kind.NUMBERS, np.array([-1.0])), clock=3, flags=STOPS)]
+    assert stops[0] not in second.answers, "worker 0 may come yet"
+    board.set("lost/worker/0", "its process ended")
+    second.later()
+    stops.append(second.sends(1, Verb.MEET, Record(Kind.NUMBERS, np.array([-1.0])), clock=4, flags=STOPS))
+    for number in stops:
+        answer = second.answers[number]
+        assert (list(answer.need(Kind.NUMBERS)), list(answer.need(Kind.IDS))) == ([-1.0], [1])
 
 
 def test_block_of_which_nobody_tells_ends_the_lives_that_are_lost_as_the_notes_tell(

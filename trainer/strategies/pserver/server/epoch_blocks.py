@@ -43,6 +43,11 @@ class Epoch:
         """Whether every block of the epoch is finished or dropped."""
         return len(self.finished) + len(self.dropped) >= self.blocks
 
+    def has_given(self, block: int) -> bool:
+        """Whether a block from ``next`` on was handed out before: workers have told a server of it that was started again, which
+        may have saved it since, or lost the worker."""
+        return any(block in those for those in (self.out, self.finished, self.kept, self.dropped))
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -94,7 +99,7 @@ class Leases:
             now.out[block] = holder
             self.taken_over += 1
             return Answer(block, before)
-        while now.next in now.out or now.next in now.finished:  # as workers have told a server that was started again
+        while now.has_given(now.next):
             now.next += 1
         if now.next < now.blocks:
             block, now.next = now.next, now.next + 1

@@ -60,9 +60,16 @@ class Meetings:
         """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
         if not message.flags & STOPS:
             return self.usual.meet(message)
+        self._count_on(message)
         answer = self.stops.meet(message)
         self.stopped()
         return answer
+
+    def _count_on(self, message: Message) -> None:
+        """A stop, where this server was started again and nobody has told of one: all who were at the last one are lost. Whom they have
+        let in learned its number from them, but after its HELLO."""
+        if self.stops.latest == 0 and self.stops.members.first:
+            self.stops.told(ToldSum(message.clock - 1))
 
     def forget(self, rank: int) -> None:
         """Another life of this worker takes part now: it will bring its own values."""
