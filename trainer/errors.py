@@ -133,8 +133,9 @@ BY_CTRL_C = "got SIGINT"
 """How an interruption is told whose exception says nothing."""
 
 
-class Interrupted(Exception):
-    """The error for a run that was ended from outside, by Ctrl-C or SIGTERM. Exit code 130."""
+class Interrupted(BaseException):
+    """The error for a run that was ended from outside, by Ctrl-C or SIGTERM. Exit code 130.
+    No ``Exception``: a signal raises it anywhere, also where any other error means something else."""
 
     exit_code = 130
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from trainer.config.instantiate import locate
 from trainer.errors import AskedToLeave, Interrupted
 from trainer.host.signals import requests, termination_raises, undisturbed
 
@@ -45,6 +46,16 @@ def test_what_a_scheduler_sends_is_told_from_other_ends_where_a_run_can_go_on(
     with pytest.raises(Interrupted) as raised, termination_raises(lambda: can_go_on):
         os.kill(os.getpid(), number)
     assert (raised.type is AskedToLeave) == (can_go_on and number in SCHEDULERS)
+
+
+@pytest.mark.parametrize("number", SCHEDULERS, ids=lambda number: number.name)
+def test_a_signal_during_an_import_is_no_error_of_the_module(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor of any other code that takes each Exception for a mistake of the user's."""
+    monkeypatch.setattr("importlib.import_module", lambda name: os.kill(os.getpid(), number))
+    with pytest.raises(AskedToLeave, match=number.name), termination_raises(lambda: True):
+        locate("slow.module:function")
 
 
 @pytest.mark.parametrize("number", SCHEDULERS, ids=lambda number: number.name)

@@ -53,6 +53,6 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
     with pytest.raises(type(error)), _lobby(ready):
         raise error
     assert board.check([OVER])
-    with pytest.raises(Exception, match=str(error)) as raised:
+    with pytest.raises(BaseException, match=str(error)) as raised:
         _follow(lambda assignment: {}, ready, Guest(board, 1, "host 0"))
     assert (raised.type is AskedToLeave) == (type(error) is AskedToLeave)

@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import Missing, NotFinite, RunFailed, UserError
+from trainer.errors import Interrupted, Missing, NotFinite, RunFailed, UserError
 from trainer.host.files import FULL
 from trainer.terminal import streams
 
@@ -192,7 +192,7 @@ def _main(
         pipe.send_bytes(value)
     except KeyboardInterrupt:  # of a terminal, which sends it to all processes: the parent tells
         sys.exit(128 + signal.SIGINT)
-    except Exception as error:
+    except (Exception, Interrupted) as error:
         pipe.send_bytes(json.dumps(asdict(Failure.of(error))).encode())
         sys.exit(1)
     try:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import Interrupted
 from trainer.host import private
 from trainer.launch.engine import Start
 from trainer.launch.forkserver import enter
@@ -32,7 +33,7 @@ def main(file: Path) -> int:
     board.set(BEGUN, "")
     try:
         board.set("value", json.dumps(returned(enter, (start,))))
-    except Exception as error:
+    except (Exception, Interrupted) as error:
         board.set("failure", json.dumps(asdict(Failure.of(error))))
         return 1
     board.wait(["leave"])  # all end together: a peer may still be reading what this one has sent

@@ -13,6 +13,7 @@ from torch import nn
 
 from trainer.data.batch_reordering import Turn
 from trainer.data.feed import Feed
+from trainer.errors import Interrupted
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
 from trainer.metrics.contract import Objective
 from trainer.metrics.user_metrics import OwnMetrics
@@ -142,7 +143,7 @@ def fit(run: Training) -> dict[str, float]:
         metrics = _fit(run)
         run.callbacks.train_end(run.epoch, run.step, run.validated[1], run.report.ended)
         return metrics
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Interrupted) as error:
         run.callbacks.exception(run.epoch, run.step, error)
         raise
 
