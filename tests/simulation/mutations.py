@@ -175,13 +175,19 @@ def pushes_that_overtook_are_forgotten(_: Any, self: members.Watermark, sequence
     return sequence <= self.done
 
 
+def _put_off(server: pushes.Pushes) -> list[Callable[[], None]]:
+    """Does what was put off, and returns the list for what is put off until the next push."""
+    later: list[Callable[[], None]] = server.__dict__.setdefault("later", [])
+    while later:
+        later.pop()()
+    return later
+
+
 @replaces(pushes.Pushes, "_take")
 def a_push_is_acknowledged_before_it_is_applied(
     original: Any, self: pushes.Pushes, message: Message, rule: Any, push: Any, rows: Any
 ) -> bool:
-    later = self.__dict__.setdefault("later", [])
-    while later:
-        later.pop()()
+    later = _put_off(self)
     covered = self.work.progress.covered(rows)
     self.members.all[message.rank].watermark.mark(message.sequence)
     self.work.applied(rows)
@@ -198,9 +204,7 @@ def a_push_is_acknowledged_before_it_is_applied(
 def work_that_is_split_beforehand_is_acknowledged_before_it_is_applied(
     original: Any, self: pushes.Pushes, message: Message, rule: Any, push: Any, rows: Any
 ) -> bool:
-    later = self.__dict__.setdefault("later", [])
-    while later:
-        later.pop()()
+    later = _put_off(self)
     if rule.lockstep or message.flags or len(rows):
         return bool(original(self, message, rule, push, rows))
     self.members.all[message.rank].watermark.mark(message.sequence)
