@@ -254,11 +254,7 @@ class PserverSsp(Stale):
             self.wake(anew=True)
 
     def meet(self) -> None:
-        """As of all; nobody waits for this worker's steps meanwhile."""
-        self.finish_pushes()
-        self.rest()
-        super().meet()
-        self.wake(anew=True)
+        self.meet_at_rest()
 
     def rest(self) -> None:
         self.rests = True

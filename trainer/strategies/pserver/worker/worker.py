@@ -282,6 +282,13 @@ class PserverWorker(Retelling, Halting, Strategy):
         """Collective call: wait for all present workers."""
         self._sum(np.zeros(1))
 
+    def meet_at_rest(self) -> None:
+        """Collective call: all wait for each other, and none for another one's steps."""
+        self.finish_pushes()
+        self.rest()
+        self._sum(np.zeros(1))
+        self.wake(anew=True)
+
     def members(self) -> tuple[int, int]:
         return self.present.index(self.seat.rank), len(self.present)
 
@@ -294,21 +301,17 @@ class PserverWorker(Retelling, Halting, Strategy):
                 return done
 
     def synchronize(self) -> None:
-        self.finish_pushes()
-        self.rest()
-        self._sum(np.zeros(1))
-        self.wake(anew=True)
+        self.meet_at_rest()
         if (age := self.options.evict_after) is not None and self.members()[0] == 0:
             self._tell_all(Verb.SHRINK, {"age": age})
         self.take_all()
         self._agree_on(list(self.model.buffers()))
 
     def _agree_on(self, buffers: list[torch.Tensor]) -> None:
-        if not buffers:
+        if buffers:
+            agree_on(buffers, self.all_reduce_sum, self.members()[0] == 0, self.options.buffers == "average")
+        else:
             self._sum(np.zeros(1))
-            return None
-        first = self.present[0] == self.seat.rank
-        return agree_on(buffers, self.all_reduce_sum, first, self.options.buffers == "average")
 
     def _tell_all(self, verb: Verb, told: Mapping[str, Any]) -> None:
         """Tell all servers, and wait until they have done it."""
@@ -374,8 +377,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         return self.gauge.last()
 
     def whole(self) -> AbstractContextManager[None]:
-        """Context manager: the model holds the rows of its tables of at most ``export_limit`` values.
-        Larger ones are left out, with a warning."""
+        """Context manager: the model holds its tables' rows; larger tables than ``export_limit`` are left out, with a warning."""
         return merged_tables(self.remote, partial(self.rows_now, training=False), self.options.export_limit)
 
     def persist(self, folder: Path) -> None:
