@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 
 NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
@@ -16,10 +18,11 @@ class NotYet(Exception):
         self.ranks, self.what = ranks, what
 
 
-def failed(why: str, fenced: bool = False, over: bool = False) -> Message:
+def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:
     """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because the server
-    cannot go on without another one."""
-    return Message(Verb.FAILED, records=[text({"why": why, "fenced": fenced, "over": over})])
+    cannot go on without another one; ``missing``: the workers for whom it has waited in vain."""
+    told = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
+    return Message(Verb.FAILED, records=[text(told)])
 
 
 def not_arrived(names: str, what: str, patience_s: float) -> str:

@@ -49,8 +49,9 @@ class LeaseRequests:
             self.moved = self.now()
         if answer is None:  # the worker asks again; a block may take long, as long as its holder's pushes come
             if self.now() - self.moved > self.patience_s:
-                holders = workers(self.leases.holders())
-                return failed(not_arrived(holders, "the end of a block of work", self.patience_s))
+                holders = self.leases.holders()
+                why = not_arrived(workers(holders), "the end of a block of work", self.patience_s)
+                return failed(why, missing=holders)
             answer = Answer()
         fence = [answer.before.rank, answer.before.life] if answer.before else []
         told = {"block": answer.block, "fence": fence, "over": answer.over, "again": answer.again}

@@ -147,7 +147,7 @@ class Liveness:
         self.board.set(f"fenced/worker/{rank}", why)  # its launcher ends it when nothing else runs
         self.leases.lose(rank)
         if cause := self._cannot_go_on(rank):
-            self.turns.fail_all(f"worker {rank} was lost: {why}")
+            self.turns.fail_all(rank, f"worker {rank} was lost: {why}")
             raise Missing(f"worker {rank} was lost: {why} ({cause})", [f"worker {rank}"])
         self.turns.drop(rank, f"worker {rank} was declared lost: {why}")
         self._changed()

@@ -123,10 +123,10 @@ class Turns:
             self.waiting.remove(waiting)
             self.outlet.answer(waiting.address, waiting.request, failed(why, fenced=True))
 
-    def fail_all(self, why: str) -> None:
-        """Fail all waiting requests: a worker is lost, and nothing can be answered any more."""
+    def fail_all(self, rank: int, why: str) -> None:
+        """Fail all waiting requests: that worker is lost, and nothing can be answered any more."""
         for waiting in self.waiting:
-            self.outlet.answer(waiting.address, waiting.request, failed(why, over=True))
+            self.outlet.answer(waiting.address, waiting.request, failed(why, over=True, missing=[rank]))
         self.waiting.clear()
 
     def away(self, seconds: float) -> None:
@@ -162,7 +162,7 @@ class Turns:
             return failed(repr(error))
         except NotYet as missing:
             names = workers(missing.ranks) or f"server {self.server}"
-            return failed(not_arrived(names, missing.what, self._patience_with(request)))
+            return failed(not_arrived(names, missing.what, self._patience_with(request)), missing=missing.ranks)
 
 
 def _saves(request: Message) -> bool:

@@ -6,7 +6,6 @@ tests/simulation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
@@ -48,10 +47,6 @@ AWAY_S = 1.0
 """A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
 VERSIONED = (Verb.PULL, Verb.PUSH)
 """Their answers tell the version of the parameters; those to pushes without values do not."""
-
-
-NOT_THERE = re.compile(r"(worker \d+(?:, worker \d+)*) (?:did not arrive at|was lost:) ")
-"""How a server begins to tell which workers a request has waited for in vain."""
 
 
 class Fenced(RunFailed):
@@ -393,8 +388,7 @@ def _failure(told: Mapping[str, Any]) -> RunFailed:
     why = str(told["why"])
     if told.get("fenced"):
         return Fenced(why)
-    named = NOT_THERE.match(why)
-    who = named[1].split(", ") if named else []
+    who = [f"worker {rank}" for rank in told.get("missing", ())]
     if told.get("over"):
         return Over(why, who)
     return Missing(why, who) if who else RunFailed(why)
