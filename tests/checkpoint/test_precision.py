@@ -95,7 +95,7 @@ def test_plan_names_what_is_not_carried_over_before_anything_starts(
     back_at(runs["fp16"], AT, tmp_path / "run")
     trainer.run([*RUN, "precision=bf16", f"hydra.run.dir={tmp_path / 'run'}", "resume=auto", "resume.allow_changes=true", "plan=true", "verbosity=normal"])  # fmt: skip
     plan = " ".join(capsys.readouterr().out.split())
-    assert "changed precision was fp16, is bf16" in plan
+    assert "changed, matters precision was fp16, is bf16" in plan
     assert f"not carried over {LOST['fp16', 'bf16']}" in plan
 
 

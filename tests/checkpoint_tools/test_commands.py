@@ -104,6 +104,9 @@ def test_diff_tells_position_config_and_the_greatest_difference_of_each_tensor(
         assert [name, f"{(tensor.double() - other[name].double()).abs().max().item():.4g}", "at", "most"] in shown
     assert main(["diff", str(run), str(tmp_path / "other")]) == 0
     assert "optimizer.lr was 0.05, is 0.1" in capsys.readouterr().out
+    package.run([*RUN, f"hydra.run.dir={tmp_path}/on", f"resume={three}"])
+    assert main(["diff", str(run), str(tmp_path / "on")]) == 0
+    assert "resume.path" not in capsys.readouterr().out, "from where a run went on is no difference of the training"
     assert main(["diff", str(six), str(six)]) == 0
     assert "bit by bit" in capsys.readouterr().out
 

@@ -78,6 +78,31 @@ def test_what_makes_no_difference_may_change(here: Path, capsys: pytest.CaptureF
     assert "lacks" not in capsys.readouterr().out
 
 
+CHANGED = ("optimizer.lr=0.5", "data.num_workers=1", "tracking.run_name=again")
+
+
+def test_the_plan_splits_what_differs_into_what_matters_and_what_does_not(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.run([*BASE, "verbosity=normal", "hydra.run.dir=run", "resume=auto", "plan=true", "resume.allow_changes=true", *CHANGED])  # fmt: skip
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in shown if line.startswith("changed")] == [
+        "changed, matters optimizer.lr was 0.05, is 0.5",
+        "changed, harmless data.num_workers was auto, is 1",
+        "changed, harmless tracking.run_name was None, is again",
+        "changed, harmless verbosity was quiet, is normal",
+    ]
+
+
+def test_a_refusal_names_what_matters_and_besides_what_does_not(here: Path) -> None:
+    said = refusal("hydra.run.dir=run", "resume=auto", *CHANGED)
+    matters, besides = said.split("; harmless differences: ")
+    assert matters.endswith("in what matters: optimizer.lr was 0.05, is 0.5")
+    assert besides.startswith(
+        "data.num_workers was auto, is 1; tracking.run_name was None, is again. Type instead: the values of before"
+    )
+
+
 def test_a_plan_lists_why_a_run_cannot_go_on(here: Path) -> None:
     result = trainer.run([*BASE, "hydra.run.dir=run", "resume=auto", "plan=true", "optimizer.lr=0.5"])
     assert "optimizer.lr was 0.05, is 0.5" in result.error

@@ -92,8 +92,8 @@ def test_the_folder_tells_of_both_lives(resumed: tuple[Path, str]) -> None:
 
 def test_the_plan_says_what_it_goes_on_from_and_what_it_keeps(resumed: tuple[Path, str]) -> None:
     shown = resumed[1]
-    assert "resumes        checkpoints/step-000000020 after update 20 of 44 (epoch 0, update 20)" in shown
-    assert "changed      launch.timeout_s was" in shown and "resume.path was" not in shown
+    assert "resumes              checkpoints/step-000000020 after update 20 of 44 (epoch 0, update 20)" in shown
+    assert "changed, harmless  launch.timeout_s was" in shown and "resume.path was" not in shown
     [repeat] = [line for line in shown.splitlines() if line.startswith("repeat")]
     assert "resume=auto" in repeat and "resume.path" not in repeat
     assert "every 10 updates, every epoch and every 10 min, 0.1 MB each, the 2 newest stay" in shown

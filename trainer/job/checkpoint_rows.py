@@ -52,9 +52,10 @@ def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
         "resumes",
         f"{place} after update {about.step} of {about.total_steps} (epoch {about.epoch}, update {about.update})",
     )
-    for change in resume.changed:
-        if not change.startswith("resume."):
-            yield "  changed", change
+    for change in resume.matters:
+        yield "  changed, matters", change
+    for change in resume.harmless:
+        yield "  changed, harmless", change
     for what in resume.lost:
         yield "  not carried over", what
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ PRECISION = "precision"
 """What it stands for is compared (:func:`_precision`), not the word."""
 FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
-    PRECISION, "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "plan", "profile", "tracking", "checkpoint", "resume", "launch", "predict", "device",
+    "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "profile", "tracking", "checkpoint", "launch", "predict", "device",
     "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
     "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
+OF_THE_COMMAND = ("resume", "plan")
+"""From where a run resumes, and whether its plan alone is shown: no differences of the training."""
 YES_OR_NO = ("true", "false", "yes", "no", "1", "0")
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
@@ -49,14 +51,16 @@ class Resume:
         folder: of the checkpoint.
         about: what its checkpoint.json tells.
         here: it lies in the run's own folder, which then is not cleared.
-        changed: what differs in the config, each a line.
+        matters: what differs and changes the training, each a line; there is none without ``resume.allow_changes``.
+        harmless: what else differs in the config, each a line.
         lost: what the checkpoint has and this run cannot take over, each a line.
     """
 
     folder: Path
     about: store.About
     here: bool
-    changed: tuple[str, ...] = ()
+    matters: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
 
     @property
@@ -149,26 +153,37 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
-    if others := async_resume.other_workers(plan, about):
+    if async_resume.other_workers(plan, about):
         async_resume.check(config, plan, about, folder)
     else:
         _check_global_batch(plan, about, folder)
-    current = config.plain()
-    changes = list(differences(about.config, hide(current, values(current)), plan.strategy != about.strategy))
-    arithmetic, lost = _precision(plan, about), (*left_behind(plan, about), *_average(config, about))
-    harmless = [key for key, _ in changes if _is_harmless(key) or async_resume.counts_for_others(plan, about, key)]
-    serious = [line for key, line in changes if key not in harmless] + [arithmetic] * bool(arithmetic)
-    if not serious and about.total_steps != plan.total_steps and not others:  # whose updates are as many together
-        serious = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
-    serious = serious or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
-    if serious and not config.resume.allow_changes:
+    matters, harmless = _changes(config, plan, about)
+    lost = (*left_behind(plan, about), *_average(config, about))
+    if matters and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
-        why = f"the config differs from that of {folder} in what matters: {'; '.join(serious)}{without}"
+        besides = f"; harmless differences: {'; '.join(harmless)}" if harmless else ""
+        why = f"the config differs from that of {folder} in what matters: {'; '.join(matters)}{without}{besides}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
     if plan.traits.lockstep and plan.total_steps < about.step:
         raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
-    told = [line for key, line in changes if key != PRECISION] + [arithmetic] * bool(arithmetic)
-    return Resume(folder, about, here, tuple(told), lost)
+    return Resume(folder, about, here, matters, harmless, lost)
+
+
+def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
+    current, matters, harmless = config.plain(), list[str](), list[str]()
+    for key, line in differences(about.config, hide(current, values(current)), plan.strategy != about.strategy):
+        if _is_of(key, HARMLESS) or async_resume.counts_for_others(plan, about, key):
+            harmless.append(line)
+        elif key != PRECISION:
+            matters.append(line)
+    if arithmetic := _precision(plan, about):
+        matters.append(arithmetic)
+    others = async_resume.other_workers(plan, about)  # whose updates are as many together
+    if not matters and about.total_steps != plan.total_steps and not others:
+        matters = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
+    matters = matters or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
+    return tuple(matters), tuple(harmless)
 
 
 def with_data(resume: Resume, now: str, allowed: bool) -> Resume:
@@ -186,7 +201,7 @@ def with_data(resume: Resume, now: str, allowed: bool) -> Resume:
     if not allowed:
         why = f"the data are others than those of {resume.folder}: their fingerprint was {before}, is {now}"
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
-    return replace(resume, changed=(*resume.changed, f"the data: their fingerprint was {before}, is {now}"))
+    return replace(resume, matters=(*resume.matters, f"the data: their fingerprint was {before}, is {now}"))
 
 
 def as_begun(plan: Plan, resume: Resume | None) -> Plan:
@@ -252,15 +267,20 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Yield each config key whose value differs, and how; another strategy's own keys are left out (not clipping)."""
+    """Yield each config key whose value differs, and how.
+
+    Left out are keys of the command alone, and another strategy's own keys (not clipping).
+    """
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key) and not (other_strategy and key.startswith("strategy.") and key not in CLIPS):
+        own = other_strategy and key.startswith("strategy.") and key not in CLIPS
+        if old.get(key) != new.get(key) and not own and not _is_of(key, OF_THE_COMMAND):
             yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 
-def _is_harmless(key: str) -> bool:
-    return any(key == harmless or key.startswith(f"{harmless}.") for harmless in HARMLESS)
+def _is_of(key: str, groups: Sequence[str]) -> bool:
+    """Whether a key is one of these, or in one of these groups."""
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
 def _precision(plan: Plan, about: store.About) -> str:
