@@ -8,6 +8,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from tests.runs import ROOT
 from tests.scheduling import APART, LONGEST, group, place
 
@@ -25,6 +27,7 @@ def test_shares(process, n):
 """
 
 
+@pytest.mark.long
 def test_tests_of_a_file_run_in_one_process_and_files_in_several(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")
     for name in ("a", "b", "c", "d"):

@@ -91,7 +91,7 @@ def test_each_batch_is_applied_once_over_lives_of_other_sizes(
     "mode",
     [
         ("strategy=pserver_async", "strategy.independent_recv_thread=false"),
-        ("strategy=pserver_ssp", "strategy.staleness=0"),
+        pytest.param(("strategy=pserver_ssp", "strategy.staleness=0"), marks=pytest.mark.long),
     ],
 )
 def test_other_servers_change_nothing_for_one_worker(mode: tuple[str, ...], tmp_path: Path) -> None:

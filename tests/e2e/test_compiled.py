@@ -47,7 +47,7 @@ def compare(tmp_path: Path, line: str, cache: Path | None = None) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.long] * (m == "pserver_ssp")) for m in MODES])
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.long] * (m != "pserver_async")) for m in MODES])
 def test_row_lookups_of_every_server_mode_stay_outside_the_compiled_graph(tmp_path: Path, mode: str) -> None:
     compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1 launch.servers=2")
 
@@ -73,6 +73,7 @@ def test_inductor_s_code_equals_eager_and_goes_to_a_cache_of_its_own(
     assert stat.S_IMODE(compiled.stat().st_mode) == 0o700 and set(compiled.rglob("*.so")) > before
 
 
+@pytest.mark.long
 def test_inductor_s_kernels_train_on_servers_as_torch_s_own_do(cache: Path, tmp_path: Path) -> None:
     compare(tmp_path, f"{CLICKS} strategy=pserver_sync launch.workers=2", cache)
 

@@ -161,6 +161,7 @@ def test_hosts_without_a_common_step_die_and_come_and_each_batch_is_applied_once
         check_each_batch_once(hosts.run)
 
 
+@pytest.mark.long
 def test_host_of_replicas_leaves_and_what_it_had_not_exchanged_is_trained_on_again(tmp_path: Path) -> None:
     """k_steps=3: at the stop workers have up to two batches that no server knows."""
     geo = ("strategy=pserver_geo", "strategy.k_steps=3", *APART)

@@ -124,12 +124,14 @@ def test_the_run_is_the_one_with_that_batch_size(capsys: pytest.CaptureFixture[s
     assert "data.batch_size=18" in repeat and "batch_size=auto" not in repeat
 
 
+@pytest.mark.long
 def test_all_workers_have_the_smallest() -> None:
     run("run", "data.batch_size=auto", "launch.nproc=2", most="[32,9]")
     plan = read("run/plan.json")
     assert (plan["batch_size"], plan["global_batch_size"]) == (9, 18)
 
 
+@pytest.mark.long
 def test_merged_batches_the_average_and_a_scaled_rate() -> None:
     more = (
         "strategy.gradient_merge.k_steps=2",
@@ -248,6 +250,7 @@ def test_the_tracked_run_has_the_number(monkeypatch: pytest.MonkeyPatch) -> None
     assert "data.batch_size=18" in told.tags["mlflow.note.content"]
 
 
+@pytest.mark.long
 def test_each_job_of_a_sweep_searches(tmp_path: Path) -> None:
     argv = (*SMALL, f"model._target_={HERE}.Bounded", "+model.most=[9],[18]", "data.batch_size=auto", "tracking=none")
     ended = runs.trainer("-m", *argv, "hydra.sweep.dir=sweep", cwd=tmp_path)
