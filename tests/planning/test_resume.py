@@ -11,6 +11,7 @@ import pytest
 
 import trainer
 from trainer.errors import UserError
+from trainer.host import versions
 
 BASE = (
     "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "verbosity=quiet", "limit_train_batches=4",
@@ -76,6 +77,17 @@ def test_what_makes_no_difference_may_change(here: Path, capsys: pytest.CaptureF
         [*BASE, "hydra.run.dir=run", "resume=auto", "plan=true", "tracking.run_name=again", "data.num_workers=1"]
     )
     assert "lacks" not in capsys.readouterr().out
+
+
+def test_the_plan_names_other_versions_than_those_of_the_checkpoint(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = versions.installed()
+    now = {**before, "torch": "9.9.0+cu999", "numpy": f"{before.get('numpy')}+another.build"}
+    monkeypatch.setattr(versions, "installed", lambda: now)
+    result = trainer.run([*BASE, "verbosity=normal", "hydra.run.dir=run", "resume=auto", "plan=true"])
+    said = f"other versions torch was {before.get('torch')}, is 9.9.0+cu999: numbers may differ"
+    assert not result.error and said in " ".join(capsys.readouterr().out.split())
 
 
 CHANGED = ("optimizer.lr=0.5", "data.num_workers=1", "tracking.run_name=again")

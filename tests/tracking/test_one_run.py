@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow import MlflowClient
 
 from tests.pace import wait_for
 from tests.runs import mlflow_runs, read, start, trainer
+from trainer import __version__, checkpoints
+from trainer.checkpoint import store
 from trainer.run_folder import lives
 
 TYPED = (
@@ -88,6 +93,27 @@ def test_the_folder_tells_of_both_lives(resumed: tuple[Path, str]) -> None:
     assert first.last >= 26 and read(run / "status.json")["life"] == 2
     log = (run / "workerlog.0").read_text()
     assert log.index("batch 25") < log.index("goes on from") < log.index("batch 43")
+
+
+def test_a_checkpoint_names_its_mlflow_run_and_the_versions_that_wrote_it(
+    resumed: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that was copied elsewhere alone."""
+    folder, _ = resumed
+    last, run_id = folder / "run" / "checkpoints" / "step-000000044", first_run(folder).info.run_id
+    packages = {name: version(name) for name in ("torchvision", "numpy", "mlflow")}
+    wanted = {"python": platform.python_version(), "trainer": __version__, "torch": torch.__version__, **packages}
+    about = store.about(last)
+    assert about.run_id == run_id
+    assert {name: told.partition("+")[0] for name, told in about.versions.items()} == {
+        **wanted,
+        "torch": version("torch"),
+    }
+    assert about.versions.get("torch") == torch.__version__
+    shutil.copytree(last, folder / "elsewhere" / last.name)
+    assert checkpoints.main(["show", str(folder / "elsewhere" / last.name)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"MLflow run {run_id}" in shown and all(f"{name} {one}" in shown for name, one in wanted.items())
 
 
 def test_the_plan_says_what_it_goes_on_from_and_what_it_keeps(resumed: tuple[Path, str]) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from trainer.run_folder import tracking_file
 from trainer.run_folder.back_to_checkpoint import go_back
-from trainer.tracking import recorder, tracking_file
+from trainer.tracking import recorder
 from trainer.tracking.mlflow_run import Follower
 
 KEPT, WRITTEN = 40, 60

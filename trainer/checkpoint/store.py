@@ -59,11 +59,12 @@ class About:
         step: updates done; epoch, update: in which the run goes on, and updates done in it; samples: trained on so far.
         points: bytes of metrics.jsonl at that time.
         config: of the run, without secrets; strategy, workers, servers, global_batch_size, total_steps: of its plan.
-        versions: of the packages that wrote it.
+        versions: of Python, the trainer and packages that wrote it.
         precision: of the forward pass: what ``auto`` stood for.
         lease_batches: batches in a leased block.
         best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
         data: the fingerprint of the data; empty: their source has none.
+        run_id: of the MLflow run; empty: it is not tracked, or the server had not given it one yet.
     """
 
     step: int
@@ -83,6 +84,7 @@ class About:
     lease_batches: int = 0
     best_step: int | None = None
     data: str = ""
+    run_id: str = ""
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -242,13 +244,15 @@ def told_by(text: bytes, path: str) -> About:
     numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError(path, "it tells a number that is none")
-    value, texts = found.watched.value, (found.strategy, found.precision, found.data)
+    value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
     if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
     if not isinstance(found.best_step, (int, type(None))):
         raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")
+    if not all(isinstance(version, str) for version in found.versions.values()):
+        raise UserError(path, "it tells a version that is none")
     return found
 
 

@@ -103,6 +103,7 @@ def shown(folder: Path) -> int:
             ("strategy", about.strategy),
             ("workers", f"{about.workers}, {about.global_batch_size} samples in an update"),
             ("versions", ", ".join(f"{name} {version}" for name, version in about.versions.items())),
+            ("MLflow run", about.run_id or "none"),
             ("written", f"{_age(folder)} ago"),
         ],
     )

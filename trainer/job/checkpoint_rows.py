@@ -56,6 +56,8 @@ def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
         yield "  changed, matters", change
     for change in resume.harmless:
         yield "  changed, harmless", change
+    if resume.versions:
+        yield "  other versions", f"{'; '.join(resume.versions)}: numbers may differ"
     for what in resume.lost:
         yield "  not carried over", what
 

@@ -16,12 +16,11 @@ from trainer.errors import UserError
 from trainer.job.ready import Ready
 from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
-from trainer.run_folder import lives
+from trainer.run_folder import lives, tracking_file
 from trainer.run_folder.back_to_checkpoint import bring, go_back
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
-from trainer.tracking import tracking_file
 
 PATIENCE_S = 30.0
 """Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its end."""

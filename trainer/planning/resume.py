@@ -14,6 +14,7 @@ from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
+from trainer.host import versions
 from trainer.planning import async_resume
 from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
@@ -54,6 +55,7 @@ class Resume:
         matters: what differs and changes the training, each a line; there is none without ``resume.allow_changes``.
         harmless: what else differs in the config, each a line.
         lost: what the checkpoint has and this run cannot take over, each a line.
+        versions: which packages had another version, each a line.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class Resume:
     matters: tuple[str, ...] = ()
     harmless: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -166,7 +169,8 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
     if plan.traits.lockstep and plan.total_steps < about.step:
         raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
-    return Resume(folder, about, here, matters, harmless, lost)
+    other = tuple(versions.differences(about.versions, versions.installed()))
+    return Resume(folder, about, here, matters, harmless, lost, other)
 
 
 def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.host.signals import signal_name
-from trainer.tracking.tracking_file import read
+from trainer.run_folder.tracking_file import read
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 MOST_STARTS = 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ from typing import Any
 
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
+from trainer.host import versions
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.run_folder.lives import Life
@@ -229,12 +229,8 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.python": platform.python_version(),
         **git(),
     }
-    for package in ("torch", "torchvision", "mlflow", "hydra-core"):
-        try:
-            found[f"trainer.{package}"] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    told = versions.of(("torch", "torchvision", "mlflow", "hydra-core"))
+    return {**found, **{f"trainer.{package}": version for package, version in told.items()}}
 
 
 def user() -> str:

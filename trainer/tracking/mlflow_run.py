@@ -10,11 +10,12 @@ from typing import Any
 
 from trainer.config import redact
 from trainer.errors import first_line
+from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import Hold
-from trainer.tracking import reopened_run, tracking_file
+from trainer.run_folder.tracking_file import Remembered
+from trainer.tracking import reopened_run
 from trainer.tracking.points import Point, Sent, metrics_of, points_of, without
 from trainer.tracking.recorder_answers import NO_ANSWER, UNREACHED, tell
-from trainer.tracking.tracking_file import Remembered
 
 BATCH = 1000
 LONGEST_PAUSE_S = 30.0

@@ -18,12 +18,13 @@ from trainer.config import redact
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
 from trainer.host import interpreter
+from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.json_files import leave
-from trainer.tracking import reopened_run, tracking_file
+from trainer.run_folder.tracking_file import Remembered
+from trainer.tracking import reopened_run
 from trainer.tracking.mlflow_run import LOGS, Follower
 from trainer.tracking.recorder_answers import tell
-from trainer.tracking.tracking_file import Remembered
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import redact
-from trainer.tracking import tracking_file
+from trainer.run_folder import tracking_file
+from trainer.run_folder.tracking_file import Remembered
 from trainer.tracking.recorder_answers import tell
-from trainer.tracking.tracking_file import Remembered
 
 RESUMED_FROM, RUN_DIR = "trainer.resumed_from", "trainer.run_dir"
 CHANGED = "trainer.changed."

@@ -18,6 +18,7 @@ from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
 from trainer.host.signals import LEAVE, StopRequest
+from trainer.run_folder import tracking_file
 from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost
 from trainer.worker.before_validation import BeforeValidation
@@ -274,7 +275,7 @@ class Checkpoints:
         if first:
             if run.run_dir is not None:
                 run.report.take_over(run.run_dir)
-            about = json.dumps({**self.about, **_position(run, epoch), "step": number, "data": self._data()}, indent=1)
+            about = json.dumps({**self.about, **_position(run, epoch), "step": number, **self._known()}, indent=1)
             if run.report.watched.value is not None:
                 _try(lambda: self.best.hold(folder))
         self.saved, self.saved_after, self.saved_at = number, run.step, self.clock()
@@ -316,9 +317,12 @@ class Checkpoints:
             size, took = packed.size / 1e6, self.clock() - began
             print(f"checkpoint {folder.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
 
-    def _data(self) -> str:
-        """The data's fingerprint, also for a worker of another host that is the first one left: host 0 has taken it."""
-        return self.board.get(DATA).decode() if self.board.check([DATA]) else ""
+    def _known(self) -> dict[str, str]:
+        """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another host that is
+        the first one left: host 0 has taken it."""
+        data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
+        told = tracking_file.read(self.folder.parent)
+        return {"data": data, "run_id": (told.run_id or "") if told is not None else ""}
 
     def _is_gone(self, name: str) -> bool:
         """Whether the worker whose part that is was lost, or hangs."""

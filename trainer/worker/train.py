@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
@@ -22,6 +20,7 @@ from trainer.data.sampler import (
     training_sampler,
 )
 from trainer.errors import PREEMPTED, Missing, Preempted
+from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
@@ -104,7 +103,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         "lease_batches": plan.lease_batches,
         "precision": plan.chosen.precision,
         "data": assignment.data,
-        "versions": {"torch": torch.__version__},
+        "versions": versions.installed(),
     }
     run.checkpoints = kept = Checkpoints(
         folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
