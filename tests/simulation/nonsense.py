@@ -112,7 +112,7 @@ class Nonsense:
             (asks(Verb.FENCE, {"rank": NO_WORKER, "life": 1, "epoch": 0, "block": 0}), "no worker"),
             (asks(Verb.LEASE, ["no mapping"]), "no mapping"),
             (asks(Verb.SHRINK, {"age": 0}), "age 0"),
-            (asks(Verb.RATE, {"scale": 0.5}), "a rate of"),
+            (asks(Verb.RATE, {"scale": (0.5, float("nan"))[self.next_push % 2]}), "a rate of"),
             (asks(Verb.SAVE, {"folder": "../elsewhere"}), "not in the run's folder"),
             (Message(Verb.FETCH, clock=-2), "FETCH from -2"),
             (Message(Verb.DONE), "no answer"),
@@ -127,8 +127,15 @@ class Nonsense:
         if not self.saved:
             found.append((Message(Verb.FETCH), "not saved"))
         if self.mode == "sync":
-            found.append((Message(Verb.COMMIT, records=[Record(Kind.NUMBERS, np.ones(2))]), "without its norm"))
+            found.append(self._commit())
         return found
+
+    def _commit(self) -> tuple[Message, str]:
+        """The norm of a whole gradient that is none. What is drawn is one request: seeds that find defects go on to find them."""
+        norms, why = [
+            (np.ones(2), "without its norm"), (np.full(1, np.nan), "finite"), (np.full(1, np.inf), "finite"), (np.full(1, -1.0), "the norm -1"),
+        ][self.next_push % 4]  # fmt: skip
+        return Message(Verb.COMMIT, records=[Record(Kind.NUMBERS, norms)]), why
 
     # --- parts of them ---------------------------------------------------------------------------------------------
 

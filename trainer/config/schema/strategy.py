@@ -93,7 +93,7 @@ class PserverStrategy(StrategyConfig):
     lost_after_s: float = key(10.0, "silence after which a worker counts as lost", "seconds", gt=0, le=LONGEST_S)
     handshake_s: float = key(10.0, "servers close a connection that has not said by then who it is", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
     ledger: bool = key(False, "servers write each piece of work that they apply to ledger.N.tsv")
-    on_nonfinite: str = key("refuse", "values of a push that are NaN or infinite: end the run, or apply them", choices=("refuse", "apply"))  # fmt: skip
+    on_nonfinite: str = key("refuse", "values of a push or the start that are NaN or infinite: end the run, or apply them", choices=("refuse", "apply"))  # fmt: skip
     split_method: str = key("round_robin", "servers of the parameters that stay whole: in turn, or by a hash of the name", choices=("round_robin", "hash_name"))  # fmt: skip
     slice_above: Optional[int] = key(8192, "larger parameters are cut evenly over all servers (null: none is)", "elements", ge=1)  # fmt: skip
     wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from trainer.strategies.pserver.protocol.compression import decode
+from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message
 from trainer.strategies.pserver.server.shard import Rows, Shard
 
 MOST_WORK = 1 << 16
 WORK_COLUMNS = 4
 LARGEST_NUMBER = 1 << 53
+REFUSED = "strategy.on_nonfinite=refuse"
+
+
+class NotFinite(Malformed):
+    """What a message brings for the parameters is NaN or infinite."""
 
 
 class Numbers(NamedTuple):
@@ -68,16 +75,36 @@ def work(message: Message) -> np.ndarray:
     return found
 
 
-def norm(message: Message) -> float:
-    """The norm of a whole gradient in a COMMIT, checked.
+def layout(told: Mapping[str, Any]) -> Layout:
+    """The layout in a START, checked.
 
     Raises:
-        Malformed: it is missing.
+        NotFinite: a rate, or the scale of fresh rows, with which every value would become NaN or infinite.
+    """
+    found = Layout.parsed(told)
+    factors = [(f"table {t.name}", factor) for t in found.tables for factor in (t.lr, t.scale)]
+    for name, factor in [*factors, *((f"the group of {elements} elements", lr) for elements, lr, _ in found.groups)]:
+        if not math.isfinite(factor):
+            raise NotFinite(f"the rate or scale of {name} is {factor}")
+    return found
+
+
+def norm(message: Message, finite_only: bool) -> float:
+    """The norm of a whole gradient in a COMMIT, checked. Clipped by NaN, no gradient would be clipped; by a negative norm, the
+    step would go the other way.
+
+    Raises:
+        Malformed: it is missing, or negative. NotFinite: it is NaN or infinite, and ``finite_only``.
     """
     found = message.need(Kind.NUMBERS)
     if found.dtype != np.float64 or found.shape != (1,):
         raise Malformed("COMMIT without its norm")
-    return float(found[0])
+    told = float(found[0])
+    if finite_only and not math.isfinite(told):
+        raise NotFinite(f"the norm of the gradient is not finite ({REFUSED})")
+    if told < 0:
+        raise Malformed(f"COMMIT with the norm {told:g}")
+    return told
 
 
 def dense(shard: Shard, message: Message) -> torch.Tensor | None:
@@ -134,8 +161,18 @@ def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
     return found
 
 
+def finite(shard: Shard, dense: torch.Tensor | None, rows: Rows) -> None:
+    """Check the values of a PUSH or START.
+
+    Raises:
+        NotFinite: one is NaN or infinite; it names the parameter, or the table and the row.
+    """
+    if name := nonfinite(shard, dense, rows):
+        raise NotFinite(f"values of {name} are not finite ({REFUSED})")
+
+
 def nonfinite(shard: Shard, dense: torch.Tensor | None, rows: Rows) -> str:
-    """Where a PUSH has a value that is not finite: the parameter's name, or the table's and the row's; empty:
+    """Where there is a value that is not finite: the parameter's name, or the table's and the row's; empty:
     nowhere."""
     if dense is not None and not _finite(dense):
         return shard.name_of(int((~torch.isfinite(dense)).nonzero()[0]))

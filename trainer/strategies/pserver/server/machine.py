@@ -16,6 +16,7 @@ from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.server.answers import failed
+from trainer.strategies.pserver.server.checks import NotFinite
 from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
@@ -196,9 +197,13 @@ class Server:
         """Do what a request asks for, tell how far this server is, and answer.
 
         Raises:
-            NotYet: it has to wait.
+            NotYet: it has to wait. NotFinite: its values are refused, and counted.
         """
-        answer = self._do(request)
+        try:
+            answer = self._do(request)
+        except NotFinite:
+            self.count["nonfinite"] += 1
+            raise
         if (done := self.parameters.applied) != self.told_done:
             self.tell_done(done)
             self.told_done = done

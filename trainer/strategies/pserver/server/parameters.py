@@ -52,6 +52,7 @@ class Parameters:
     ) -> None:
         self.config, self.plan, self.server, self.members, self.resume = config, plan, server, members, resume
         self.strategy, self.mode = declared.options, declared.mode
+        self.finite_only = declared.options.on_nonfinite == "refuse"
         self.most_merged = getattr(declared.options, "max_merge_var_num", 1)
         self.shard: Shard | None = None
         self.room = room
@@ -101,9 +102,12 @@ class Parameters:
             return Message(Verb.DONE, clock=self.version)
         last = bool(told["last"])
         if self.shard is None:
-            self._begin(Layout.parsed(told), message)
+            self._begin(checks.layout(told), message)
         elif not (self.resume or self.strategy.load_from):
-            for number, (ids, values) in checks.rows(self.shard, message).items():
+            rows = checks.rows(self.shard, message)
+            if self.finite_only:
+                checks.finite(self.shard, None, rows)
+            for number, (ids, values) in rows.items():
                 self.shard.tables[number].assign(ids, values)
         self.ready = last
         return Message(Verb.DONE, clock=self.version)
@@ -122,7 +126,10 @@ class Parameters:
         elif folder := self.strategy.load_from:
             self._load(shard, Path(folder))
         else:
-            shard.vector.copy_(decode(array, message.first(Kind.SCALES), shard.dtype))
+            values = decode(array, message.first(Kind.SCALES), shard.dtype)
+            if self.finite_only:
+                checks.finite(shard, values, {})
+            shard.vector.copy_(values)
         self.shard, self.rule = shard, rule
 
     def _shard(self, layout: Layout) -> Shard:

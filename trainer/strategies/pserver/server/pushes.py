@@ -22,7 +22,7 @@ class Pushes:
 
     Args:
         waits: whether this very message has come before and waits for its answer.
-        count: ``pushes``, ``duplicates`` and ``nonfinite`` are counted there.
+        count: ``pushes`` and ``duplicates`` are counted there.
         ledger: told of what is applied.
     """
 
@@ -32,7 +32,6 @@ class Pushes:
     ) -> None:  # fmt: skip
         self.ledger = ledger
         self.parameters, self.members, self.work, self.waits, self.count = parameters, members, work, waits, count
-        self.finite_only = parameters.strategy.on_nonfinite == "refuse"
 
     def push(self, message: Message) -> Message:
         """PUSH: apply a push if it is new. Its answer is the same however often it comes."""
@@ -52,9 +51,8 @@ class Pushes:
 
     def _decoded(self, message: Message, shard: Shard, numbers: checks.Numbers) -> Push:
         dense, rows = checks.dense(shard, message), checks.rows(shard, message)
-        if self.finite_only and (name := checks.nonfinite(shard, dense, rows)):
-            self.count["nonfinite"] += 1
-            raise Malformed(f"values of {name} are not finite (strategy.on_nonfinite=refuse)")
+        if self.parameters.finite_only:
+            checks.finite(shard, dense, rows)
         return Push(
             message.rank, message.sequence, numbers.samples, dense, rows, numbers.basis, message.clock, numbers.age,
             numbers.merged,
@@ -81,5 +79,5 @@ class Pushes:
     def commit(self, message: Message) -> Message:
         """COMMIT, of two-phase clipping: take the step, now that the norm over all servers is known."""
         shard, rule = self.parameters.opened()
-        rule.commit(message.clock, checks.norm(message))
+        rule.commit(message.clock, checks.norm(message, self.parameters.finite_only))
         return Message(Verb.DONE, clock=shard.version)
