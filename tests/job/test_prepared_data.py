@@ -83,7 +83,7 @@ def test_other_data_may_be_asked_for_and_are_told(here: Path, capsys: pytest.Cap
     (here / "images" / "train" / "a" / "00.png").rename(here / "images" / "train" / "b" / "zz.png")
     run, older = [*RUN, "data.root=images", "hydra.run.dir=run"], "resume=run/checkpoints/step-000000002"
     result = trainer.run([*run, older, "resume.allow_changes=true"])
-    assert result.steps == 5 and "changed the data: their fingerprint was" in said(capsys)
+    assert result.steps == 5 and "changed, matters the data: their fingerprint was" in said(capsys)
     assert trainer.run([*run, "resume=run/checkpoints/step-000000004"]).steps == 5, "it is of the other data"
 
 
@@ -155,4 +155,4 @@ def test_the_first_worker_that_is_left_knows_the_fingerprint() -> None:
     for rank, told in enumerate(("0123", "")):
         seat: Any = SimpleNamespace(rank=rank, size=2, store=board)
         workers.append(Checkpoints(Path("none"), CheckpointConfig(), seat, True, 9, 9, {"data": told}, 0.0))
-    assert [worker._data() for worker in workers] == ["0123", "0123"]
+    assert [worker._known()["data"] for worker in workers] == ["0123", "0123"]
