@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,14 +44,19 @@ def saver(checkpoints: Path, workers: int = 1, keep_last: int = 1, keep_best: in
 
 
 def save(
-    checkpoints: Path, step: int, life: int = 1, workers: int = 1, keep_last: int = 1, keep_best: int = 0, value: float | None = None
+    checkpoints: Path, step: int, life: int = 1, workers: int = 1, keep_last: int = 1, keep_best: int = 0, value: float | None = None,
+    beside: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """As all workers of a run save after an update."""
+    """As all workers of a run save after an update.
+
+    Args:
+        beside: the files of servers and the best weights.
+    """
     folder = store.folder_of(checkpoints, step)
-    for worker in range(1, workers):
-        write_part(folder, store.part_of(worker), tensor_tree.Packed(state(step, life, worker)))
+    for number, name in enumerate([*map(store.part_of, range(1, workers)), *beside], 1):
+        write_part(folder, name, tensor_tree.Packed(state(step, life, number)))
     first = saver(checkpoints, workers, keep_last, keep_best)
-    parts = [store.part_of(worker) for worker in range(workers)]
+    parts = [*map(store.part_of, range(workers)), *(name for name in beside if name.startswith("server"))]
     first._write(RUN, folder, tensor_tree.Packed(state(step, life)), about(step, value), parts, 0.0)
 
 

@@ -26,15 +26,18 @@ from trainer.errors import UserError
 from trainer.worker import build
 from trainer.worker import checkpoints as of_worker
 
-FILES = ("COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors")
+FILES = (
+    "COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors", "server-0.safetensors", "full-0.safetensors",
+    "best.safetensors",
+)  # fmt: skip
 
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
-    """With those of updates 10 and 20, of two workers."""
+    """With those of updates 10 and 20, of two workers and a server."""
     folder = tmp_path / "run" / "checkpoints"
     for step in (10, 20):
-        saving.save(folder, step, workers=2, keep_last=2)
+        saving.save(folder, step, workers=2, keep_last=2, beside=FILES[4:])
     return folder
 
 
@@ -380,8 +383,8 @@ def of_another_user(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> No
     for step in (10, 20):
         saving.save(checkpoints, step, workers=2, keep_last=2)
     (store.folder_of(checkpoints, 20) / "worker-0.safetensors").chmod(0o600)
-    for name in FILES:
-        (store.folder_of(checkpoints, 10) / name).chmod(0o644)
+    for path in store.folder_of(checkpoints, 10).iterdir():
+        path.chmod(0o644)
     said: list[str] = []
     os.seteuid(65534)
     try:

@@ -16,7 +16,12 @@ CLICKS = (
 )  # fmt: skip
 MODES = {
     "sync": ("strategy=pserver_sync", "strategy.wire=int8", "strategy.evict_after=3"),
-    "async": ("strategy=pserver_async", "strategy.delay_compensation=0.1", "strategy.staleness_power=0.5"),
+    "async": (
+        "strategy=pserver_async",
+        "strategy.delay_compensation=0.1",
+        "strategy.staleness_power=0.5",
+        "strategy.entry.count=2",
+    ),
     "ssp": ("strategy=pserver_ssp", "strategy.staleness=0", "optimizer=adam"),
     "geo": ("strategy=pserver_geo", "strategy.k_steps=3", "strategy.overlap=false"),
 }

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.checkpoint.test_identity import check_equal
 from tests.faults.gate import WAITS
 from tests.faults.half import LAST
 from tests.faults.held_up import held_up
@@ -91,6 +92,10 @@ def noted(run: Path, rank: int) -> dict[str, Any]:
 
 
 def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path: Path) -> None:
+    """The numbers are those of a run that nobody kills."""
+    (tmp_path / "undisturbed").mkdir()
+    whole = trainer(*BASE, *MODES["sync"], cwd=tmp_path / "undisturbed")
+    assert whole.returncode == 0, whole.stderr
     with at_the_gate(tmp_path, *MODES["sync"]) as (process, run, everybody):
         lines = len((run / "ledger.1.tsv").read_text().splitlines())
         member(run, "serverlog.1", everybody).kill()
@@ -102,6 +107,7 @@ def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path:
     again = re.search(r"restart 1 of 3: all processes are started again, from step-\d+; (\d+) updates since then are lost and done again", told)  # fmt: skip
     assert again and 1 <= int(again[1]) <= lines
     assert (result["restarts"], result["lost_updates"], result["lost_workers"]) == (1, int(again[1]), {})
+    check_equal(tmp_path / "undisturbed" / "run", run)
 
 
 def test_all_begin_anew_when_a_server_is_killed_before_there_is_a_checkpoint(tmp_path: Path) -> None:
