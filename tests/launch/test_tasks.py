@@ -72,6 +72,14 @@ def test_launcher_of_commands_is_refused_where_torchrun_has_started_the_processe
     assert type(ready("launch=local")) is Local
 
 
+def test_servers_are_refused_where_torchrun_has_started_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="strategy=pserver_async: torchrun starts workers alone, and this strategy has servers"):  # fmt: skip
+        ready("strategy=pserver_async")
+    assert ready("strategy=collective")
+
+
 def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> None:
     losses = []
     for name, how in (("own", OWN), ("forkserver", "launch=forkserver")):

@@ -52,8 +52,6 @@ def join(lead: Callable[[Start], object]) -> int:
 def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     """Hand the config to the other ranks, and work as rank 0."""
     plan = assignment.plan
-    if set(plan.roles) != {"worker"}:
-        raise RunFailed(f"torchrun starts workers alone; strategy={plan.strategy} has {', '.join(plan.roles)}")
     leave_plan(replace(plan, environment={"worker": environment()}))
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"

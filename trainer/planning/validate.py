@@ -136,6 +136,11 @@ def _check_launcher(config: RunConfig, workers: int, declaration: Declaration, l
     """Refuse a launcher that cannot start this many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
+    if others and "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+        with lacks:
+            more = " and ".join(f"{role}s" for role in roles if role != "worker")
+            why = f"torchrun starts workers alone, and this strategy has {more}"
+            raise UserError(f"strategy={declaration.name}", why, "python -m trainer without torchrun (or strategy=collective)")  # fmt: skip
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
     for refusal in refusals(what, "refuse", lambda: launcher.refuse(config, workers, others)):
         with lacks:
