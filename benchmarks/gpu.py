@@ -11,10 +11,7 @@ the greatest memory, and the share of the time that our loop waited for data.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,14 +19,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from one_run import measured
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.instantiate import call_target, locate
 from trainer.config.run_config import RunConfig
-from trainer.launch.forkserver import Forked, launch
-from trainer.launch.rendezvous import Meeting
-from trainer.launch.supervisor import Role
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
@@ -158,30 +153,14 @@ def main() -> None:
     for case, overrides in CASES.items():
         if arguments.only not in (None, case):
             continue
-        found = run_case(overrides, arguments.rounds)
+        found = measured(
+            "gpu", [*overrides, "device=cuda", "launch.nproc=1", "tracking=none"], ["cuda:0"], arguments.rounds
+        )
         rates, peaks = found["rates"], found["peaks"]
         middle = {name: statistics.median(values) for name, values in rates.items()}
         to = [statistics.median(a / b for a, b in zip(rates["ours"], rates[name], strict=True)) for name in ("plain", "resident")]  # fmt: skip
         print(f"{case:<28} {middle['ours']:>9,.0f} {middle['plain']:>9,.0f} {middle['resident']:>9,.0f} {to[0]:>9.3f} {to[1]:>11.3f} {peaks['ours']:>14.2f} {peaks['plain']:>7.2f} {found['waited']:>9.1%}", flush=True)  # fmt: skip
     print(found["gpu"])
-
-
-def run_case(overrides: list[str], rounds: int) -> dict[str, Any]:
-    """One case in a process of its own."""
-    from trainer.cli import compose
-    from trainer.job.ready import get_ready
-
-    with tempfile.TemporaryDirectory() as folder:
-        with compose.hydra_app() as app:
-            told = [*overrides, "device=cuda", "launch.nproc=1", "tracking=none"]
-            ready = get_ready(compose.plain(compose.compose(app, told)), [], folder)
-        (Path(folder) / "checkpoints").mkdir()
-        payload = {"assignment": ready.assignment, "rounds": rounds}
-        role = Role("worker", 1, "gpu:measure", ["cuda:0"])
-        with open("/dev/null", "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            results = launch([role], payload, Path(folder), Meeting(), Forked(["gpu"]))
-    found: dict[str, Any] = json.loads(json.dumps(results.of["worker"][0]))
-    return found
 
 
 if __name__ == "__main__":

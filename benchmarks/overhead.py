@@ -10,9 +10,7 @@ Prints step time ratios (ours / rival, medians over rounds; at most 1.03 is the 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,15 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from one_run import measured
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trainer.config.instantiate import call_target, locate
 from trainer.config.run_config import RunConfig
-from trainer.launch.forkserver import Forked, launch
-from trainer.launch.rendezvous import Meeting
-from trainer.launch.supervisor import Role
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
@@ -147,7 +143,9 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'case':<30} {'workers':>7} {'ours ms':>8} {'DataLoader':>11} {'cut':>6}   our step: part, share")
     for case, overrides in CASES.items():
-        results = run_case([*overrides, f"launch.nproc={arguments.nproc}"], arguments.nproc, arguments.rounds)
+        results = measured(
+            "overhead", [*overrides, f"launch.nproc={arguments.nproc}"], ["cpu"] * arguments.nproc, arguments.rounds
+        )
         ratios = [statistics.median(a / b for a, b in zip(results["ours"], results[name], strict=True)) for name in ("loader", "cut")]  # fmt: skip
         whole = sum(results["shares"].values())
         shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in results["shares"].items())
@@ -155,26 +153,6 @@ def main() -> None:
         print(
             f"{case:<30} {arguments.nproc:>7} {ours:>8.3f} {ratios[0]:>11.3f} {ratios[1]:>6.3f}   {shares}", flush=True
         )
-
-
-def run_case(overrides: list[str], nproc: int, rounds: int) -> dict[str, Any]:
-    """One case in its own processes; worker 0's measurements."""
-    from trainer.cli import compose
-    from trainer.job.ready import get_ready
-
-    with tempfile.TemporaryDirectory() as folder:
-        with compose.hydra_app() as app:
-            ready = get_ready(compose.plain(compose.compose(app, overrides)), [], folder)
-        (Path(folder) / "checkpoints").mkdir()
-        payload = {"assignment": ready.assignment, "rounds": rounds}
-        role = Role("worker", nproc, "overhead:measure", ["cpu"] * nproc)
-        with open("/dev/null", "w") as nowhere:
-            import contextlib
-
-            with contextlib.redirect_stdout(nowhere):
-                results = launch([role], payload, Path(folder), Meeting(), Forked(["overhead"]))
-    found: dict[str, Any] = json.loads(json.dumps(results.of["worker"][0]))
-    return found
 
 
 if __name__ == "__main__":

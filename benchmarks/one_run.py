@@ -1,0 +1,34 @@
+"""A run's workers that measure instead of training, for benchmarks that compare loops in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.forkserver import Forked, launch
+from trainer.launch.rendezvous import Meeting
+from trainer.launch.supervisor import Role
+
+
+def measured(module: str, overrides: list[str], devices: list[str], rounds: int) -> dict[str, Any]:
+    """What ``measure`` of that module finds in worker 0 of a run with these overrides, one worker to a device.
+
+    Each worker calls ``measure(seat, payload)``; the payload has the run's ``assignment`` and ``rounds``.
+    """
+    from trainer.cli import compose
+    from trainer.job.ready import get_ready
+
+    with tempfile.TemporaryDirectory() as folder:
+        with compose.hydra_app() as app:
+            ready = get_ready(compose.plain(compose.compose(app, overrides)), [], folder)
+        (Path(folder) / "checkpoints").mkdir()
+        payload = {"assignment": ready.assignment, "rounds": rounds}
+        role = Role("worker", len(devices), f"{module}:measure", devices)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            results = launch([role], payload, Path(folder), Meeting(), Forked([module]))
+    found: dict[str, Any] = json.loads(json.dumps(results.of["worker"][0]))
+    return found
