@@ -1,4 +1,4 @@
-"""Wording of messages: 1 worker, 2 workers; a, b and 3 more; words quoted for a shell; the kind of a value."""
+"""Wording of messages: 1 worker, 2 workers; 1.3 GB; a, b and 3 more; words quoted for a shell; the kind of a value."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def counted(number: int, thing: str, form: str = "") -> str:
     """
     head, gap, last = thing.rpartition(" ")
     return f"{number:{form}} {head}{gap}{last if number == 1 else IRREGULAR.get(last, f'{last}s')}"
+
+
+def sized(count: float) -> str:
+    """A number of bytes, such as ``1.3 GB``."""
+    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
+    return f"{count:.0f} B"
 
 
 def some(said: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 from collections import Counter
 from importlib.metadata import version
@@ -122,7 +123,7 @@ def test_the_plan_says_what_it_goes_on_from_and_what_it_keeps(resumed: tuple[Pat
     assert "changed, harmless  launch.timeout_s was" in shown and "resume.path was" not in shown
     [repeat] = [line for line in shown.splitlines() if line.startswith("repeat")]
     assert "resume=auto" in repeat and "resume.path" not in repeat
-    assert "every 10 updates, every epoch and every 10 min, 0.1 MB each, the 2 newest stay" in shown
+    assert re.search(r"every 10 updates, every epoch and every 10 min, [\d.]+ kB each, the 2 newest stay", shown)
 
 
 def test_another_folder_goes_on_with_an_mlflow_run(resumed: tuple[Path, str]) -> None:

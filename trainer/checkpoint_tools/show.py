@@ -17,6 +17,7 @@ from trainer.job.fetch_checkpoints import bring
 from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.run_folder.hold import Hold
 from trainer.terminal.screen import Screen
+from trainer.wording import sized
 
 
 def listed(path: Path) -> int:
@@ -28,7 +29,7 @@ def listed(path: Path) -> int:
     for folder in found:
         state = _damage(folder, verify=False) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
-        table.add_row(*_told(folder), _size(_bytes_of(folder)), _age(folder), state)
+        table.add_row(*_told(folder), sized(_bytes_of(folder)), _age(folder), state)
     screen = Screen()
     screen.print(str(found[0].parent))
     screen.print(table)
@@ -108,7 +109,7 @@ def shown(folder: Path) -> int:
         ],
     )
     screen.facts(
-        "Files", [(name, _size(_bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)]
+        "Files", [(name, sized(_bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)]
     )
     screen.facts("Config", [])
     screen.print(yaml.safe_dump(dict(about.config), sort_keys=False, allow_unicode=True).rstrip())
@@ -119,14 +120,6 @@ def _bytes_of(folder: Path, name: str = "") -> int:
     """The size in bytes of a checkpoint's folder, or of the file ``name`` in it."""
     paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def _size(count: int) -> str:
-    """A number of bytes as text for the table of checkpoints, such as ``1.3 GB``."""
-    for unit, least in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= least:
-            return f"{count / least:.1f} {unit}"
-    return f"{count} B"
 
 
 def _age(folder: Path) -> str:
@@ -154,7 +147,7 @@ def listed_at(address: str) -> int:
         raise nothing_at(address)
     table = _table_of("step", "epoch", "metric", "value", "size")
     for name in found:
-        table.add_row(*_cells(remote.about(name)), _size(remote.size(name)))
+        table.add_row(*_cells(remote.about(name)), sized(remote.size(name)))
     screen = Screen()
     screen.print(remote.address)
     screen.print(table)
@@ -175,7 +168,7 @@ def fetched(address: str, run_dir: Path) -> int:
             raise UserError(str(run_dir), "processes of a run still work in this folder", "another folder")
         _check_its_own(remote, run_dir)
         screen = Screen()
-        screen.print(f"fetches {remote.address}/{step} ({_size(remote.size(step))})", soft_wrap=True)
+        screen.print(f"fetches {remote.address}/{step} ({sized(remote.size(step))})", soft_wrap=True)
         screen.print(str(bring(remote, step, run_dir)), soft_wrap=True)
     finally:
         hold.leave()

@@ -30,7 +30,7 @@ def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True)
     if not here:
         return
     try:
-        there = _nearest(folder)
+        there = nearest(folder)
         longest = os.pathconf(there, "PC_NAME_MAX")
         too_long = next((p for p in folder.parts if len(os.fsencode(p)) > longest), None)
         if too_long is not None:
@@ -47,7 +47,7 @@ def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True)
         raise UserError(what, f"cannot be looked at: {error.strerror}", instead) from error
 
 
-def _nearest(folder: Path) -> Path:
+def nearest(folder: Path) -> Path:
     """The folder, or what of the way to it is there; a link that leads nowhere is there, and no folder."""
     while not os.path.lexists(folder):
         folder = folder.parent

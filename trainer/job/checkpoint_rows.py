@@ -9,8 +9,12 @@ from typing import Any
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import address_of
 from trainer.config.schema import CheckpointConfig
+from trainer.errors import why
+from trainer.host import disk_speed
 from trainer.job.ready import Ready
+from trainer.planning.async_resume import GEO
 from trainer.planning.resume import Resume
+from trainer.wording import sized
 
 SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2}
 """Numbers that an optimizer keeps for each parameter."""
@@ -18,7 +22,8 @@ MOVED = ("SGD", "RMSprop")
 """Optimizers that keep one more with momentum."""
 MOST_SLOTS = 2
 """Of an optimizer that is not known here."""
-
+BESIDES = 20_000
+"""Bytes that a worker's part has besides: random generators, progress, its share of checkpoint.json."""
 
 NOT_FINITE = {
     "skip": "updates are left out (on_nonfinite=skip)",
@@ -38,7 +43,10 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
     if not rhythm:
         yield "checkpoints", "none: the run cannot be resumed"
     else:
-        yield "checkpoints", f"{rhythm}, {_size(ready)} each, {_stay(told)}"
+        how, size = _size(ready)
+        yield "checkpoints", f"{rhythm}, {how}{sized(size)} each, {_stay(told)}"
+        if not ready.checked.elsewhere:
+            yield "  written in", _takes(ready, size)
         if told.to is not None:
             yield "  copied to", address_of(told.to, Path(plan.run_dir), plan.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
@@ -77,15 +85,43 @@ def _stay(told: CheckpointConfig) -> str:
     return f"{newest}{best} {'stay' if told.keep_last + told.keep_best > 1 else 'stays'}"
 
 
-def _size(ready: Ready) -> str:
-    """As large as the checkpoint that the run goes on from, or as the model and the optimizer make it."""
+def _size(ready: Ready) -> tuple[str, float]:
+    """How large a checkpoint is: whether that is exact, and the bytes that are written for it. The best weights are a link."""
     if ready.resume is not None:
-        files = durable_folder.files(ready.resume.folder, store.FORMAT).values()
-        return f"{sum(seal.get('bytes', 0) for seal in files) / 1e6:.1f} MB"
-    config, plan = ready.checked.config, ready.plan
-    copies = 1 + _slots(config.node("optimizer")) + (config.ema.decay is not None)
-    each = (8 if plan.chosen.precision == "fp64" else 4) * plan.parameters * copies
-    return f"about {each * (1 if plan.traits.same_everywhere else plan.workers) / 1e6:.1f} MB"
+        files = durable_folder.files(ready.resume.folder, store.FORMAT).items()
+        return "", sum(seal.get("bytes", 0) for name, seal in files if name != store.BEST)
+    config, plan, model = ready.checked.config, ready.plan, ready.model
+    whole = model.parameters
+    averaged = whole if config.ema.decay is not None else 0
+    state = _slots(config.node("optimizer")) * model.trained
+    holders = 1 if plan.traits.same_everywhere else plan.workers
+    at_servers = plan.traits.tables_at_servers
+    if plan.strategy == GEO:  # a replica, what the servers had at the last exchange, and the optimizer
+        numbers = whole + (2 * whole + state) * holders
+    elif at_servers:
+        numbers = whole + state + (whole - model.in_tables + averaged) * holders
+    else:
+        numbers = (whole + state + averaged) * holders
+    how = "at most " if at_servers and model.in_tables else "about "  # rows that nobody has asked for are left out
+    return how, numbers * (8 if plan.chosen.precision == "fp64" else 4) + BESIDES * plan.workers
+
+
+def _takes(ready: Ready, size: float) -> str:
+    """How long it takes to write a checkpoint, by the speed of the disk now."""
+    try:
+        rate = disk_speed.rate(Path(ready.plan.run_dir), int(size))
+    except OSError as error:
+        return f"an unknown time: {why(error)}"
+    seconds = size / rate
+    took = (
+        "less than 1 s"
+        if seconds < 1
+        else f"about {seconds:.0f} s"
+        if seconds < 99
+        else f"about {seconds / 60:.0f} min"
+    )
+    waits = "behind the training" if ready.checked.config.checkpoint.background else "while the training waits"
+    return f"{took} {waits}, at {sized(rate)} a second (measured now)"
 
 
 def _slots(optimizer: Mapping[str, Any]) -> int:

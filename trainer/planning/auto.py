@@ -38,6 +38,8 @@ class ModelFacts:
         work: multiply-adds of one sample's forward pass, at most; 0: not known.
         lower: of the user's own metrics whose class says so, whether less is better.
         buckets: of gradients; None: there are none, or only the training tells.
+        trained: parameters that the optimizer moves.
+        in_tables: parameters in sparse tables.
     """
 
     parameters: int
@@ -46,6 +48,8 @@ class ModelFacts:
     work: int = 0
     lower: dict[str, bool] = field(default_factory=dict)
     buckets: Buckets | None = None
+    trained: int = 0
+    in_tables: int = 0
 
 
 @dataclass(frozen=True)

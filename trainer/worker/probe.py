@@ -60,6 +60,8 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
             _check_strategy(config, declaration, model, optimizer)
         if any(tables(model)):
             rule_of(config.optimizer, optimizer)
+        moved = rates(model, config.optimizer)
+        trained = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and moved[name].lr)
         loss = call_target(config.loss, "loss", kind=nn.Module)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern = "" if facts is None else check_outputs(config, model, loss, facts)
@@ -74,6 +76,8 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         work=0 if facts is None else parameters * _positions(facts.shape),
         lower=lower,
         buckets=buckets,
+        trained=trained,
+        in_tables=sum(table.weight.numel() for _, table in tables(model)),
     )
 
 

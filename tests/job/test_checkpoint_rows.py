@@ -1,0 +1,79 @@
+"""What the plan tells of checkpoints: their size, and how long it takes to write one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import trainer
+from tests import runs
+from trainer.host import disk_speed
+
+DIGITS = (
+    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "epochs=1", "limit_train_batches=2", "limit_val_batches=1",
+    "checkpoint.every_steps=1", "checkpoint.background=false", "checkpoint.keep_last=9",
+)  # fmt: skip
+UNITS = {"kB": 1e3, "MB": 1e6}
+
+
+def shown(told: str) -> str:
+    return " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("optimizer=adamw", "ema.decay=0.9", "precision=fp64"),
+        ("optimizer=sgd", "optimizer.lr_factors={features: 0}"),
+        ("strategy=local_sgd", "launch.nproc=2"),
+        ("strategy=pserver_sync", "launch.workers=2", "launch.servers=1", "precision=fp64"),
+        ("strategy=pserver_async", "launch.workers=3", "launch.servers=2", "optimizer=adamw"),
+        ("strategy=pserver_geo", "launch.workers=2", "launch.servers=1"),
+    ],
+)
+def test_the_first_checkpoint_is_as_large_as_the_plan_tells(other: tuple[str, ...], tmp_path: Path) -> None:
+    done = runs.trainer(*DIGITS, *other, "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = re.search(r"about ([\d.]+) (kB|MB) each", shown(done.stdout))
+    assert told, done.stdout
+    first = min((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert not (first / "best.safetensors").exists(), "no validation came before"
+    written = sum(path.stat().st_size for path in first.iterdir())
+    assert float(told[1]) * UNITS.get(told[2], 0) == pytest.approx(written, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "told", "other"),
+    [
+        (50e3, "about 2 s behind the training, at 50.0 kB a second (measured now)", ()),
+        (500.0, "about 4 min while the training waits, at 500 B a second (measured now)", ("checkpoint.background=false",)),
+        (5e8, "less than 1 s behind the training, at 500.0 MB a second (measured now)", ()),
+    ],
+)  # fmt: skip
+def test_the_plan_tells_how_long_a_write_takes(
+    rate: float,
+    told: str,
+    other: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(disk_speed, "rate", lambda folder, size: rate)
+    trainer.run(["+recipe=digits_lenet", "tracking=none", "plan=true", f"hydra.run.dir={tmp_path}/run", *other])
+    assert f"written in {told}" in shown(capsys.readouterr().out)
+
+
+def test_where_nothing_can_be_measured_the_plan_tells_why_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    trainer.run(["+recipe=digits_lenet", "tracking=none", "plan=true", f"hydra.run.dir={tmp_path}/run"])
+    assert "written in an unknown time: No space left on device" in shown(capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
