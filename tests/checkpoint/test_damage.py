@@ -215,6 +215,14 @@ def test_a_disk_that_is_full_at_any_moment_is_said_and_the_next_checkpoint_is_wr
     assert {"write", "write_text", "fsync", "replace", "rename", "unlink", "mkdir"} <= set(failed) and len(failed) > 20
 
 
+def test_what_a_death_leaves_of_latest_does_not_stay(tmp_path: Path) -> None:
+    saving.save(tmp_path, 10)
+    (tmp_path / "latest.4711.tmp").write_text("step-0000")
+    (tmp_path / "latest.mine").write_text("mine")
+    saving.save(tmp_path, 20)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "latest.mine", "step-000000020"]
+
+
 def test_a_checkpoint_whose_folder_is_removed_while_it_is_written_is_given_up_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "step-000000010"
     durable_folder.write(folder, "worker-0.safetensors", lambda path: path.write_text("part"))

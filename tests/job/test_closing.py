@@ -22,6 +22,7 @@ import rich.console
 from tests.small_disk import small_disk
 from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
+from trainer.host import files
 from trainer.job import closing, job
 from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
@@ -239,6 +240,28 @@ def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Pat
     told.close()
     status = status_file.read_status(tmp_path)
     assert (status["step"], status["total"], status["percent"], status["eta_s"]) == (61, 61, 100.0, 0.0)
+
+
+@pytest.mark.parametrize("error", [*files.REFUSED, errno.EIO])
+def test_a_folder_that_may_not_be_written_to_for_a_while_ends_no_run(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = report.Report(tmp_path, 60, own=tmp_path / "status.0.json")
+    told.doing("compiles")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(error, os.strerror(error))))
+        with pytest.raises(OSError, match="error") if error == errno.EIO else contextlib.nullcontext():
+            for step in (1, 2):
+                told._next_status = 0.0
+                told.progress(0, step)
+    said = capsys.readouterr().out.count(f"cannot be written ({os.strerror(error)}); the training goes on")
+    assert said == (0 if error == errno.EIO else 1) and status_file.read_status(tmp_path)["step"] == 0
+    told._next_status = 0.0
+    told.progress(0, 3)
+    assert (
+        status_file.read_status(tmp_path)["step"] == json.loads((tmp_path / "status.0.json").read_text())["step"] == 3
+    )
+    told.close()
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["checkpoints", "none"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.host.files import FULL
+from trainer.host.files import REFUSED
 from trainer.run_folder.points import Points
 
 
@@ -40,7 +40,7 @@ def on_a_disk(folder: Path, room: int, error: int = errno.ENOSPC) -> tuple[Point
     return points, disk
 
 
-@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize("error", REFUSED)
 def test_lines_wait_for_room_in_their_order_whole(
     error: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,8 @@ CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
+UNNAMED = re.compile(rf"{LATEST}\.\d+\.tmp")
+"""What a death or a full disk leaves of the file with the name of the newest."""
 OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")
 FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|best\.safetensors|(checkpoint|index)\.json|COMPLETE")
 """What a checkpoint has."""
@@ -315,6 +317,8 @@ def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
 
 def _is_left(path: Path) -> bool:
     """Whether a folder is what was not completed, or what was not removed to its end."""
+    if UNNAMED.fullmatch(path.name):
+        return True
     if aside := ASIDE.fullmatch(path.name):
         return aside[2] == "partial" or (path.with_name(aside[1]) / durable_folder.MARKER).is_file()
     if not NAME.fullmatch(path.name) or not path.is_dir() or (path / durable_folder.MARKER).exists():

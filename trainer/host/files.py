@@ -16,17 +16,24 @@ PART = re.compile(r"^\.(.+)\.\d+-[0-9a-f]{8}$")
 """What a file is called until it takes its place; a process that was killed leaves it."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a disk that takes nothing more for now."""
+REFUSED = (*FULL, errno.EACCES, errno.EPERM)
+"""Errors of writing while a disk is full, or while a folder may not be written to."""
 PRIVATE, COMMON = 0o600, 0o666
 """Modes of new files: for their owner's eyes alone; for whomever the umask allows."""
 
 
+def is_part(name: object) -> bool:
+    """Whether that is the name of a file which was to be written to take its place; what a user's own code cannot read has others."""
+    return isinstance(name, (str, Path)) and PART.match(Path(name).name) is not None
+
+
 @contextmanager
 def if_the_disk_takes() -> Iterator[None]:
-    """Context manager: what a full disk refuses is left out, and ends nobody."""
+    """Context manager: what a full disk or a read-only folder refuses is left out, and ends nobody."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in REFUSED:
             raise
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted, Missing, NotFinite, RunFailed, UserError
-from trainer.host.files import FULL
+from trainer.host.files import FULL, REFUSED, is_part
 from trainer.terminal import streams
 
 MOST_TEXT = 30_000
@@ -81,8 +81,8 @@ class Failure:
 
 
 def full_disk(error: BaseException) -> str:
-    """The sentence for a full disk that ends a process; '' if the error is another one. (safetensors tells it in words alone.)"""
-    if isinstance(error, OSError) and error.errno in FULL:
+    """The sentence for a full disk, or a read-only folder, that ends a process; '' if the error is another one. (safetensors tells it in words alone.)"""
+    if isinstance(error, OSError) and (error.errno in FULL or (error.errno in REFUSED and is_part(error.filename))):
         return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
     told = OS_ERROR.search(str(error))
     return f"a file cannot be written: {os.strerror(int(told[1]))}" if told and int(told[1]) in FULL else ""

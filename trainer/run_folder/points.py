@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from trainer.errors import why
-from trainer.host.files import FULL
+from trainer.host.files import REFUSED
 
 
 class Points:
@@ -60,7 +60,7 @@ class Points:
             while self.waiting:
                 self.waiting = self.waiting[self.file.write(self.waiting) :]
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in REFUSED:
                 raise
             if not self.refused:
                 print(f"ATTENTION: {self.path} cannot be written ({why(error)}); the training goes on, its points wait until there is room", flush=True)  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer.errors import why
-from trainer.host.files import FULL, replace_file, start_empty
+from trainer.host.files import REFUSED, replace_file, start_empty
 from trainer.host.pulse import Pulse
 from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
 from trainer.run_folder.json_files import leave
@@ -269,7 +269,7 @@ class Report:
         try:
             yield
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in REFUSED:
                 raise
             if not self._refused:
                 print(f"ATTENTION: {path} cannot be written ({why(error)}); the training goes on", flush=True)
