@@ -27,6 +27,7 @@ from trainer.job import closing, job
 from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
+from trainer.job.result import Result
 from trainer.run_folder import json_files, report
 from trainer.terminal import status as status_file
 from trainer.terminal.streams import _Tee
@@ -330,3 +331,20 @@ def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
         assert mlflow_run._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
     assert mlflow_run._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
     assert mlflow_run._said(ValueError("another\nmistake")) == "another"
+
+
+def test_what_a_run_has_lost_is_in_its_tags(ready: job.Ready, tmp_path: Path) -> None:
+    mine, tracker = copy.copy(ready), Tracker()
+    mine.plan = replace(ready.plan, run_dir=str(tmp_path))
+    lost = {"1": "worker 1 was killed by SIGKILL", "3": "nothing was heard of it for 10 s"}
+    result = Result("done", str(tmp_path), restarts=2, lost_updates=40, lost_at_servers=37, lost_workers=lost)
+    closing._close_tracking(result, tmp_path, mine, [], tracker)  # type: ignore[arg-type]
+    told = {name.removeprefix("trainer."): tag for name, tag in tracker.tags.items() if name.startswith("trainer.")}
+    assert told == {
+        "restarts": "2",
+        "lost_updates": "40",
+        "lost_at_servers": "37",
+        "lost_workers": "; ".join(lost.values()),
+    }
+    closing._close_tracking(Result("done", str(tmp_path)), tmp_path, mine, [], tracker)  # type: ignore[arg-type]
+    assert not [name for name in tracker.tags if name.startswith("trainer.")], "of nothing nothing is told"

@@ -59,3 +59,20 @@ def test_a_checkpoint_keeps_the_place_of_the_batch_that_comes() -> None:
     fetched: Any = SimpleNamespace(rows={})
     ahead.fetched = {}, fetched
     assert ahead.state()["place"] == HERE
+
+
+def test_ids_that_the_model_computes_are_not_fetched_ahead_and_the_log_says_so_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table: Any = SimpleNamespace(number=1, name="computed")
+    ahead = Ahead([table])
+    for _ in range(3):
+        inputs = torch.tensor([1, 2])
+        ahead.computing(inputs)
+        ahead.learn_path(table, inputs + 7)
+        ahead.expect(torch.tensor([3]))
+        assert ahead.coming() == {}
+    assert (
+        capsys.readouterr().out
+        == "table computed: its ids are computed inside the model, so its rows cannot be fetched ahead\n"
+    )

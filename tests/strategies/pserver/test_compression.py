@@ -12,6 +12,7 @@ from tests.strategies.pserver.harness import Cluster, config
 from tests.strategies.pserver.test_versions import net, placed
 from trainer.strategies.pserver.protocol.compression import Feedback, decode, encode
 from trainer.strategies.pserver.protocol.messages import Kind, Record
+from trainer.strategies.pserver.worker.geo import PserverGeo
 
 PUSHES, SIZE = 200, 1300
 
@@ -72,4 +73,22 @@ def test_a_worker_remembers_what_int8_took_from_its_pushes() -> None:
             moved = (value.detach().view(-1) - found).view(-1)
             moved[moved > 1] = pushes * small  # where the great ones are; sgd with a learning rate of 1
             torch.testing.assert_close(moved, torch.full_like(moved, pushes * small), rtol=0, atol=1 / 127)
+        worker.close()
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_differences_of_geo_and_their_answers_are_always_full(wire: str) -> None:
+    with Cluster(config("geo", 1, 1, wire=wire)) as cluster:
+        worker = PserverGeo(cluster.run["config"]["strategy"], cluster.seat("worker", 0))
+        worker.setup(net(), cluster.updaters)
+        with torch.no_grad():
+            for p in worker.model.parameters():
+                p += 1e-9  # far below the digits of bfloat16
+        worker.begin_exchange()
+        assert worker.exchange is not None
+        [request] = worker.exchange.requests
+        assert request.message.need(Kind.DENSE).dtype == np.float64
+        np.testing.assert_allclose(request.message.need(Kind.DENSE), 1e-9, atol=1e-15)
+        worker.client.wait([request])
+        assert request.answer is not None and request.answer.need(Kind.DENSE).dtype == np.float64
         worker.close()

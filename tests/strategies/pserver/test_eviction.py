@@ -16,6 +16,9 @@ from trainer.config.run_config import RunConfig
 from trainer.strategies.builtin import PserverAsyncDeclaration
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import Message, Verb, text
+from trainer.strategies.pserver.server.admission import Count, Probability
+from trainer.strategies.pserver.worker.remote_model import RemoteTable
+from trainer.weights.fresh_rows import RowInit
 
 OLD, NEW = np.arange(0, 10, dtype=np.int64), np.arange(20, 30, dtype=np.int64)
 BOTH = OLD.tolist() + NEW.tolist()
@@ -137,4 +140,36 @@ def test_rows_of_the_start_count_from_the_first_time_that_is_told() -> None:
         push([worker], NEW, 1_000_020)
         shrink(worker, 10)
         assert kept(cluster, worker) == NEW.tolist()
+        worker.die()
+
+
+def test_dropped_row_of_torch_s_own_table_comes_back_as_zeros() -> None:
+    """The first worker has sent its values; nobody can draw them again."""
+    with Cluster(made("async", 1, servers=1)) as cluster:
+        [worker] = crew(cluster)
+        spec = RemoteTable(1, "emb", nn.Embedding(1000, 3, sparse=True), 1, None).spec  # type: ignore[arg-type]
+        assert spec.init == "zeros"
+        table = cluster.servers[0].parameters.shard.tables[1]  # type: ignore[union-attr]
+        table.init = RowInit(spec.init, spec.scale)
+        table.assign(OLD, torch.ones(len(OLD), 3, dtype=torch.float64))
+        push([worker], NEW, 100)
+        shrink(worker, 10)
+        assert kept(cluster, worker) == NEW.tolist()
+        assert set(worker.look(OLD)[1].values()) == {0.0}
+        worker.die()
+
+
+@pytest.mark.parametrize(
+    ("entry", "rule"),
+    [
+        ({"count": 1, "probability": 1.0}, None),
+        ({"count": 3, "probability": 1.0}, Count(3)),
+        ({"count": 1, "probability": 0.5}, Probability(0.5)),
+        ({"count": 3, "probability": 0.5}, Probability(0.5)),
+    ],
+)
+def test_where_count_and_probability_are_set_the_probability_counts(entry: dict[str, float], rule: Any) -> None:
+    with Cluster(made("async", 1, servers=1, entry=entry)) as cluster:
+        [worker] = crew(cluster)
+        assert cluster.servers[0].parameters.shard.tables[1].admission == rule  # type: ignore[union-attr]
         worker.die()

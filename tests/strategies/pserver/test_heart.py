@@ -47,3 +47,14 @@ def test_signs_of_life_go_on_without_a_descriptor(fails: str, monkeypatch: pytes
     seat: Any = SimpleNamespace(secret=b"", rank=0)
     connections._beat(None, seat, ["old"], 1.0, gone)  # type: ignore[arg-type]
     assert sent == ["old"] * FREE_AT + ["new"] * (BEATS - FREE_AT)
+
+
+def test_signs_of_life_come_five_times_in_the_silence_after_which_a_worker_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(connections, "_beat", lambda context, seat, endpoints, every_s, gone: told.append(every_s))
+    seat: Any = SimpleNamespace(secret=bytes(32), rank=0, store=None)
+    sockets = connections.Sockets(seat, ["tcp://127.0.0.1:9"], lost_after_s=30.0)
+    sockets.close(0)
+    assert told == [6.0]

@@ -25,7 +25,7 @@ from tests.strategies.pserver.harness import DIM, Bare, Cluster, Sum, config, in
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import messages as wire
 from trainer.strategies.pserver.protocol.messages import CODES, HEADER, LINE, Kind, Message, Record, Verb, pack, text
-from trainer.strategies.pserver.protocol.sockets import WorkerSocket, key_pair, password
+from trainer.strategies.pserver.protocol.sockets import ServerSocket, WorkerSocket, key_pair, password
 from trainer.strategies.pserver.server import server as server_module
 from trainer.strategies.pserver.server.server import SMALLEST_LIMIT
 
@@ -421,3 +421,14 @@ def test_worker_refuses_its_own_frame_that_no_server_would_take(monkeypatch: pyt
         worker.client.sequence = 0
         check_training(worker)
         worker.die()
+
+
+def test_log_names_the_first_ten_refused_messages_and_then_each_power_of_two(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    socket_ = ServerSocket.__new__(ServerSocket)
+    socket_.malformed = 0
+    for _ in range(100):
+        socket_.refuse(ValueError("nonsense"))
+    told = [int(line.split()[2].rstrip(":")) for line in capsys.readouterr().out.splitlines()]
+    assert told == [*range(1, 11), 16, 32, 64] and socket_.malformed == 100

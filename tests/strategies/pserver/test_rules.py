@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from tests.strategies.pserver.harness import DIM, Bare, Cluster, config
+from tests.strategies.pserver.test_versions import STRENGTH, placed, step
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Kind, Record
 
 IDS = np.array([3, 8], dtype=np.int64)
 FIRST, LATE = np.array([1.0, 2.0, -1.0, 0.5]), np.array([0.5, -1.0, 2.0, 1.0])
+
+
+def batch() -> SimpleNamespace:
+    return SimpleNamespace(inputs=torch.zeros(1), work=None, last=True)
 
 
 def push(worker: Bare, dense: np.ndarray, value: float, clock: int) -> None:
@@ -42,6 +50,44 @@ def test_delay_compensation_is_that_of_dc_asgd(servers: int) -> None:
     np.testing.assert_allclose(vector, moved - (LATE + strength * LATE**2 * moved), rtol=0, atol=1e-12)
     for id_, value in rows.items():
         assert value == pytest.approx(fresh[id_] - 0.25 - (2.0 + strength * 4.0 * -0.25), abs=1e-12)
+
+
+@pytest.mark.parametrize(("pulls", "compensated"), [(8, True), (9, False)])
+def test_delay_compensation_remembers_the_last_eight_pulls_of_a_worker(pulls: int, compensated: bool) -> None:
+    with Cluster(config("async", 2, 1, launch_barrier=False, delay_compensation=STRENGTH)) as cluster:
+        one, two = Bare(cluster, 0), Bare(cluster, 1)
+        one.begin()
+        for clock in range(1, pulls + 1):  # the first one is of version 0, of which the late gradient is
+            one.look(IDS)
+            push(two, FIRST, 0.25, clock)
+        push(one, LATE, 2.0, 1)
+        moved = -pulls * FIRST
+        expected = moved - (LATE + compensated * STRENGTH * LATE**2 * moved)
+        np.testing.assert_allclose(one.look(IDS)[0][0], expected, rtol=0, atol=1e-12)
+        one.die()
+        two.die()
+
+
+def test_first_batch_after_a_meeting_is_not_compensated_in_async() -> None:
+    run = config("async", 1, 1, launch_barrier=False, independent_recv_thread=False, delay_compensation=STRENGTH)
+    with Cluster(run) as cluster:
+        worker, [server] = placed(cluster), cluster.servers
+        step(worker, 1.0)
+        for strength in (0.0, STRENGTH):
+            if not strength:
+                worker.synchronize()
+            worker.prepare(batch())
+            shard = server.parameters.shard
+            assert shard is not None
+            shard.apply(torch.full_like(shard.vector, 0.5), {}, 0)
+            before = shard.vector.clone()
+            for p in worker.model.parameters():
+                p.grad = torch.full_like(p, 2.0)
+            worker.step(1)
+            worker.finish_pushes()
+            expected = before - (2.0 + strength * 4.0 * -0.5)
+            torch.testing.assert_close(shard.vector, expected, rtol=0, atol=1e-12)
+        worker.close()
 
 
 def test_learning_rate_falls_with_staleness() -> None:
