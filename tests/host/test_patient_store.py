@@ -38,6 +38,18 @@ def test_store_that_does_not_answer_is_named_in_time_and_answers_count_when_the_
     assert patient.get("a") == b"1", "what is asked later is answered later"
 
 
+def test_who_has_less_time_asks_the_same_board_with_less_patience() -> None:
+    store, secret = Cut(), b"s" * 32
+    board = SealedBoard(PatientStore(store, "the store", 1000), secret).under("part")
+    soon = board.within(0.1)
+    with pytest.raises(NoNote, match=r"the store did not answer within 0.1 s"):
+        soon.check(["key"])
+    store.open.set()
+    board.set("key", "note")
+    assert board.within(1000).get("key") == b"note"
+    assert board.within(2000).store.patience_s == 1000, "never with more"
+
+
 def test_error_of_the_store_is_told_with_its_name() -> None:
     class Gone(dist.HashStore):
         def get(self, key: str) -> bytes:

@@ -17,7 +17,7 @@ from coverage import Coverage
 PSERVER = Path("trainer/strategies/pserver")
 SIDES = {
     "server": ("machine", "turns", "answers", "members", "liveness", "regained", "parameters", "pulls", "pushes", "rules", "checks", "lease_requests", "epoch_blocks", "totals", "saving", "shard", "sparse_table", "admission", "changes"),
-    "worker": ("client", "worker", "halting", "retelling", "held_blocks", "common_start", "async_and_ssp", "geo", "replica", "sync", "pull", "push", "ahead", "agreement", "clipping"),
+    "worker": ("client", "worker", "halting", "retelling", "held_blocks", "common_start", "async_and_ssp", "geo", "replica", "sync", "pull", "push", "ahead", "agreement", "clipping", "silent_servers"),
     "protocol": ("index_intervals", "server_lives"),
 }  # fmt: skip
 """The files with the rules: of each side those that decide something."""

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 
 from tests.simulation import part_writer, run
+from trainer.host.notes_board import NoNote
 from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, SAVES, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
@@ -37,10 +38,12 @@ from trainer.strategies.pserver.worker import (
     ahead,
     async_and_ssp,
     client,
+    connections,
     geo,
     halting,
     held_blocks,
     retelling,
+    silent_servers,
     sync,
     worker,
 )
@@ -760,8 +763,28 @@ def a_row_of_the_last_age_that_stays_is_removed(original: Any, self: sparse_tabl
     return original(self, older_than + 1)
 
 
+@replaces(machine.Server, "answer")
+def a_board_that_is_away_makes_a_message_nonsense(original: Any, self: machine.Server, request: Message) -> Message:
+    try:
+        return original(self, request)  # type: ignore[no-any-return]
+    except NoNote as error:
+        raise RuntimeError(str(error)) from error
+
+
+@replaces(machine.Server, "_spent")
+def time_in_a_turn_is_the_silence_of_others(_: Any, self: machine.Server, since: float) -> float:
+    self.ended_turn = self.now()
+    return self.ended_turn
+
+
+@replaces(silent_servers.SilentServers, "look")
+def who_waits_for_a_checkpoint_asks_no_server_for_a_sign_of_life(_: Any, *arguments: Any) -> None:
+    pass
+
+
 # A patch inside of a function that waits would last while others run.
 MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
+    "who_has_waited_in_vain_waits_for_the_board_as_well": lambda: patch.object(connections, "ASK_S", 1e9),
     "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
 }  # fmt: skip

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tests.notes import Notes
+from tests.simulation.boards import FarBoard
 from tests.simulation.checkpoints import Before, Checkpoints
 from tests.simulation.close_deaths import CloseDeaths
 from tests.simulation.disks import Disks
-from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, TIMEOUT_S, Fault, Scenario
+from tests.simulation.hosts import Hosts
+from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, OF_HOSTS, TIMEOUT_S, Fault, Scenario
 from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
@@ -90,8 +92,9 @@ class Play:
 
     def __init__(self, world: World, scenario: Scenario, life: int, before: Before) -> None:
         self.world, self.scenario, self.life, self.before = world, scenario, life, before
-        self.board, self.saved = Notes(), Checkpoints(self.is_saved)
-        self.network = Network(world, scenario)
+        self.saved, self.network = Checkpoints(self.is_saved), Network(world, scenario)
+        self.hosts = Hosts(self) if scenario.places else None
+        self.board: Notes | FarBoard = self.hosts.board if self.hosts else Notes()
         self.disks = Disks(world, json if any(scenario.hosts) else STAGE)  # what travels between hosts has a length
         STAGE.disks = self.disks
         self.strategy, resume = declared(scenario), ""
@@ -121,6 +124,7 @@ class Play:
                 self.settled,
                 0,
                 None if before.number is None else before.saved.part(before.number, r),
+                self.hosts and self.hosts.of_worker(r),
             )
             for r in range(scenario.workers)
         ]
@@ -210,7 +214,7 @@ class Play:
         """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by itself."""
         return SimulatedServer(
             self.world, number, self.scenario, self.strategy, self.board, self.disks, self.before.counts, self.to_worker, self.heartbeats,
-            self.server_ended, resume, self.unsure(), life, again,
+            self.server_ended, resume, self.unsure(), life, again, self.hosts and self.hosts.of_server(number),
         )  # fmt: skip
 
     # --- messages --------------------------------------------------------------------------------------------------
@@ -272,6 +276,9 @@ class Play:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def happens(self, fault: Fault) -> None:
+        if self.hosts and fault.kind in OF_HOSTS:
+            self.hosts.happens(fault)
+            return
         worker, server = self.workers[fault.worker], self.servers[fault.server]
         process = server if fault.kind.endswith("server") else worker
         if process.dead or process.ended:
@@ -316,23 +323,33 @@ class Play:
 
     def worker_ended(self, rank: int, why: str, fatal: bool) -> None:
         """As launch/supervisor.py: what a worker says itself of why the run cannot be ends it; others do without one that died."""
-        if self.end:
+        if self.end or self.gone.get(rank):
             return
         self.gone[rank] = why
         if why == KILLED and self.close_deaths:
             self.close_deaths.worker_died()
         if not why:
-            self.board.set(f"done/worker/{rank}", "well")
+            self._tells(rank, f"done/worker/{rank}", "well")
             self._done()
             return
         others = [w for w in self.workers if w.rank not in self.gone or not self.gone[w.rank]]
         if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
-            self.fails(f"worker {rank}: {why}")
+            self.fails(f"worker {rank}: {why}", self._host(rank))
         elif why == KILLED and self.unneeded_since is None and len(self.came_back) < self.scenario.returns:
             self._starts_again(rank)
         else:
-            self.board.set(f"lost/worker/{rank}", "its process ended")
+            self._tells(rank, f"lost/worker/{rank}", "its process ended")
             self._done()
+
+    def _host(self, rank: int) -> int:
+        return self.hosts.of_worker(rank)[1] if self.hosts else 0
+
+    def _tells(self, rank: int, note: str, what: str) -> None:
+        """The launcher of a worker's host leaves a note."""
+        if self.hosts:
+            self.hosts.tells(self._host(rank), note, what)
+        else:
+            self.board.set(note, what)
 
     def _starts_again(self, rank: int) -> None:
         """As launch/returns.py: another process begins in the place of one that has died."""
@@ -351,7 +368,7 @@ class Play:
 
     def server_ended(self, number: int, error: RunFailed | None) -> None:
         if error is not None:
-            self.fails(f"server {number}: {error}")
+            self.fails(f"server {number}: {error}", self.hosts.of_server(number)[1] if self.hosts else 0)
         self._done()
 
     def look(self) -> None:
@@ -360,7 +377,8 @@ class Play:
         Raises:
             Violation: nobody does anything.
         """
-        if (since := self.world.now - self.world.moved) > (may := LOOP_S + WRITES * self.scenario.disk_s):
+        may = LOOP_S + WRITES * self.scenario.disk_s + self.scenario.parted_s
+        if (since := self.world.now - self.world.moved) > may:
             raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")
         if all(s.ended for s in self.servers):
             running = [w for w in self.workers if w.rank not in self.gone]
@@ -371,16 +389,22 @@ class Play:
                         worker.kill()
         self.world.after(1.0, self.look)
 
-    def fails(self, why: str) -> None:
-        """The launcher ends all processes."""
-        if not self.end:
+    def fails(self, why: str, host: int = 0) -> None:
+        """The launcher ends all processes; of several hosts its own, and tells the others."""
+        if self.hosts and not self.end and not self.powerless:
+            self.hosts.ends(host, why)
+        elif not self.end:
             self.end, self.world.over = why, True
             self.world.say(f"the run fails: {why}")
 
     def _done(self) -> None:
         """All processes may have ended."""
-        if not self.end and len(self.gone) == len(self.workers) and all(s.ended for s in self.servers):
+        if self.end or len(self.gone) < len(self.workers) or not all(s.ended or s.dead for s in self.servers):
+            return
+        if all(s.ended and not s.failed for s in self.servers):
             self.end, self.world.over = "done", True
+        elif self.hosts and self.hosts.over:
+            self.end, self.world.over = self.hosts.why, True
 
     def close(self) -> None:
         """Nothing goes on."""
@@ -415,7 +439,12 @@ class Play:
         stops = self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"
         before_start = 0 in {*lost, *self.came_back} and not all(s.machine.parameters.ready for s in self.servers)
         if not (
-            self.powerless or self.killed_servers or (lost and stops) or before_start or len(lost) == len(self.workers)
+            self.powerless
+            or self.killed_servers
+            or (lost and stops)
+            or before_start
+            or len(lost) == len(self.workers)
+            or (self.hosts and self.hosts.may_end())
         ):
             raise Violation(f"the run fails without a cause: {self.end}")
 
@@ -424,6 +453,8 @@ class Play:
         own = [f for f in self.scenario.faults if f.worker == rank]
         silent = sum(f.seconds for f in own if f.kind in ("stop worker", "suspend worker", "cut"))
         victim = self.close_deaths is not None and rank in self.close_deaths.victims
+        if self.hosts and self.hosts.may_be_lost(rank):
+            return True
         return victim or silent > LOST_AFTER_S / 2 or any(f.kind in DEATHS + CLOSE_BY for f in own)
 
     def _check_pieces(self, server: SimulatedServer) -> None:

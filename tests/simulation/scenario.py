@@ -12,6 +12,9 @@ TIMEOUT_S = 200.0
 SHORT = (0.01, 0.05, 0.3, 0.5, 1.0, 3.0, 8.0)
 LONG = (12.0, 20.0, 25.0)
 """Seconds of a stop or a cut: below and above ``LOST_AFTER_S``."""
+PARTED = (60.0, 150.0, 300.0, 500.0)
+"""Of hosts and of the board also: below and above ``TIMEOUT_S``."""
+TO_PART = SHORT[3:] + LONG + PARTED
 LONG_RUNS = 7, 30
 """Runs whose seeds end in it have up to 8 workers, 4 servers and 288 batches. The others are short, and find the same in less time."""
 WAKING_RUNS = 3, 30
@@ -24,12 +27,16 @@ BEHIND = (0, 3)
 """Runs whose seeds leave these in a division by 4 have checkpoint.background=true."""
 RESUMED_RUNS = 19, 20
 """All processes of runs whose seeds leave this in such a division die, and others go on: as many in sync, else other numbers of them."""
+ON_HOSTS = (7, 9)
+"""Runs whose seeds leave these in a division by 20 are on two or three hosts, which lose their ways to each other and to the board."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 MOST_SAVES = 12
 """Stops of a run whose disks are slower than all else."""
 WRITES_FIRST = 4
 """In one run of so many, a server answers SAVE when its disk is done; in the others its disk is slow after the answer."""
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
+OF_HOSTS = ("cut of hosts", "board away", "board slow")
+"""Of runs on several hosts."""
 DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
 """Of a worker: at a time, in the middle of its next push, at the next stop of all, or as it leaves."""
 CLOSE_BY = ("kill worker", "torn push", "torn stop", "torn stop", "torn meeting", "torn meeting")
@@ -39,7 +46,7 @@ WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
 
 @dataclass(frozen=True)
 class Fault:
-    """At a time something happens to a worker, a server, or the way between them."""
+    """At a time something happens to a worker, a server, or the way between them; or to two hosts, in the place of worker and server."""
 
     at: float
     kind: str
@@ -66,6 +73,7 @@ class Scenario:
         server_returns: so many servers that are killed are started again from the newest checkpoint.
         others: how many workers and servers go on in each life after the first, if not as many. vectors: of the model; 0: one per server.
         close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
+        places: the host of each worker, then of each server; empty: all on one.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a batch takes, by worker.
@@ -105,6 +113,7 @@ class Scenario:
     writes_first: bool = False
     others: tuple[tuple[int, int], ...] = ()
     vectors: int = 0
+    places: tuple[int, ...] = ()
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -145,6 +154,7 @@ class Scenario:
             ._with_an_end(random.Random(f"power cut 3 {seed}"))
             ._resumed(random.Random(f"other numbers {seed}"))
             ._with_admission_by_chance(random.Random(f"admission {seed}"))
+            ._on_hosts(random.Random(f"hosts {seed}"))
         )
 
     def _drawn_later(self, r: random.Random) -> Scenario:
@@ -321,6 +331,28 @@ class Scenario:
             return self
         return replace(self, options=self.options | {"probability": r.choice((0.2, 0.6))})
 
+    def _on_hosts(self, r: random.Random) -> Scenario:
+        """Between hosts no process is started again. All connections of two hosts are cut at once, and the board is away or slow."""
+        if self.seed % 20 not in ON_HOSTS:
+            return self
+        hosts = r.choice((2, 2, 2, 3))
+        workers = max(self.workers, hosts)
+        places = [rank * hosts // workers for rank in range(workers)]
+        spread = r.random() < 0.5
+        places += [r.randrange(hosts) if spread else 0 for _ in range(self.servers)]
+        times = [10 ** r.uniform(-2.3, 0.8) for _ in range(r.choice((1, 1, 2)))]
+        cuts = [Fault(at, "cut of hosts", *sorted(r.sample(range(hosts), 2)), r.choice(TO_PART)) for at in times]  # fmt: skip
+        if r.random() < 0.5:
+            kind = r.choice(OF_HOSTS[1:])
+            cuts.append(Fault(10 ** r.uniform(-2.3, 0.8), kind, 0, 0, r.choice(TO_PART)))
+        own = [fault for fault in self.faults if r.random() < 0.3]
+        long = any(fault.seconds in PARTED for fault in cuts)
+        return replace(
+            self, workers=workers, places=tuple(places), faults=tuple(sorted([*own, *cuts], key=lambda fault: fault.at)),
+            pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(workers)), stops=self.stops or r.choice((0, 0, 1, 3)),
+            blocks=max(self.blocks, r.choice((2, 4))), returns=0, ends=(), hosts=() if long else self.hosts,
+        )  # fmt: skip
+
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
         """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""
         told: dict[str, Any] = {}
@@ -358,6 +390,11 @@ class Scenario:
     def timed(self) -> bool:
         """Batches have a time of their own."""
         return self.options.get("evict_by") == "event_time"
+
+    @property
+    def parted_s(self) -> float:
+        """So long hosts, or the board, may be out of reach in all."""
+        return sum(fault.seconds for fault in self.faults if fault.kind in OF_HOSTS)
 
     @property
     def batches(self) -> int:

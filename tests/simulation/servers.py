@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tests.notes import Notes
+from tests.simulation.boards import FarBoard, FarStore, Store
 from tests.simulation.disks import Disks, SavedPart
 from tests.simulation.nonsense import Nonsense
 from tests.simulation.part_writer import Moment, SlowWriter
@@ -23,13 +24,13 @@ from tests.simulation.world import Process, Violation, World
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import CheckpointConfig, DataConfig, SchedulerConfig
 from trainer.errors import RunFailed
+from trainer.host.notes_board import NoNote
 from trainer.strategies import builtin
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import (
     COMES,
     RESTS,
     RESUMES,
-    SAVING,
     WAKES,
     Kind,
     Message,
@@ -100,14 +101,15 @@ class SimulatedServer(Process):
     Args:
         strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice. send: takes (server, an answer, which process gets it).
         heartbeats: ranks whose signs of life come now.
-        life: of the process. again: it is started again by itself.
+        life: of the process. again: it is started again by itself. place: the board's store, and its host; None: all are on one host.
         ended: told when the process has ended, and with which error.
     """
 
     def __init__(
-        self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes,
+        self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes | FarBoard,
         disks: Disks, begun: Mapping[str, tuple[np.ndarray, np.ndarray]], send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
         ended: Callable[[int, RunFailed | None], None], resume: str, unsure: list[int], life: int = 0, again: bool = False,
+        place: tuple[Store, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(world, f"server {number}")
         self.life, self.resume, self.again = life, resume, again
@@ -118,13 +120,15 @@ class SimulatedServer(Process):
         self.number, self.scenario, self.send, self.heartbeats, self.tell_end = number, scenario, send, heartbeats, ended  # fmt: skip
         self.share = scenario.workers if scenario.mode in ("geo", "sync") else 1
         """What one application of a piece is worth, as a part of 1."""
-        self.busy = 0.0
+        self.busy = self.waited = 0.0
+        """What the present turn has taken already: a disk's time, and that in which the board gave no answer; the latter alone."""
         self.inbox: list[tuple[bytes, Message]] = []
         self.missed_turns = False
         self.seen_version, self.unsure = 0, unsure
         self.dies_at: Verb | None = None
         self.die: Callable[[SimulatedServer], None] = lambda server: None
         """How it dies, soon after a message of that kind has come."""
+        self.failed = False
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
         self.begun = begun
@@ -136,6 +140,9 @@ class SimulatedServer(Process):
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
         self.draw = random.Random(f"{scenario.seed} {number} {life}")  # of its disk: other draws stay what they were
         self.writer = SlowWriter(self)
+        self.board = board = (
+            board if place is None else FarBoard(FarStore(place[0], place[1], self._real_time, self._waits))
+        )
         run = Run(scenario, resume)
         self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, again, self.writer)
         self.pulse = 0
@@ -143,12 +150,20 @@ class SimulatedServer(Process):
         self.machine.tell_done = partial(setattr, self, "pulse")
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
-        self.board, self.news, self.look_after = board, (-1, -1), self.machine.liveness.look_after
+        self.news, self.look_after = (-1, -1), self.machine.liveness.look_after
         self.machine.liveness.look_after = self._look_after  # type: ignore[method-assign]
         world.after(IDLE_S * world.random.random(), self.idle)
 
     def clock(self) -> float:
         return self.world.now - self.lag + self.busy
+
+    def _real_time(self) -> float:
+        return self.world.now + self.busy
+
+    def _waits(self, seconds: float) -> None:
+        """For the board, in the middle of a turn."""
+        self.busy += seconds
+        self.waited += seconds
 
     def deliver(self, message: Message, address: bytes) -> None:
         """A message has arrived."""
@@ -208,11 +223,24 @@ class SimulatedServer(Process):
                     self._works()
                     return None
         except RunFailed as error:
-            self._end(error)
+            self._fails(error)
+        except NoNote as error:  # as server.py
+            self._fails(RunFailed(f"the other hosts cannot be reached: {error}"))
         return None
 
+    def _fails(self, error: RunFailed) -> None:
+        """It ends when its turn is over."""
+        if self.waited:
+            self.stopped_until = max(self.stopped_until, self.world.now + self.waited)
+            self.world.at(self.stopped_until, self._end, error)
+            self.waited = 0.0
+        else:
+            self._end(error)
+
     def _end(self, error: RunFailed | None) -> None:
-        self.ended = True
+        if self.dead or self.ended:
+            return
+        self.ended, self.failed = True, error is not None
         self.world.say(f"{self.name} ends: {error or 'all have left'}")
         self.tell_end(self.number, error)
 
@@ -220,14 +248,15 @@ class SimulatedServer(Process):
         """A handler has taken so long; until then nothing else is done."""
         self.stopped_until = max(self.stopped_until, self.world.now + self.busy)
         self.machine.ended_turn = self.clock()
-        self.busy = 0.0
+        self.busy = self.waited = 0.0
         self.world.at(self.stopped_until, self.goes_on)
 
     def _look_after(self) -> None:
         """Who is missing: looked for only if there is a new note, a new life or a silence, because nothing else tells it."""
         members = self.machine.members
         news = self.board.changes, sum([len(m.lives) for m in members.all])
-        if news != self.news or members.silent():
+        far = isinstance(self.board, FarBoard) and self.board.disturbed
+        if news != self.news or members.silent() or far:
             self.news = news
             self.look_after()
 
@@ -239,15 +268,15 @@ class SimulatedServer(Process):
         self.disks.moments[folder, self.number] = Moment.of(self)
         if self.writer.count == began:  # a server that writes in its turn does nothing else
             self.world.injected["slow disk"] += self.scenario.disk_s > 0
-            self.busy = self.scenario.disk_s
-            if self.busy:
-                self.board.set(SAVING.format(self.number), "now")
+            self.busy += self.scenario.disk_s
+            if self.scenario.disk_s:
+                self.machine.saving._say("now")
                 self.world.after(self.busy, self._saved)
         return answer
 
     def _saved(self) -> None:
         if not self.dead:
-            self.board.set(SAVING.format(self.number), "")
+            self.machine.saving._say("")
 
     # --- the outlet ------------------------------------------------------------------------------------------------
 
@@ -267,8 +296,8 @@ class SimulatedServer(Process):
         if self.world.tracing:
             told = copy.mapping().get("why", "") if answer.verb == Verb.FAILED else ""
             self.world.say(f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: {answer.verb.name} {told}")  # fmt: skip
-        if self.busy and self.scenario.writes_first:
-            self.world.after(self.busy, self._answer_late, copy, address)
+        if later := self.busy if self.scenario.writes_first else self.waited:
+            self.world.after(later, self._answer_late, copy, address)
         else:
             self.send(self.number, copy, address)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.simulation.boards import SLOWEST_S
 from tests.simulation.scenario import TIMEOUT_S, Scenario
 from tests.simulation.world import Violation
 from trainer.strategies.pserver.protocol.messages import SAVES, Verb
@@ -14,6 +15,8 @@ MARGIN_S = 5.0
 """A server's own patience shall end before that of a worker which waits for it."""
 WRITES = 3.0
 """A part waits until the one before is written, and each write takes up to 1.2 times as long as the disk is slow."""
+BOARD_S = 5.0 + SLOWEST_S
+"""So long a worker that gives up asks the board, which may have taken a while for one answer before it gives none."""
 FETCHING_S = 3600.0
 """Parts may take so long to come from other hosts."""
 GOODBYE_S = 3.0
@@ -23,11 +26,13 @@ SLACK_S = 0.1
 def longest(client: Client, scenario: Scenario) -> float:
     """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes in this run."""
     asked = [request.message for request in client.under_way.values()]
+    board_s = BOARD_S * bool(scenario.places)
     if asked and all(message.verb == Verb.BYE for message in asked):
-        return GOODBYE_S
+        return GOODBYE_S + board_s
     saves = any(m.verb == Verb.SAVE or (m.verb == Verb.MEET and m.flags & SAVES) for m in asked)
     more = FETCHING_S if any(scenario.hosts) else WRITES * scenario.disk_s
-    return TIMEOUT_S + MARGIN_S + more * saves
+    more_s = (more + scenario.parted_s) * saves
+    return TIMEOUT_S + MARGIN_S + more_s + board_s
 
 
 def watched(take_until: Callable[..., None]) -> Callable[..., None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from greenlet import GreenletExit, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from tests.notes import Notes
+from tests.simulation.boards import FarBoard, FarStore, Store
 from tests.simulation.checkpoints import Checkpoints, Part
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Plan, copied
@@ -21,13 +23,14 @@ from tests.simulation.stage import STAGE
 from tests.simulation.world import Process, Violation, World
 from trainer.data.feed import Batch, Feed
 from trainer.errors import RunFailed
+from trainer.host.notes_board import NoNote
 from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, SAVES, SAVING, STOPS, Message, Verb
-from trainer.strategies.pserver.worker import async_and_ssp, geo, sync
+from trainer.strategies.pserver.protocol.messages import AGAIN, SAVES, STOPS, Message, Verb
+from trainer.strategies.pserver.worker import async_and_ssp, connections, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.pserver.worker.remote_model import Looked
@@ -108,6 +111,7 @@ class Ways:
         self.worker, self.count = worker, count
         self.now, self.send = worker.clock, worker.send
         self.look_s = 1.0 if worker.scenario.server_returns else 1e9
+        self.far = bool(worker.scenario.places)
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=dtype)
@@ -119,11 +123,10 @@ class Ways:
     def started_again(self) -> dict[int, int]:
         return self.worker.sees(self.count) if self.worker.scenario.server_returns else {}
 
-    def is_saving(self, server: int) -> bool:
-        note = SAVING.format(server)
-        saves = self.worker.board.check([note]) and bool(self.worker.board.get(note))
-        self.worker.found_saving += saves
-        return saves
+    def some_save(self, servers: Iterable[int]) -> bool:
+        found = connections.some_save(self.worker.impatient, servers)
+        self.worker.found_saving += found
+        return found
 
     def wait(self, seconds: float) -> None:
         if not self.worker.inbox:
@@ -171,17 +174,21 @@ class SimulatedWorker(Process):
         ended: told how the process has ended: empty for well, or why not, and whether that ends the run.
         settled: told when all differences of the training are exchanged.
         number: so many processes of this rank have died.
+        place: the board's store, and the worker's host; None: all are on one host.
     """
 
     def __init__(
-        self, world: World, rank: int, scenario: Scenario, board: Notes, saved: Checkpoints,
+        self, world: World, rank: int, scenario: Scenario, board: Notes | FarBoard, saved: Checkpoints,
         send: Callable[[int, Message, bytes], None], ended: Callable[[int, str, bool], None],
         settled: Callable[[PserverWorker], None], number: int = 0, begins: Part | None = None,
+        place: tuple[Store, int] | None = None,
     ) -> None:  # fmt: skip
         self.settled, self.begins = settled, begins
         super().__init__(world, f"worker {rank}")
-        self.board, self.saved, self.number, self.address = board, saved, number, b"%d.%d" % (rank, number)
-        self.notes = board.under("checkpoint")
+        self.saved, self.number, self.address = saved, number, b"%d.%d" % (rank, number)
+        self.board = board if place is None else FarBoard(FarStore(place[0], place[1], self._real_time, self._waits))
+        self.impatient = self.board if place is None else self.board.within(connections.ASK_S)
+        self.notes = self.board.under("checkpoint")
         self.returned = Returned(self.notes)  # type: ignore[arg-type]
         self.life = self.epoch = self.update = self.asked = self.last_stop = self.saved_last = 0
         self.comes: tuple[int, int, int] | None = None
@@ -238,6 +245,14 @@ class SimulatedWorker(Process):
                 return
             self.waits += 1
             self.run.switch()
+
+    def _real_time(self) -> float:
+        return self.world.now
+
+    def _waits(self, seconds: float) -> None:
+        """For the board. A thread that writes a checkpoint waits by itself, and is not awaited."""
+        if getcurrent() is self.run:
+            self.pause(seconds, for_messages=False)
 
     def jump(self, seconds: float) -> None:
         super().jump(seconds)
@@ -305,6 +320,8 @@ class SimulatedWorker(Process):
             return
         except RunFailed as error:
             why, fatal = f"{error}", getattr(error, "ends_run", True)
+        except NoNote as error:  # its launcher misses the board as well
+            why, fatal = f"{error}", False
         if not self.dead:
             self.ended = True
             self.world.say(f"{self.name} ends: {why or 'well'}")
@@ -322,7 +339,9 @@ class SimulatedWorker(Process):
             )  # type: ignore[arg-type]
             strategy.model.train()
             first = self._come_back(strategy) if self.number else self._begin_at(strategy)
-            if scenario.mode != "sync" and (scenario.returns or scenario.ends or scenario.server_returns):
+            if scenario.mode != "sync" and (
+                scenario.returns or scenario.ends or scenario.server_returns or scenario.places
+            ):
                 strategy.look = self._look
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
@@ -459,7 +478,8 @@ class SimulatedWorker(Process):
         self.world.injected["checkpoint given up"] += 1
         self.world.say(f"no checkpoint {number}: {why}")
         self.writing = False
-        self.notes.set(NOT_WRITTEN.format(number), why)
+        with suppress(NoNote):
+            self.notes.set(NOT_WRITTEN.format(number), why)
 
     def _begin_at(self, strategy: PserverWorker) -> int:
         """Be what this worker was at the checkpoint, if there is one; returns the epoch."""

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.simulation.scenario import Scenario
@@ -130,13 +130,20 @@ class Network:
     def __init__(self, world: World, scenario: Scenario) -> None:
         self.world, self.scenario = world, scenario
         self.cut_until: dict[tuple[int, int], float] = {}
+        self.parted_until: dict[tuple[int, int], float] = {}
         self.resets: dict[tuple[int, int], int] = {}
         self.losses: dict[Any, int] = {}
         self.draw = world.random.random
 
     def cut(self, worker: int, server: int) -> bool:
         """Whether nothing passes between them now."""
-        return self.world.now < self.cut_until.get((worker, server), 0.0)
+        way = worker, server
+        return self.world.now < max(self.cut_until.get(way, 0.0), self.parted_until.get(way, 0.0))
+
+    def part(self, ways: Iterable[tuple[int, int]], seconds: float) -> None:
+        """All these ways are cut at once. What is sent meanwhile is lost, or comes when they are there again."""
+        for way in ways:
+            self.parted_until[way] = max(self.parted_until.get(way, 0.0), self.world.now + seconds)
 
     def send(self, way: tuple[int, int], which: Any, arrive: Callable[..., None], *message: Any) -> None:
         """A message goes its way: it arrives once, several times, late, after later ones, or never.
@@ -145,8 +152,10 @@ class Network:
             way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message, and more.
         """
         world, draw, told = self.world, self.draw, self.scenario
-        if self.cut_until and self.cut(*way):
+        if (self.cut_until or self.parted_until) and self.cut(*way):
             world.injected["cut off"] += 1
+            if (until := self.parted_until.get(way, 0.0)) > world.now and draw() < 0.5:
+                world.at(until + 3.0 * draw(), self._arrive, way, self.resets.get(way, 0), arrive, message)
             return
         if draw() < told.drop and (losses := self.losses.get(which, 0)) < MOST_LOSSES:
             self.losses[which] = losses + 1

@@ -12,7 +12,7 @@ import hmac
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from trainer.host import descriptors, private
@@ -62,6 +62,17 @@ class OwnBoard(Board, Protocol):
     def under(self, prefix: str) -> OwnBoard:
         """Return a part of this board, whose keys get a prefix."""
 
+    def within(self, seconds: float) -> OwnBoard:
+        """Return the same board for questions that are given up with :class:`NoNote` after so long."""
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """Protocol of a store whose answers are not waited for without end."""
+
+    def within(self, seconds: float) -> Any:
+        """Return the same store, whose answers are waited for no longer than that."""
+
 
 class FolderBoard:
     """A board between processes of one host: one file per note, in a folder for this user alone (mode 0700).
@@ -78,6 +89,10 @@ class FolderBoard:
 
     def clone(self) -> FolderBoard:
         """Return this board itself: files can be used from any thread."""
+        return self
+
+    def within(self, seconds: float) -> FolderBoard:
+        """Return this board itself: no question to it is waited for."""
         return self
 
     def set(self, key: str, value: str) -> None:
@@ -137,6 +152,11 @@ class SealedBoard:
     def clone(self) -> SealedBoard:
         """Return the same board with its own connection, for use in another thread."""
         return SealedBoard(self.store.clone(), self._secret, self.prefix)
+
+    def within(self, seconds: float) -> SealedBoard:
+        """Return the same board, with less patience where its store has any."""
+        store = self.store.within(seconds) if isinstance(self.store, Patient) else self.store
+        return SealedBoard(store, self._secret, self.prefix)
 
     def set(self, key: str, value: str) -> None:
         """Write a note with a hash that needs the run's secret, and a later time than the one before has, whatever the clock says."""

@@ -35,6 +35,10 @@ class PatientStore:
         """Return the same store with its own connection."""
         return PatientStore(self._ask(self.store.clone), self.name, self.patience_s)
 
+    def within(self, seconds: float) -> PatientStore:
+        """Return the same store for questions that are given up after so long."""
+        return PatientStore(self.store, self.name, min(self.patience_s, seconds))
+
     def set(self, key: str, value: str) -> None:
         """Set a key of the store, within the time limit."""
         self._ask(lambda: self.store.set(key, value))

@@ -26,6 +26,7 @@ from trainer.strategies.pserver.protocol.messages import (
     Record,
     Verb,
     text,
+    unpack,
 )
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.export import save_parts
@@ -106,14 +107,15 @@ class Ways:
 
     count, look_s = 1, 1.0
 
-    def __init__(self, writes_s: float) -> None:
-        self.writes_s, self.time = writes_s, 0.0
+    def __init__(self, writes_s: float, far: bool = False, there_s: float = 0.0) -> None:
+        self.writes_s, self.time, self.far, self.there_s = writes_s, 0.0, far, there_s
+        self.sent: list[tuple[float, Verb]] = []
         self.answers = [Message(Verb.DONE, number=1, incarnation=1, records=[Record(Kind.NUMBERS, np.array([1e9, 0.0]))])]  # fmt: skip
 
     def now(self) -> float:
         return self.time
 
-    def is_saving(self, server: int) -> bool:
+    def some_save(self, servers: object) -> bool:
         return self.time < self.writes_s
 
     def wait(self, seconds: float) -> None:
@@ -127,7 +129,10 @@ class Ways:
         return {}
 
     def send(self, server: int, frames: Any) -> None:
-        pass
+        message = unpack([bytearray(frame) for frame in frames])
+        self.sent.append((self.time, message.verb))
+        if message.verb == Verb.STATS and self.time < self.there_s:
+            self.answers.append(Message(Verb.DONE, number=message.number))
 
     def close(self) -> None:
         pass
@@ -144,6 +149,30 @@ def test_worker_waits_while_a_server_writes_and_no_longer(writes_s: float, least
         client.wait([client.ask(0, Message(Verb.PULL))])
     assert told.value.who == ("server 0",)
     assert least_s <= ways.time <= most_s
+
+
+@pytest.mark.parametrize(
+    ("far", "there_s", "writes_s", "least_s", "most_s"),
+    [
+        (True, 0.0, 0.0, 100.0, 125.0),
+        (True, 1000.0, 0.0, 1050.0, 1150.0),
+        (True, 0.0, 1000.0, 1000.0, 1150.0),
+        (True, 1e9, 0.0, SAVE_S + 100.0, SAVE_S + 125.0),
+        (False, 0.0, 0.0, SAVE_S + 100.0, SAVE_S + 125.0),
+    ],
+)
+def test_who_waits_for_a_checkpoint_misses_a_server_on_another_host_that_is_gone(
+    far: bool, there_s: float, writes_s: float, least_s: float, most_s: float
+) -> None:
+    """Of a host without power nobody tells. On one host the launcher tells of a server that has ended, and none is asked."""
+    ways = Ways(writes_s, far, there_s)
+    client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
+    with pytest.raises(Missing, match=r"server 0 (has said nothing|did not answer MEET)") as told:
+        client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None)
+    assert told.value.who == ("server 0",)
+    assert least_s <= ways.time <= most_s
+    asked = [time for time, verb in ways.sent if verb == Verb.STATS]
+    assert bool(asked) == far and len(asked) < 12 + ways.time / 10
 
 
 def test_parts_that_do_not_come_within_an_hour_are_not_fetched_any_more(

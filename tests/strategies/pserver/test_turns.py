@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from trainer.host.notes_board import NoNote
 from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.turns import MOST_WAITING, Turns
@@ -46,6 +49,23 @@ class Server:
     def told(self) -> list[tuple[Verb, Any]]:
         """Which requests were answered, and how."""
         return [(request.verb, answer.verb) for request, answer in self.answers]
+
+
+def test_board_that_is_gone_is_not_the_fault_of_who_asks() -> None:
+    """A server that reads a note for an answer, and gets none, ends: nothing is wrong with the request."""
+
+    def misses(turns: Turns, request: Message) -> Message:
+        raise NoNote("the store of host 0 did not answer within 10 s")
+
+    server = Server(misses)
+    server.waits(Message(Verb.MEET, rank=1, number=1))
+    server.open = True
+    with pytest.raises(NoNote):
+        server.turns.take(b"", Message(Verb.HELLO, rank=0, number=1))
+    server.now = PATIENCE_S + 1
+    with pytest.raises(NoNote):
+        server.turns.end_overdue()
+    assert not server.refused and not server.answers
 
 
 def _begins_a_life(turns: Turns, request: Message) -> Message:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from trainer.errors import UserError
+from trainer.host.notes_board import NoNote
 from trainer.strategies.pserver.protocol.messages import SAVE_S, SAVES, Malformed, Message, Verb
 from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, not_arrived
 from trainer.strategies.pserver.server.members import workers
@@ -101,6 +102,8 @@ class Turns:
                 self.waiting.append(waiting)
                 return False
             answer = self._refused(request, Malformed(f"{MOST_WAITING} of its requests wait already"))
+        except NoNote:  # the board is gone, and not for what this worker asks: it ends the server
+            raise
         except NONSENSE as error:
             answer = self._refused(request, error)
         except UserError as error:
@@ -158,6 +161,8 @@ class Turns:
     def _last_answer(self, request: Message) -> Message:
         try:
             return self.answer(request)
+        except NoNote:
+            raise
         except NONSENSE as error:
             return failed(repr(error))
         except NotYet as missing:

@@ -7,6 +7,7 @@ tests/simulation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from trainer.strategies.pserver.protocol.messages import (
 )
 from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.worker.connections import Connections
+from trainer.strategies.pserver.worker.silent_servers import SilentServers
 
 AGAIN_S = 2.0
 """An unanswered request is sent again after so long; each further wait is twice the last one."""
@@ -115,6 +117,7 @@ class Client:
         self.sums: dict[int, tuple[int, Message]] = {}
         """Of the training (0) and of stops (1): number and answer of the last sum."""
         self.waited = 0.0
+        self.silent = SilentServers(self, timeout_s + MARGIN_S)
         try:
             self.hello()
         except BaseException:
@@ -285,6 +288,7 @@ class Client:
         if request is None:
             return  # the answer to a request that was sent twice
         request.answer = message
+        self.silent.heard(request.server)
         if request.message.verb in VERSIONED and not (request.message.verb == Verb.PUSH and request.message.flags):
             self.versions[request.server] = max(message.clock, self.versions[request.server])
         if message.verb == Verb.FAILED:
@@ -332,6 +336,7 @@ class Client:
     def _take_until(self, done: Callable[[], bool], patience_s: float, meanwhile: Callable[[], None] | None) -> None:
         began = self.connections.now()
         deadline = began + patience_s
+        self.silent.begin()
         while not done():
             now = self.connections.now()
             if now > deadline and now - began < SAVE_S and self._some_server_saves():
@@ -348,18 +353,21 @@ class Client:
             late = self.connections.now() - now - seconds
             if late > AWAY_S:
                 deadline += late
+                self.silent.away(late)
             self.take()
+            self.silent.look(patience_s)
             if late >= 0.0:
                 self._send_again()
             if meanwhile is not None:
                 before = self.connections.now()
                 meanwhile()
                 deadline += self.connections.now() - before
+                self.silent.away(self.connections.now() - before)
         self.waited += self.connections.now() - began
 
     def _some_server_saves(self) -> bool:
         """Whether what is under way waits at a server that answers nobody while it writes."""
-        return any(self.connections.is_saving(server) for server in {r.server for r in self.under_way.values()})
+        return self.connections.some_save({r.server for r in self.under_way.values()})
 
     def _send_again(self) -> None:
         now = self.connections.now()
@@ -373,10 +381,8 @@ class Client:
         """Say goodbye to all servers, without waiting long for one that is gone already."""
         self.under_way.clear()
         there = [s for s in self.servers if self.incarnations[s] and s not in self.greeting]
-        try:
+        with suppress(RunFailed):
             self.wait([self.ask(s, Message(Verb.BYE)) for s in there], BYE_S)
-        except RunFailed:
-            pass
 
     def close(self) -> None:
         """Close the connections to all servers."""

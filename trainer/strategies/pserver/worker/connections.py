@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 import zmq
 
 from trainer.errors import Missing
-from trainer.host.notes_board import FolderBoard
+from trainer.host.notes_board import Board, FolderBoard, NoNote
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, SAVING, Message, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
@@ -27,6 +27,8 @@ class Connections(Protocol):
     """Servers."""
     look_s: float
     """Longest time between two looks at which servers were started again."""
+    far: bool
+    """Servers may be on hosts whose launchers cannot tell that they have ended."""
 
     def now(self) -> float:
         """The time on the worker's clock, in seconds."""
@@ -44,8 +46,8 @@ class Connections(Protocol):
         """The servers that were restarted since the last call, and the numbers of their lives.
         From now on messages go to these lives, and nothing more comes from the lives before."""
 
-    def is_saving(self, server: int) -> bool:
-        """Whether a server reports that it writes its part of a checkpoint and answers nobody meanwhile."""
+    def some_save(self, servers: Iterable[int]) -> bool:
+        """Whether one of these servers reports that it writes its part of a checkpoint and answers nobody meanwhile."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has arrived, at most ``seconds``."""
@@ -57,8 +59,19 @@ class Connections(Protocol):
         """Close the connections to all servers."""
 
 
+ASK_S = 5.0
+"""So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as well."""
 LOOK_S = 1.0
 """So often a worker that waits looks whether a server was started again."""
+
+
+def some_save(board: Board, servers: Iterable[int]) -> bool:
+    """Whether one of these servers has left a note that it writes its part of a checkpoint. False if the board does not answer."""
+    notes = [SAVING.format(server) for server in servers]
+    try:
+        return any(board.check([note]) and board.get(note) for note in notes)
+    except NoNote:
+        return False
 
 
 class Restarted:
@@ -99,6 +112,7 @@ class Sockets:
     ) -> None:
         self.pool = opened_pool(len(endpoints)) if shares and endpoints[0].startswith("ipc:") else None
         self.seat, self.count = seat, len(endpoints)
+        self.impatient, self.far = seat.store.within(ASK_S), not isinstance(seat.store, FolderBoard)
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self.poller = zmq.Poller()
         self.sockets = [self._connected(server, endpoint) for server, endpoint in enumerate(endpoints)]
@@ -131,9 +145,8 @@ class Sockets:
                 found[note.server] = int(note.known.partition(" ")[0])
         return found
 
-    def is_saving(self, server: int) -> bool:
-        store, note = self.seat.store, SAVING.format(server)
-        return bool(store.check([note]) and store.get(note))
+    def some_save(self, servers: Iterable[int]) -> bool:
+        return some_save(self.impatient, servers)
 
     def now(self) -> float:
         return time.monotonic()
