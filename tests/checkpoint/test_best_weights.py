@@ -16,7 +16,7 @@ from tests import runs
 from tests.checkpoint.saving import save
 from tests.checkpoint.test_identity import DIGITS, EVERYTHING
 from trainer.checkpoint import durable_folder, store, tensor_tree
-from trainer.checkpoint.best_weights import put_back
+from trainer.checkpoint.best_weights import BestOfCheckpoints, put_back
 
 RUN = (*DIGITS, *EVERYTHING, "best.metric=val/loss", "execution.val_every_steps=2", "max_steps=12")
 WORSE = ("optimizer.lr=30", "resume.allow_changes=true", "on_nonfinite=skip")
@@ -144,6 +144,19 @@ def test_checkpoints_hold_the_same_file_until_there_is_a_better_one(whole: Path)
     checkpoints = whole / "checkpoints"
     assert held(checkpoints, 4) == held(checkpoints, 5) != held(checkpoints, 6) == held(checkpoints, 7)
     assert not (store.folder_of(checkpoints, 1) / "best.safetensors").exists(), "nothing was validated yet"
+
+
+def test_where_a_disk_has_no_links_they_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link")))
+    best, folder = tmp_path / BEST, store.folder_of(tmp_path / "checkpoints", 1)
+    best.parent.mkdir()
+    best.write_bytes(b"weights")
+    BestOfCheckpoints().hold(folder)
+    save(best.parent, 1)
+    best.write_bytes(b"better")
+    assert (store.check(folder) / store.BEST).read_bytes() == b"weights"
+    put_back(tmp_path, folder, print)
+    assert best.read_bytes() == b"weights"
 
 
 def test_best_weights_count_for_no_shared_file(tmp_path: Path) -> None:

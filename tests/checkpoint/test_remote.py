@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -23,7 +24,7 @@ from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_eq
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import ASIDE, OF_RUN, Remote
 from trainer.errors import UserError
-from trainer.job.fetch_checkpoints import _into_cache
+from trainer.job.fetch_checkpoints import _fetch_newer, _into_cache
 from trainer.job.uploads import Uploads
 
 RUN = (*DIGITS, *EVERYTHING, "epochs=2", "ema.decay=0.9", "hydra.run.dir=run")
@@ -305,6 +306,15 @@ def test_an_older_checkpoint_is_not_taken_because_the_network_fails(
         trainer.run([*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto"])
     assert not list((machine / "copies" / "run").glob("*/ASIDE"))
     assert steps(machine / "run" / "checkpoints")[-1] == "step-000000008"
+
+
+def test_hosts_that_have_to_see_a_checkpoint_are_told_how_it_is_fetched(machine: Path) -> None:
+    plan: Any = SimpleNamespace(run_dir=str(machine / "run"), nnodes=2, whole_path=False)
+    config: Any = SimpleNamespace(plan=False, checkpoint=SimpleNamespace(to=f"file://{machine}/copies"))
+    address = f"file://{machine}/copies/run"
+    with pytest.raises(UserError, match=rf"several hosts have to see it.*checkpoints fetch {address} {machine}/run$"):
+        _fetch_newer(Remote(address), machine / "run", plan, config, print)
+    assert not (machine / "run").exists()
 
 
 def test_copies_that_are_all_damaged_are_given_up_by_nobody_unasked(machine: Path) -> None:

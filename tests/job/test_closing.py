@@ -144,6 +144,22 @@ def test_a_closing_step_that_fails_hides_neither_the_cause_nor_the_other_steps(
         assert "(OSError" in shown or "(SystemExit" in shown
 
 
+def test_what_a_run_has_lost_is_in_its_tags(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def uploading(ready: job.Ready, result: job.Result, say: Callable[[str], None]) -> Iterator[None]:
+        yield
+        result.not_copied = ["step-000000003", "step-000000002"]
+
+    monkeypatch.setattr(job, "uploading", uploading)
+    lost = {"skipped": 2, "lost_updates": 4, "lost_at_servers": 5, "lost_workers": {"1": "worker 1 was killed"}}
+    _, _, tracker, _ = execute(lambda run_dir: {"steps": 3, **lost})
+    told = {name: told for name, told in tracker.tags.items() if name.removeprefix("trainer.") in (*lost, "not_copied")}
+    assert told == {
+        "trainer.skipped": "2", "trainer.lost_updates": "4", "trainer.lost_at_servers": "5",
+        "trainer.lost_workers": "worker 1 was killed", "trainer.not_copied": "step-000000003, step-000000002",
+    }  # fmt: skip
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 300 KiB."""

@@ -23,7 +23,7 @@ from trainer.optim.averaged import AveragedWeights
 from trainer.optim.updater import Updater
 from trainer.strategies.single import Single
 from trainer.worker.loop import Rhythm, Training, fit
-from trainer.worker.nonfinite import KINDS, MOST_SKIPS, Stop, check_parameters
+from trainer.worker.nonfinite import KINDS, MOST_SKIPS, Seen, Stop, check_parameters
 
 BAD = 3
 """The update with a bad batch, from 0."""
@@ -243,7 +243,36 @@ def test_turned_epoch_leaves_the_bad_update_out_and_repeats_no_order(merge: int,
             assert len(order) == len(cuts) and order[: first * merge] == cuts[: first * merge]
             assert order[updates * merge :] == cuts[updates * merge :]
             done = [update for update, part in order[first * merge : updates * merge : merge]]
-            others = set(range(first, updates)) - {bad}
-            if others:
-                assert set(done) == others and done != list(range(first, updates))
+            if others := [*range(bad + 1, updates), *range(first, bad)]:
+                assert done == [*others, others[0]], "those after it, those before it, and the first of these once more"
     assert turned(cuts, merge, 1, [Turn(2, 0, 2, 0)]) == cuts, "another epoch"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "order"),
+    [
+        (0, [0, 1, 2, 3, 4, 5]),
+        (1, [0, 1, 4, 5, 2, 3]),
+        (2, [3, 4, 5, 0, 1, 2]),
+        (3, [2, 3, 4, 5, 0, 2]),
+        (4, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_all_from_the_checkpoint_to_a_bad_update_of_a_later_epoch_comes_in_another_order(
+    epoch: int, order: list[int]
+) -> None:
+    """Of what lies between them the second half comes first; epochs before and after are as they were."""
+    assert turned(range(6), 1, epoch, [Turn(1, 2, 3, 1)]) == order
+
+
+@pytest.mark.parametrize("kind", ["skip", "rewind"])
+def test_gradients_that_overflow_are_the_loss_scales_matter_and_a_loss_is_not(kind: str) -> None:
+    run = training(kind, batches(spoiled=0.5))
+    run.guard.seen = [Seen(0, 0, 1, 0, torch.tensor(1.0))]  # type: ignore[attr-defined]
+    for p in run.model.parameters():
+        p.grad = torch.full_like(p, float("inf"))
+    assert run.guard.blame(run) == ("gradients", 0)  # type: ignore[attr-defined]
+    run.strategy.updater.scaler = torch.amp.GradScaler("cpu")  # type: ignore[attr-defined]
+    assert run.guard.blame(run) == ("", 0)  # type: ignore[attr-defined]
+    run.guard.seen = [Seen(0, 0, 1, 0, torch.tensor(float("nan")))]  # type: ignore[attr-defined]
+    assert run.guard.blame(run) == ("loss", 0)  # type: ignore[attr-defined]
