@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -144,6 +147,91 @@ def test_an_exported_program_gives_what_the_model_gives_for_any_batch(copied: Pa
     (copied / "plan.json").unlink()
     if left != "example.npz":
         assert main(["export", str(copied), str(out)]) == 2
+
+
+class Off(nn.Module):
+    """Gives what another gives, and a bit more."""
+
+    def __init__(self, program: nn.Module, by: float) -> None:
+        super().__init__()
+        self.program, self.by = program, by
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.program(inputs) + self.by
+
+
+@pytest.mark.parametrize(("by", "refused"), [(1.0, True), (float("nan"), True), (0.01, True), (1e-7, False)])
+def test_a_program_that_gives_something_else_is_refused(
+    by: float, refused: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """What is read back from the file counts: here it gives other values than the model."""
+    load = torch.export.load
+    monkeypatch.setattr(torch.export, "load", lambda file: SimpleNamespace(module=lambda: Off(load(file).module(), by)))
+    assert main(["export", str(run), str(tmp_path / "m.pt2")]) == (2 if refused else 0)
+    assert ("the program differs from the model by" in capsys.readouterr().err) == refused
+    assert list(tmp_path.iterdir()) == ([] if refused else [tmp_path / "m.pt2"])
+
+
+class Evaluator:
+    """Stands in for ONNX's own."""
+
+    input_names = ("images",)
+
+    def __init__(self, gives: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.gives = gives
+
+    def __call__(self, content: bytes) -> Evaluator:
+        assert content == b"written"
+        return self
+
+    def run(self, outputs: None, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [self.gives(feeds.get("images"))]
+
+
+@pytest.mark.parametrize(
+    ("off", "code", "told"),
+    [
+        (0.0, 0, "its outputs are those of the model"),
+        (0.1, 2, "the program differs from the model by 0.1"),
+        (None, 0, "its outputs were not compared with the model's: onnx.reference cannot run it: no Resize"),
+    ],
+)
+def test_onnx_outputs_are_compared_or_it_is_said_that_they_are_not(
+    off: float | None, code: int, told: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """With a stand-in for the packages, which the tests do not need."""
+    model = export.built(store.folder_of(run / "checkpoints", 8), False)
+
+    def gives(images: np.ndarray) -> np.ndarray:
+        if off is None:
+            raise NotImplementedError("no Resize")
+        with torch.no_grad():
+            return (model(torch.from_numpy(images)) + off).numpy()
+
+    monkeypatch.setitem(sys.modules, "onnx", ModuleType("onnx"))
+    monkeypatch.setitem(sys.modules, "onnx.reference", SimpleNamespace(ReferenceEvaluator=Evaluator(gives)))
+    monkeypatch.setattr(export, "find_spec", lambda name: name)
+    monkeypatch.setattr(
+        torch.onnx, "export", lambda program, **how: SimpleNamespace(save=lambda file: file.write(b"written"))
+    )
+    assert main(["export", str(run), str(tmp_path / "m.onnx")]) == code
+    said = capsys.readouterr()
+    assert told in " ".join((said.out + said.err).split())
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if code else [b"written"])
+
+
+@pytest.mark.long
+def test_onnx_gives_what_the_model_gives(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the packages of the extra, where they are installed."""
+    onnx = pytest.importorskip("onnx.reference")
+    pytest.importorskip("onnxscript")
+    out = tmp_path / "m.onnx"
+    assert main(["export", str(run), str(out)]) == 0
+    assert "its outputs are those of the model" in " ".join(capsys.readouterr().out.split())
+    model = export.built(store.folder_of(run / "checkpoints", 8), False)
+    evaluator, images = onnx.ReferenceEvaluator(str(out)), torch.randn(5, 1, 8, 8)
+    [found] = evaluator.run(None, {evaluator.input_names[0]: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(images).detach(), rtol=1e-4, atol=1e-5)
 
 
 class Tied(nn.Module):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from trainer.checkpoint import store
 from trainer.config.instantiate import call_target, for_saved_weights
@@ -27,7 +28,7 @@ from trainer.worker.model import save
 
 ONNX = ("onnx", "onnxscript")
 CLOSE = 1e-4
-"""How far ONNX's own arithmetic may be from torch's, of the greatest output."""
+"""How far the arithmetic of a program may be from the model's, of the greatest output."""
 
 
 def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
@@ -82,25 +83,49 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
             batch = torch.export.Dim("batch")
             shapes: Any = {name: {0: batch} for name in inputs} if isinstance(inputs, dict) else {0: batch}
             program = torch.export.export(model, (inputs,), dynamic_shapes=(shapes,))
-            content = io.BytesIO()
-            if kind == "onnx":
-                made: Any = torch.onnx.export(program, dynamo=True)
-                made.save(content)
-            else:
-                torch.export.save(program, content)
-                content.seek(0)
-                found = torch.export.load(content).module()(inputs)
-                if not torch.equal(found, wanted):
-                    difference = float((found - wanted).abs().max())
-                    if not difference <= CLOSE * float(wanted.abs().max()):
-                        raise UserError(str(folder), f"the program differs from the model by {difference:.3g}", "--format safetensors")  # fmt: skip
-    except UserError:
-        raise
+            content, found = (_as_onnx if kind == "onnx" else _as_pt2)(program, inputs)
+            differs = "" if isinstance(found, str) else _difference(found, wanted)
     except Exception as error:  # whatever torch.export makes of a model of the user's
         raise UserError(str(folder), f"torch.export cannot make a program of its model: {first_line(error)[:200]}", "--format safetensors") from error  # fmt: skip
+    if differs:
+        raise UserError(str(folder), f"the program differs from the model {differs}", "--format safetensors")
     with replacing(out) as part:
-        part.write_bytes(content.getvalue())
-    return ", any batch size" + ("; its outputs are those of the model" if kind == "pt2" else "")
+        part.write_bytes(content)
+    checked = "are those of the model" if isinstance(found, torch.Tensor) else f"were not compared with the model's: {found}"  # fmt: skip
+    return f", any batch size; its outputs {checked}"
+
+
+def _as_pt2(program: torch.export.ExportedProgram, inputs: Any) -> tuple[bytes, torch.Tensor]:
+    """The content of a .pt2 file, and what a program that is read from it gives."""
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    content.seek(0)
+    return content.getvalue(), torch.export.load(content).module()(inputs)
+
+
+def _as_onnx(program: torch.export.ExportedProgram, inputs: Any) -> tuple[bytes, torch.Tensor | str]:
+    """The content of an .onnx file, and what ONNX's own evaluator makes of it, or why it cannot."""
+    from onnx.reference import ReferenceEvaluator
+
+    made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
+    content = io.BytesIO()
+    made.save(content)
+    try:
+        evaluator = ReferenceEvaluator(content.getvalue())
+        values = [tensor.numpy() for tensor in tree_leaves(inputs)]
+        [output] = evaluator.run(None, dict(zip(evaluator.input_names, values, strict=True)))
+        return content.getvalue(), torch.from_numpy(output)
+    except Exception as error:  # an operator or a type that the evaluator does not have
+        return content.getvalue(), f"onnx.reference cannot run it: {first_line(error)[:200]}"
+
+
+def _difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """By how much a program's outputs differ from the model's; empty: by no more than rounding."""
+    if found.shape != wanted.shape:
+        return f"in its outputs' shape: {tuple(found.shape)} and not {tuple(wanted.shape)}"
+    difference = float((found - wanted).abs().max())
+    same = torch.equal(found, wanted) or difference <= CLOSE * float(wanted.abs().max())
+    return "" if same else f"by {difference:.3g}"
 
 
 def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
