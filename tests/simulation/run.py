@@ -96,6 +96,7 @@ class Play:
         self.hosts = Hosts(self) if scenario.places else None
         self.board: Notes | FarBoard = self.hosts.board if self.hosts else Notes()
         self.disks = Disks(world, json if any(scenario.hosts) else STAGE)  # what travels between hosts has a length
+        self.disks.may_fail = bool(self.hosts and self.hosts.may_end())
         STAGE.disks = self.disks
         self.strategy, resume = declared(scenario), ""
         if before.number is not None:
