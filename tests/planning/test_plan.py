@@ -380,6 +380,21 @@ def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, m
     assert "cache" not in dict(plan_table.rows(planned(DIGITS)))
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ((), "none: the only worker is this process (launch=forkserver makes"),
+        (("launch=in_process",), "none: the only worker is this process (launch=forkserver makes"),
+        (("launch=forkserver",), "at most 3 within an hour, when a process dies or hangs"),
+        (("launch.nproc=2", "launch.max_restarts=5"), "at most 5 within an hour, when a process dies or hangs"),
+        (("launch=forkserver", "launch.max_restarts=0"), ""),
+    ],
+)
+def test_the_plan_tells_whether_one_worker_alone_is_started_again(typed: tuple[str, ...], said: str) -> None:
+    shown = dict(plan_table.rows(planned(DIGITS, *typed))).get("restarts", "")
+    assert shown.startswith(said) and bool(shown) == bool(said)
+
+
 @pytest.mark.parametrize("each", ["image", "row"])
 def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> None:
     plan = replace(planned(DIGITS), mode="predict", predict=Predicted("/in", 1200, each, None))  # fmt: skip

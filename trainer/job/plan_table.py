@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from trainer.config.schema import InProcessLaunch
 from trainer.planning.auto import Buckets
 from trainer.planning.plan import MOST_PROCESSES_SHOWN, Plan
 from trainer.terminal.screen import Screen
@@ -14,6 +15,8 @@ from trainer.visible import shortened
 from trainer.wording import counted
 
 MIB = 2**20
+IN_PLACE = ("", str(InProcessLaunch._target_))
+"""Launchers for which one worker alone is the process that the user starts."""
 MOST_BUCKETS_SHOWN = 12
 INSECURE = "the hosts have no secret in common: whoever reaches the meeting point can change the training"
 
@@ -123,8 +126,13 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     elif plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
         on = "of several commands" if plan.by_role else "on several hosts"
         yield "restarts", f"none: a run {on} ends when a process dies"
-    elif plan.restarts and len(plan.processes) > 1:
-        yield "restarts", f"at most {plan.restarts} within an hour, when a process dies"
+    elif plan.restarts and len(plan.processes) == 1 and plan.launcher in IN_PLACE:
+        yield (
+            "restarts",
+            "none: the only worker is this process (launch=forkserver makes it one of its own, which is watched and started again)",
+        )
+    elif plan.restarts:
+        yield "restarts", f"at most {plan.restarts} within an hour, when a process dies or hangs"
     yield "meeting point", plan.endpoint
     if plan.transport:
         yield "transport", plan.transport
