@@ -144,7 +144,7 @@ def test_a_closing_step_that_fails_hides_neither_the_cause_nor_the_other_steps(
         assert "(OSError" in shown or "(SystemExit" in shown
 
 
-def test_what_a_run_has_lost_is_in_its_tags(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_workers_and_copies_have_lost_is_in_the_tags(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def uploading(ready: job.Ready, result: job.Result, say: Callable[[str], None]) -> Iterator[None]:
         yield
