@@ -275,8 +275,13 @@ class SimulatedServer(Process):
         return answer
 
     def _saved(self) -> None:
-        if not self.dead:
-            self.machine.saving._say("")
+        if self.dead:
+            return
+        began = self.clock()
+        self.machine.saving._say("")
+        if self.busy:  # the board gives no answer: its turn is not over
+            self.machine._spent(began)
+            self._works()
 
     # --- the outlet ------------------------------------------------------------------------------------------------
 
