@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+
+from trainer.config.schema import CheckpointConfig, LaunchConfig
+from trainer.job import claim_folder
+from trainer.launch import lobby, supervisor
+from trainer.strategies.pserver.server import increments
+from trainer.worker import checkpoints, nonfinite
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -102,3 +109,43 @@ def test_every_page_is_in_the_sites_menu_once() -> None:
 
     menu = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert sorted(menu) == [page.name for page in DOCS]
+
+
+def defaults() -> dict[str, set[str]]:
+    """What docs/config.md, which is made of the schema, has as the default of each key: several where options differ."""
+    found: dict[str, set[str]] = {}
+    for key, default in re.findall(
+        r"^\| `([\w.]+)` \|.*?\| `([^`]*)` \|", (ROOT / "docs/config.md").read_text(), re.MULTILINE
+    ):
+        found.setdefault(key, set()).add(default.removesuffix(".0"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_a_number_of_seconds_behind_a_key_is_its_default(page: Path) -> None:
+    told = re.findall(r"`(\w+\.[\w.]+)` \(([\d.]+) s\b", page.read_text())
+    assert [(key, seconds) for key, seconds in told if seconds not in defaults().get(key, ())] == []
+
+
+NUMBERS = {
+    "checkpoints.md": {
+        "`checkpoint.keep_last={}`": CheckpointConfig.keep_last,
+        "`checkpoint.keep_best={}`": CheckpointConfig.keep_best,
+        "`checkpoint.grace_s={:g}`": CheckpointConfig.grace_s,
+        "every epoch and its validation, and every {:g} minutes": CheckpointConfig.every_minutes,
+        "the training waits {:g} s for it": checkpoints.SLOW_S,
+        "A server with {} MB of rows and more": increments.LEAST >> 20,
+        "`launch.max_restarts={}` times within an hour": LaunchConfig.max_restarts,
+        "does not end within {} s": supervisor.STAY_S,
+        "After {} skipped updates in a row the run ends": nonfinite.MOST_SKIPS,
+        "A second one waits {:g} s": claim_folder.PATIENCE_S,
+        "loss scale begins at {:.0f}": torch.amp.GradScaler("cpu").get_scale(),
+    },
+    "hosts.md": {"shows no sign of life for {:g} s": lobby.LOST_S},
+}
+"""Numbers that are promised, as the pages tell them."""
+
+
+@pytest.mark.parametrize(("page", "told"), [(page, told) for page, of in NUMBERS.items() for told in of])
+def test_a_promised_number_is_that_of_the_code(page: str, told: str) -> None:
+    assert told.format(NUMBERS[page][told]) in " ".join((ROOT / "docs" / page).read_text().split())
