@@ -91,12 +91,14 @@ def noted(run: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["stop", pytest.param("continue", marks=pytest.mark.long)])
+def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path: Path, then: str) -> None:
     """The numbers are those of a run that nobody kills."""
     (tmp_path / "undisturbed").mkdir()
-    whole = trainer(*BASE, *MODES["sync"], cwd=tmp_path / "undisturbed")
+    options = (*MODES["sync"], f"strategy.on_lost_worker={then}")
+    whole = trainer(*BASE, *options, cwd=tmp_path / "undisturbed")
     assert whole.returncode == 0, whole.stderr
-    with at_the_gate(tmp_path, *MODES["sync"]) as (process, run, everybody):
+    with at_the_gate(tmp_path, *options) as (process, run, everybody):
         lines = len((run / "ledger.1.tsv").read_text().splitlines())
         member(run, "serverlog.1", everybody).kill()
         wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,14 @@ from typing import Any
 import pytest
 
 from tests.launch.test_supervisor import Scripted
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
 from trainer.errors import Died, RunFailed
 from trainer.host import pulse
+from trainer.job.ready import Ready, get_ready
 from trainer.launch.engine import Start
 from trainer.launch.returns import Returns
+from trainer.launch.start import _roles
 from trainer.launch.supervisor import Role, StartedProcess
 from trainer.planning.deaths import Deaths
 
@@ -96,3 +102,49 @@ def test_restarts_within_an_hour_are_counted_together_whether_of_one_process_or_
             with pytest.raises(RunFailed):
                 deaths.restart(Died("server 0 died", "server 0", number))
         done += [now[0]] * may
+
+
+def test_process_is_started_again_by_itself_if_it_has_died_and_not_twice_after_the_same_update(tmp_path: Path) -> None:
+    worker, deaths = Worker(tmp_path), Deaths(9)
+    returns = worker.returns(deaths)
+    lost = RunFailed("worker 0 was declared lost: nothing was heard of it for 10 s")  # it stood still, and ends now
+    assert returns.again(StartedProcess(worker.role, 0, Scripted(worker.start.log, code=1), 1), lost) is None
+    assert worker.dies(returns)
+    worker.lives -= 1
+    assert not worker.dies(returns), "after the same update"
+    assert worker.dies(returns), "after another one"
+    worker.role = replace(worker.role, again=False)
+    assert not worker.dies(returns), "where the others cannot let it in"
+    assert deaths.left() == 9 - 2 and len(deaths.returned) == 2
+
+
+@pytest.fixture(scope="module")
+def composed() -> Iterator[Callable[..., Ready]]:
+    with hydra_app() as app:
+
+        def ready(*overrides: str) -> Ready:
+            typed = ["+recipe=digits_lenet", "tracking=none", "device=cpu", "launch.nproc=2", *overrides]
+            return get_ready(commands.plain(compose(app, typed)), commands.typed_keys(typed), "somewhere")
+
+        yield ready
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who"),
+    [
+        (("strategy=pserver_async",), {"server", "worker"}),
+        (("strategy=pserver_ssp", "data.work=static"), {"server"}),
+        (("strategy=pserver_geo", "checkpoint=none"), set()),
+        (("strategy=pserver_async", "plan=true", "launch.nnodes=2"), set()),
+        (("strategy=pserver_sync",), set()),
+        (("strategy=pserver_sync", "strategy.on_lost_worker=continue"), set()),
+        (("strategy=collective",), set()),
+    ],
+)
+def test_who_is_started_again_while_the_others_go_on(
+    overrides: tuple[str, ...], who: set[str], composed: Callable[..., Ready]
+) -> None:
+    """In sync a server that goes back alone would lack steps that the others have: all would wait for each other."""
+    made = composed(*overrides)
+    roles = _roles(made.plan, made.checked.config)
+    assert {role.name for role in roles if role.again} == who

@@ -110,7 +110,8 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     from trainer.launch.supervisor import Role
 
     roles, survives = [], plan.traits.survives
-    again = survives and keeps(config, plan) and plan.nnodes == 1
+    # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had answered
+    again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
     for name in plan.roles:
         if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"
