@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import trainer as package
 from tests.checkpoint import saving
 from tests.runs import environment
 from trainer.checkpoint import store
-from trainer.checkpoint_tools import compare, export
+from trainer.checkpoint_tools import compare, export, show
 from trainer.checkpoints import main
 from trainer.errors import UserError
 
@@ -254,6 +255,21 @@ def test_a_tensor_of_two_names_and_a_buffer_outside_the_state_dict(tmp_path: Pat
     assert len(load_file(tmp_path / "m.safetensors")) == 1
     with pytest.raises(UserError, match=r"no average of the weights was kept"):
         export.built(folder, True)
+
+
+@pytest.mark.parametrize("left", ["no marker", "a marker that cannot be read"])
+@pytest.mark.parametrize("there", [b"", b"of another run"])
+def test_a_damaged_checkpoint_is_none_that_is_also_at_the_address(left: str, there: bytes, copied: Path) -> None:
+    marker = store.folder_of(copied / "checkpoints", 8) / "COMPLETE"
+    marker.unlink()
+    if left != "no marker":
+        marker.mkdir()
+    remote: Any = SimpleNamespace(marker=lambda name: there, address="file:///copies/run")
+    with pytest.raises(
+        UserError,
+        match="holds a run whose newest checkpoint is step-000000008, which is not the one at file:///copies/run",
+    ):
+        show._check_its_own(remote, copied)
 
 
 WRONG = {

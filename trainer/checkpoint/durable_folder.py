@@ -164,6 +164,14 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
     return names
 
 
+def marker_of(folder: Path) -> bytes:
+    """The content of a folder's marker, which tells it from every other; empty: it has none that can be read."""
+    try:
+        return (folder / MARKER).read_bytes()
+    except OSError:
+        return b""
+
+
 def check_own(folder: Path) -> None:
     """Refuse to write a durable folder in place of one that is there, holds something, and has no marker.
 

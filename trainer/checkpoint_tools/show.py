@@ -182,7 +182,8 @@ def _check_its_own(remote: Remote, run_dir: Path) -> None:
         UserError: the run's files would be written over by those of another run, or by older ones.
     """
     there = store.remains(run_dir / store.CHECKPOINTS)
-    if there and _marker(there[0]) == remote.marker(there[0].name):
+    mine = durable_folder.marker_of(there[0]) if there else b""
+    if mine and mine == remote.marker(there[0].name):
         return
     if there:
         why = f"holds a run whose newest checkpoint is {there[0].name}, which is not the one at {remote.address}"
@@ -191,10 +192,3 @@ def _check_its_own(remote: Remote, run_dir: Path) -> None:
     else:
         return
     raise UserError(str(run_dir), why, "another folder, or mv this one away first")
-
-
-def _marker(folder: Path) -> bytes:
-    try:
-        return (folder / durable_folder.MARKER).read_bytes()
-    except FileNotFoundError:
-        return b"none"

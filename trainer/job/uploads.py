@@ -56,7 +56,7 @@ class Uploads:
 
     def left(self) -> list[Path]:
         """The checkpoints that are not copied yet, newest first."""
-        marked = [(folder, _marker(folder)) for folder in store.found(self.run_dir / CHECKPOINTS)]
+        marked = [(folder, durable_folder.marker_of(folder)) for folder in store.found(self.run_dir / CHECKPOINTS)]
         return [folder for folder, marker in marked if marker and self.there.get(folder.name) != marker]
 
     def close(self, patience_s: float = PATIENCE_S) -> list[str]:
@@ -97,17 +97,17 @@ class Uploads:
             self._failed(reason(error))
 
     def _copy(self, folder: Path) -> None:
-        began, marker = self.clock(), _marker(folder)
+        began, marker = self.clock(), durable_folder.marker_of(folder)
         try:
             held = (folder / store.BEST).is_file()  # with the checkpoint's own files
             names = [name for name in CARRIED if not (held and name.endswith(store.BEST))]
             self.remote.put(folder, self.run_dir, names, self._moves)
         except Exception:
-            if _marker(folder):
+            if durable_folder.marker_of(folder):
                 raise
             self.remote.remove(folder.name)  # it was retired meanwhile
             return
-        if _marker(folder) != marker:
+        if durable_folder.marker_of(folder) != marker:
             return
         first = not self.there
         self.there[folder.name] = marker
@@ -133,13 +133,6 @@ class Uploads:
             self.say(f"ATTENTION: {left} cannot be copied to {self.remote.address}: {why}. It is tried again")
         self.failed = why
         self.again_at, self.wait_s = self.clock() + self.wait_s, min(2 * self.wait_s, AGAIN_S[1])
-
-
-def _marker(folder: Path) -> bytes:
-    """Which checkpoint it is, by the checksums of its files; empty: it is not whole."""
-    with contextlib.suppress(OSError):
-        return (folder / durable_folder.MARKER).read_bytes()
-    return b""
 
 
 @contextlib.contextmanager
