@@ -215,6 +215,7 @@ ARGUMENTS = [
     digits("tracking.experiment=" + "x" * 300, "longer than 256", instead="tracking.experiment=null"),
     digits("+tracking.tags.a,b=1"),
     digits("hydra.run.dir=/proc/x", "hydra.run.dir=/proc/x", "takes no files", instead="hydra.run.dir=ANOTHER_FOLDER"),
+    digits("hydra.run.dir=s3://bucket/run", "hydra.run.dir=s3://bucket/run", "is an address", instead="hydra.run.dir=outputs/NAME checkpoint.to=s3://bucket/run"),
     digits("hydra.run.dir=", "hydra.run.dir=", "names no folder", instead="hydra.run.dir=outputs/NAME"),
     digits("hydra.run.dir=null", "hydra.run.dir=null", "not Optional"),
     Case(f"-m {DIGITS} hydra.sweep.dir=/proc/x epochs=1,2", ("hydra.sweep.dir=/proc/x", "takes no files")),

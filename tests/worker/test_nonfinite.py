@@ -233,6 +233,18 @@ def test_report_is_there_although_the_model_breaks_in_it(tmp_path: Path) -> None
     assert told["forward_again"] == {"not_known": "ValueError: not twice"} and told["update"] == 4
 
 
+def test_report_of_a_worker_whose_parameters_are_at_servers_has_the_samples_and_no_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = training("stop", batches(), tmp_path)
+    run.strategy.whole = nullcontext  # type: ignore[attr-defined]
+    with pytest.raises(NotFinite):
+        fit(run)
+    told = json.loads((tmp_path / "nonfinite.json").read_text())
+    assert told["samples"] == {"3": [30, 31]}
+    assert told["forward_again"] == {"not_known": "LookupError: parameters are in the servers"}
+
+
 @pytest.mark.parametrize("merge", [1, 2])
 @pytest.mark.parametrize("updates", [1, 2, 5, 8])
 def test_turned_epoch_leaves_the_bad_update_out_and_repeats_no_order(merge: int, updates: int) -> None:

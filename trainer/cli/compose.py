@@ -187,11 +187,14 @@ def named_folder(config: DictConfig, key: str) -> Path:
     """The folder that a composed config names for a run or a sweep, by a key such as ``hydra.run.dir``.
 
     Raises:
-        UserError: it names none.
+        UserError: it names none, or an address.
     """
     from omegaconf import OmegaConf
 
     given = OmegaConf.select(config, key)
+    if "://" in str(given):  # as a path it would be a folder called s3: here
+        why = "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to an address"
+        raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME checkpoint.to={given}")
     if given is None or not str(given).strip():
         raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
     return Path(os.path.abspath(str(given)))
