@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import SealedBoard
+from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.signals import LEAVE
-from trainer.launch.lobby import HERE, LONGEST_LOOK_S, LOST_S, Guest, Host, Lobby, RunOver
+from trainer.launch.lobby import HERE, LOST_S, Guest, Host, Lobby, RunOver
 from trainer.planning.deaths import Deaths
 
 

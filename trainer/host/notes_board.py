@@ -10,12 +10,13 @@ import datetime
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
 from trainer.host import descriptors, private
+from trainer.host.patience import Patience
 
 FOREVER = datetime.timedelta(days=3650)
 QUICKEST_S, SLOWEST_S = 0.005, 0.2
@@ -31,6 +32,19 @@ class NoNote(RuntimeError):
 
 class FolderLost(NoNote):
     """The error for a board's folder that cannot be used any more; its message is a sentence for users."""
+
+
+def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
+    """Look again and again, at first often, until something is there.
+
+    Raises:
+        NoNote: it is not within so many seconds, besides those in which this process was stopped.
+    """
+    patience = Patience(seconds, time.monotonic)
+    while not there():
+        if patience.left() <= 0.0:
+            raise NoNote(f"{what}: not there within {seconds:g} s")
+        time.sleep(min(SLOWEST_S, max(QUICKEST_S, patience.waited / PART)))
 
 
 class Board(Protocol):
@@ -113,14 +127,13 @@ class FolderBoard:
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
         """Poll until the files of all these notes exist."""
-        began = time.monotonic()
-        while not self.check(keys):
-            waited = time.monotonic() - began
-            if waited > timeout.total_seconds():
-                raise NoNote(f"{', '.join(keys)}: not there within {timeout.total_seconds():g} s")
-            if not self.folder.is_dir():
+
+        def there() -> bool:
+            if not (found := self.check(keys)) and not self.folder.is_dir():
                 raise FolderLost("the launcher's folder is gone")
-            time.sleep(min(SLOWEST_S, max(QUICKEST_S, waited / PART)))
+            return found
+
+        wait_until(there, ", ".join(keys), timeout.total_seconds())
 
     def _path(self, key: str) -> Path:
         return self.folder / quote(self.prefix + key, safe="")
@@ -178,17 +191,15 @@ class SealedBoard:
         return all(self._look(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """Wait until all these keys have notes with valid hashes."""
-        until = time.monotonic() + timeout.total_seconds()
-        for key in keys:
-            while self._look(key) is None:
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise NoNote(f"{key}: not there within {timeout.total_seconds():g} s")
-                if self.store.check([self.prefix + key]):
-                    time.sleep(min(left, SLOWEST_S))  # it is a stranger's
-                else:
-                    self.store.wait([self.prefix + key], datetime.timedelta(seconds=left))
+        """Poll until all these keys have notes with valid hashes."""
+        missing = list(keys)
+
+        def there() -> bool:
+            while missing and self._look(missing[0]) is not None:
+                missing.pop(0)
+            return not missing
+
+        wait_until(there, ", ".join(keys), timeout.total_seconds())
 
     def forged(self, key: str) -> bool:
         """Whether a key has a note, but none with a valid hash."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import queue
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from trainer.errors import first_line
-from trainer.host.notes_board import FOREVER, NoNote
+from trainer.host.notes_board import NoNote
+from trainer.host.patience import Patience
 
-LONGEST_S = 10_000_000.0
-"""Of a wait that has no end: what a lock takes."""
+LOOK_S = 1.0
+"""Who waits looks so often whether it was stopped meanwhile."""
 
 
 class PatientStore:
@@ -23,21 +25,21 @@ class PatientStore:
     Args:
         store: torch's.
         name: of the store, in messages.
-        patience_s: longest wait for an answer.
+        patience_s: longest wait for an answer, besides the time in which this process was stopped.
     """
 
-    def __init__(self, store: Any, name: str, patience_s: float) -> None:
-        self.store, self.name, self.patience_s = store, name, patience_s
+    def __init__(self, store: Any, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store, self.name, self.patience_s, self.clock = store, name, patience_s, clock
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def clone(self) -> PatientStore:
         """Return the same store with its own connection."""
-        return PatientStore(self._ask(self.store.clone), self.name, self.patience_s)
+        return PatientStore(self._ask(self.store.clone), self.name, self.patience_s, self.clock)
 
     def within(self, seconds: float) -> PatientStore:
         """Return the same store for questions that are given up after so long."""
-        return PatientStore(self.store, self.name, min(self.patience_s, seconds))
+        return PatientStore(self.store, self.name, min(self.patience_s, seconds), self.clock)
 
     def set(self, key: str, value: str) -> None:
         """Set a key of the store, within the time limit."""
@@ -55,11 +57,7 @@ class PatientStore:
         """Whether the store has all these keys; answered within the time limit."""
         return bool(self._ask(lambda: self.store.check(keys)))
 
-    def wait(self, keys: list[str], timeout: datetime.timedelta = FOREVER) -> None:
-        """Wait until the store has all these keys; the time limit comes on top of ``timeout``."""
-        self._ask(lambda: self.store.wait(keys, timeout), timeout.total_seconds())
-
-    def _ask(self, job: Callable[[], Any], more_s: float = 0.0) -> Any:
+    def _ask(self, job: Callable[[], Any]) -> Any:
         """The answer.
 
         Raises:
@@ -70,10 +68,13 @@ class PatientStore:
             self._thread.start()
         box: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._jobs.put((job, box))
-        try:
-            answer, error = box.get(timeout=min(LONGEST_S, self.patience_s + more_s))
-        except queue.Empty:
-            raise NoNote(f"{self.name} did not answer within {self.patience_s:g} s (strategy.timeout_s)") from None
+        patience = Patience(self.patience_s, self.clock)
+        while (left := patience.left()) > 0.0:
+            with suppress(queue.Empty):
+                answer, error = box.get(timeout=min(LOOK_S, left))
+                break
+        else:
+            raise NoNote(f"{self.name} did not answer within {self.patience_s:g} s (strategy.timeout_s)")
         if error is not None:
             raise NoNote(f"{self.name}: {first_line(error)}") from error
         return answer

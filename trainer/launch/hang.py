@@ -9,13 +9,12 @@ from pathlib import Path
 
 from trainer.errors import Died, Missing, first_line
 from trainer.host import pulse
+from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.pulse import Beat
 from trainer.launch.supervisor import StartedProcess
 from trainer.wording import counted
 
 LOOK_S = 0.5
-LONGEST_LOOK_S = 5.0
-"""So much time at most counts between two looks: this process may have been stopped, and the workers with it."""
 DUMP_S = 2.0
 """Longest wait for the stacks of a process; one that is stopped writes none."""
 FRAMES = 8

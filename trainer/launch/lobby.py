@@ -17,6 +17,7 @@ from pathlib import Path
 
 from trainer.errors import Died, RunFailed, UserError
 from trainer.host.notes_board import Board, NoNote, OwnBoard
+from trainer.host.patience import LONGEST_LOOK_S, Patience
 from trainer.host.signals import LEAVE
 from trainer.wording import counted
 
@@ -24,8 +25,6 @@ BEAT_S = 1.0
 """Between two signs of life of a host."""
 LOST_S = 15.0
 """A host without one for so long is lost, as with torchrun."""
-LONGEST_LOOK_S = 3.0
-"""So much time at most counts between two looks: this process may have been stopped, and is no measure of the others."""
 LOOK_S = 0.2
 GOODBYE_S = 5.0
 """Longest wait of host 0, at the end of the run, for the others to read how it ended."""
@@ -145,7 +144,7 @@ class Lobby:
         Raises:
             RunFailed: there were too few in time.
         """
-        began, enough = self.clock(), None
+        patience, enough = Patience(timeout_s, self.clock), None
         while True:
             self.look()
             found = [0, *sorted(self.waiting())]
@@ -153,7 +152,7 @@ class Lobby:
             enough = None if len(found) < least else now if enough is None else enough
             if enough is not None and (len(found) >= self.most or now - enough >= more_s):
                 return found
-            if enough is None and now - began > timeout_s:
+            if patience.left() <= 0.0 and enough is None:
                 there = f"{counted(len(found), 'host')} {'is' if len(found) == 1 else 'are'} there"
                 raise RunFailed(f"{there}, and launch.nnodes={least}:{self.most} needs {least}: no more came within {timeout_s:g} s (launch.timeout_s)")  # fmt: skip
             self.sleep(LOOK_S)
@@ -196,12 +195,12 @@ class Lobby:
     def settle(self, timeout_s: float) -> list[Host]:
         """Wait until this life has ended for its hosts or they are lost; returns what the present ones wrote.
         A host that has died is silent until it counts as lost: so long is waited at least."""
-        began, timeout_s = self.clock(), max(timeout_s, LOST_S + LONGEST_LOOK_S)
+        patience = Patience(max(timeout_s, LOST_S + LONGEST_LOOK_S), self.clock)
         while True:
             self.look()
             lost = self.lost()
             late = [n for n in self.life.hosts if n and n not in lost and self.hosts[n].ended != self.life.number]
-            if not late or self.clock() - began > timeout_s:
+            if patience.left() <= 0.0 or not late:
                 return [self.hosts[n] for n in self.life.hosts if n and n not in [*lost, *late]]
             self.sleep(LOOK_S)
 
@@ -265,9 +264,9 @@ class Guest:
     def _check_folder(self, run_dir: Path) -> None:
         self._heard([MARK])
         mark = run_dir / self.board.get(MARK).decode()
-        until = time.monotonic() + MARK_S
+        patience = Patience(MARK_S, time.monotonic)
         while not mark.is_file():
-            if time.monotonic() > until:
+            if patience.left() <= 0.0:
                 why = "is not the folder that host 0 writes to, and hosts that come and go share the run's folder with its checkpoints"
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
             self.sleep(LOOK_S)

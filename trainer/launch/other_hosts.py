@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.errors import AskedToLeave, RunFailed
 from trainer.host.notes_board import Board, NoNote
+from trainer.host.patience import Patience
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.supervisor import Role
 
@@ -123,11 +124,11 @@ class OtherHosts:
             self.board[0].set(LEFT.format(self.meeting.number), json.dumps(results.get("server", {})))
         if not self.meeting.serves:
             return
-        until = self.clock() + LEAVE_S
+        patience = Patience(LEAVE_S, self.clock)
         lost = {host for host, workers in self._lost_hosts.items() if workers == self._workers_here}
         for host in sorted(set(range(1, self.meeting.hosts)) - lost):
             key = LEFT.format(host)
-            while not self.board[0].check([key]) and self.clock() < until:
+            while not self.board[0].check([key]) and patience.left() > 0.0:
                 time.sleep(LOOK_S / 5)
             if not self.board[0].check([key]):
                 print(

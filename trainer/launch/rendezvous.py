@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from trainer.errors import RunFailed, first_line
 from trainer.host.addresses import LOOPBACK, with_port
-from trainer.host.notes_board import Board, SealedBoard
+from trainer.host.notes_board import Board, SealedBoard, wait_until
+from trainer.host.patience import Patience
 from trainer.host.patient_store import PatientStore
 from trainer.planning.run_secret import VARIABLE
 
@@ -151,9 +152,9 @@ def _decide(store: Store, meeting: Meeting) -> bytes:
 
 def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
     """The part of the others."""
-    patience = datetime.timedelta(seconds=meeting.timeout_s + 2 * TELL_S)
+    patience_s = meeting.timeout_s + 2 * TELL_S
     try:
-        store.wait(["hosts/run"], patience)
+        wait_until(lambda: bool(store.check(["hosts/run"])), "its word", patience_s)
         seal, *numbers = store.get("hosts/run").decode(errors="replace").split(" ")
         secret = _secret(meeting, numbers)
         board = SealedBoard(store, secret)
@@ -166,7 +167,7 @@ def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
                 f"{meeting.name(0)} knows another secret than this {meeting.one}, or somebody else writes into the store at {meeting.where}. "
                 f"Nothing of it was used. Give all {meeting.kind} the same secret (launch.secret_file, or {VARIABLE})."
             )
-        board.wait(["hosts/why not"], patience)
+        board.wait(["hosts/why not"], datetime.timedelta(seconds=patience_s))
         why = board.get("hosts/why not").decode()
     except (RuntimeError, dist.DistError) as error:
         why = f"{meeting.name(0)} is gone before all hosts were there: {first_line(error)}"
@@ -191,9 +192,9 @@ def _hash(meeting: Meeting, numbers: Sequence[str], purpose: bytes) -> bytes:
 
 
 def _who_did_not_come(store: Store, meeting: Meeting) -> str:
-    until, missing = time.monotonic() + meeting.timeout_s, list(range(meeting.hosts))
+    patience, missing = Patience(meeting.timeout_s, time.monotonic), list(range(meeting.hosts))
     while missing := [number for number in missing if not store.check([f"hosts/number/{meeting.key(number)}"])]:
-        if time.monotonic() > until:
+        if patience.left() <= 0.0:
             who = " and ".join(meeting.name(number) for number in missing)
             return f"{who} did not come to {meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
         meeting.watch(None)
@@ -203,7 +204,7 @@ def _who_did_not_come(store: Store, meeting: Meeting) -> str:
 
 def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
     """Empty when what all hosts do is there."""
-    until = time.monotonic() + meeting.timeout_s
+    patience = Patience(meeting.timeout_s, time.monotonic)
     for number in range(1, meeting.hosts):
         while not board.check([key := f"hosts/terms/{meeting.key(number)}"]):
             if board.forged(key):
@@ -211,7 +212,7 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
                     f"{meeting.name(number)} knows another secret than this {meeting.one}. Give all {meeting.kind} the same secret "
                     f"(launch.secret_file, or {VARIABLE})."
                 )
-            if time.monotonic() > until:
+            if patience.left() <= 0.0:
                 return f"{meeting.name(number)} came to {meeting.where}, and left without a word"
             meeting.watch(None)
             time.sleep(POLL_S)

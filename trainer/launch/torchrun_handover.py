@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.errors import RunFailed, UserError
 from trainer.host import private
 from trainer.host.notes_board import FolderBoard, OwnBoard, SealedBoard
+from trainer.host.patience import Patience
 from trainer.planning.run_secret import LEAST as LEAST_SECRET
 from trainer.planning.run_secret import VARIABLE as SECRET
 
@@ -88,9 +89,9 @@ class InFolder(Handover):
         private.write(self.path, text)  # what is said last stays when the run is over: no config
 
     def read(self) -> str:
-        until = time.monotonic() + self.patience_s
+        patience = Patience(self.patience_s, time.monotonic)
         while not self.path.exists():  # torchrun ends this process when rank 0 dies
-            if time.monotonic() > until:
+            if patience.left() <= 0.0:
                 raise RunFailed(f"rank 0 handed nothing over within {self.patience_s:g} s")
             time.sleep(POLL_S)
         return private.read(self.path)

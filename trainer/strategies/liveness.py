@@ -8,9 +8,12 @@ import time
 import torch.distributed as dist
 
 from trainer.host.notes_board import FOREVER, OwnBoard
+from trainer.host.patience import Patience
 
 ANSWER_S = 2.0
 STORE_S = 3.0
+LOOK_S = 0.5
+"""Who waits for answers looks so often whether it was stopped meanwhile."""
 
 
 class RollCall:
@@ -59,7 +62,9 @@ class RollCall:
 
         asking = threading.Thread(target=ask, daemon=True, name="roll-call-asking")
         asking.start()
-        asking.join(ANSWER_S + STORE_S)
+        patience = Patience(ANSWER_S + STORE_S, time.monotonic)
+        while asking.is_alive() and (left := patience.left()) > 0.0:
+            asking.join(min(LOOK_S, left))
         if not found:
             raise TimeoutError("the store does not answer")
         if isinstance(found[0], Exception):
@@ -69,9 +74,9 @@ class RollCall:
     def _ask(self, store: OwnBoard) -> list[int]:
         for rank in range(self.size):
             store.set(f"call/{rank}", "where are you")
-        patience = time.monotonic() + ANSWER_S
+        patience = Patience(ANSWER_S, time.monotonic)
         answers = {rank: f"answer/{rank}" for rank in range(self.size)}
-        while time.monotonic() < patience and not store.check(list(answers.values())):
+        while patience.left() > 0.0 and not store.check(list(answers.values())):
             time.sleep(0.05)
         return [r for r, key in answers.items() if not store.check([key]) or store.get(key) == b"elsewhere"]
 

@@ -26,10 +26,11 @@ from tests.strategies.pserver.test_rates import run as run_with
 from tests.strategies.pserver.test_regained import Played
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint import writer as parts_writer
+from trainer.host.patience import LONGEST_LOOK_S
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, Verb, text
 from trainer.strategies.pserver.protocol.shared_memory import Pool
-from trainer.strategies.pserver.server.part_writer import LONGEST_LOOK_S, STILL_S, Forked, processor_time
+from trainer.strategies.pserver.server.part_writer import STILL_S, Forked, processor_time
 from trainer.strategies.pserver.server.rules import BACKUPS
 from trainer.weights.server_files import ServerFile
 

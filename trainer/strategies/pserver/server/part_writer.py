@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainer.errors import UserError, why
+from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.signals import signal_name
 
 PR_SET_PDEATHSIG = 1
@@ -27,8 +28,6 @@ NOT_TOLD = 2
 """Exit code of a copy that could not write, and could not tell so either."""
 STILL_S = 600.0
 """A copy that has used no processor for so long is killed; who waits for its part gives up after as long."""
-LONGEST_LOOK_S = 5.0
-"""So much time at most counts between two looks: this process may have been stopped, and its copy with it."""
 Tell = Callable[[str], bool]
 """Tells why a part is not written; returns whether that could be told."""
 
