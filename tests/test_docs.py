@@ -134,7 +134,7 @@ NUMBERS = {
         "`checkpoint.grace_s={:g}`": CheckpointConfig.grace_s,
         "every epoch and its validation, and every {:g} minutes": CheckpointConfig.every_minutes,
         "the training waits {:g} s for it": checkpoints.SLOW_S,
-        "A server with {} MB of rows and more": increments.LEAST >> 20,
+        "A server with {} MiB of rows and more": increments.LEAST >> 20,
         "`launch.max_restarts={}` times within an hour": LaunchConfig.max_restarts,
         "does not end within {} s": supervisor.STAY_S,
         "After {} skipped updates in a row the run ends": nonfinite.MOST_SKIPS,

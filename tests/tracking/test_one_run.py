@@ -20,6 +20,7 @@ from tests.runs import mlflow_runs, read, start, trainer
 from trainer import __version__, checkpoints
 from trainer.checkpoint import store
 from trainer.run_folder import lives
+from trainer.tracking.describe import _lived
 
 TYPED = (
     "+recipe=digits_lenet", "epochs=1", "execution.log_every=1", "checkpoint.every_steps=10", "checkpoint.background=false",
@@ -85,6 +86,11 @@ def test_mlflow_has_one_run_with_every_point_once(resumed: tuple[Path, str]) -> 
         and began == sorted(began)
         and began[0] <= told[0][2] <= began[1] <= told[1][2]
     )
+
+
+def test_the_tag_counts_the_lives_before_the_last_command() -> None:
+    three = [lives.Life(number, "") for number in (1, 2, 3)]
+    assert [_lived(three[:count], None) for count in range(4)] == [{}, *({"trainer.resumed": f"{n}"} for n in range(3))]
 
 
 def test_the_folder_tells_of_both_lives(resumed: tuple[Path, str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.checkpoint.saving import saver
 from tests.worker.test_loop import Lines
 from trainer.data.batch_reordering import Turn, turned
 from trainer.data.feed import Batch
@@ -216,6 +217,9 @@ def test_no_checkpoint_is_made_of_parameters_that_are_not_finite(tmp_path: Path)
     run.model.last.weight.data[0, 0] = float("inf")  # type: ignore[union-attr, operator, index]
     with pytest.raises(NotFinite, match="no checkpoint is made of them"):
         check_parameters(run)
+    with pytest.raises(NotFinite, match="no checkpoint is made of them"):
+        saver(tmp_path / "checkpoints")._take(run, 0)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_report_is_there_although_the_model_breaks_in_it(tmp_path: Path) -> None:
