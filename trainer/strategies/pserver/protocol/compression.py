@@ -44,7 +44,8 @@ def decode(array: np.ndarray, scales: np.ndarray | None, dtype: torch.dtype) -> 
         Malformed: the scales do not fit.
     """
     if array.dtype in FLOATS:
-        return torch.from_numpy(array).to(dtype)
+        values = torch.from_numpy(array)
+        return values if values.dtype == dtype else values.to(dtype)
     if array.dtype == np.uint16:
         return torch.from_numpy(array).view(torch.bfloat16).to(dtype)
     if array.dtype == np.int8:

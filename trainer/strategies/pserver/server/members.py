@@ -188,7 +188,7 @@ class Members:
     def silent(self) -> list[int]:
         """Ranks of present workers that have not been heard for too long."""
         limit = self.now() - self.lost_after_s
-        return [m.rank for m in self.all if m.present and m.life and m.heard < limit]
+        return [m.rank for m in self.all if m.heard < limit and m.present and m.life]
 
 
 def workers(ranks: Iterable[int]) -> str:

@@ -146,7 +146,7 @@ class Shard:
         if gradient is not None and self.vector.numel():
             for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
                 group["lr"] = base * factor
-            for part, own in zip(self.parts, gradient.split(self.sizes), strict=True):
+            for part, own in zip(self.parts, gradient.split_with_sizes(self.sizes), strict=True):
                 part.grad = own
             self.optimizer.step()
             for part in self.parts:

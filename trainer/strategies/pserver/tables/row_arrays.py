@@ -6,6 +6,8 @@ Rows of a tensor (N, C) are read and written by NumPy, in half the time of ``ind
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +20,14 @@ def gather(rows: torch.Tensor, places: np.ndarray) -> torch.Tensor:
 
 def put(rows: torch.Tensor, places: np.ndarray, values: torch.Tensor) -> None:
     """Set the rows at these places (U,), all different, to values (U, C)."""
-    whole = np.dtype((np.void, rows.shape[1] * rows.itemsize))
+    whole = _whole(rows.shape[1] * rows.itemsize)
     rows.numpy().view(whole)[places] = values.contiguous().numpy().view(whole)
+
+
+@cache
+def _whole(size: int) -> np.dtype[Any]:
+    """A row of so many bytes as one value."""
+    return np.dtype((np.void, size))
 
 
 def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:

@@ -47,6 +47,7 @@ class DenseMap:
         pieces = place([(n, p.numel()) for n, p in parameters], servers, split_method, slice_above)
         groups = grouped(((p.name, p) for p in pieces), self.rates)
         self.pieces: list[list[Piece]] = [[p for _, g in groups for p in g if p.server == s] for s in range(servers)]
+        self.lengths = [[p.stop - p.start for p in own] for own in self.pieces]
         self.groups: list[list[tuple[int, Rate]]] = [
             [(sum(p.stop - p.start for p in g if p.server == s), rate) for rate, g in groups] for s in range(servers)
         ]
@@ -58,7 +59,7 @@ class DenseMap:
 
     def size(self, server: int) -> int:
         """The number of elements that a server keeps."""
-        return sum(p.stop - p.start for p in self.pieces[server])
+        return sum(self.lengths[server])
 
     def values(self, server: int) -> torch.Tensor:
         """Return a copy of a server's part (n,) of the parameters, on the CPU."""
@@ -73,30 +74,24 @@ class DenseMap:
         room: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         vector = torch.empty(self.size(server), dtype=self.dtype) if room is None else room
-        offset = 0
-        for piece in self.pieces[server]:
-            length = piece.stop - piece.start
+        for piece, part in zip(self.pieces[server], vector.split_with_sizes(self.lengths[server]), strict=True):
             values = what(self.parameters[piece.name])
-            part = vector[offset : offset + length]
             if values is None:
                 part.zero_()
-            else:
-                part.copy_(values.reshape(-1)[piece.start : piece.stop])
-                if factor != 1.0:
-                    part.mul_(factor)  # each part while it is in the processor's cache
-            offset += length
+                continue
+            if values.shape != part.shape:
+                values = values.reshape(-1)[piece.start : piece.stop]
+            part.copy_(values)
+            if factor != 1.0:
+                part.mul_(factor)  # each part while it is in the processor's cache
         return vector
 
     def write(self, server: int, vector: torch.Tensor, add: bool = False) -> None:
         """Write a server's part (n,) into the model's parameters, or add it to them."""
-        offset = 0
-        for piece in self.pieces[server]:
+        for piece, part in zip(self.pieces[server], vector.split_with_sizes(self.lengths[server]), strict=True):
             parameter = self.parameters[piece.name].detach()  # its memory, without a graph
-            length = piece.stop - piece.start
-            part = vector[offset : offset + length]
-            offset += length
-            if length == parameter.numel():
-                whole = part.view(parameter.shape)
+            if len(part) == parameter.numel():
+                whole = part if part.shape == parameter.shape else part.view(parameter.shape)
                 parameter.add_(whole.to(parameter.device)) if add else parameter.copy_(whole)
                 continue
             flat = parameter.view(-1) if parameter.is_contiguous() else parameter.reshape(-1)
