@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,6 @@ class SimulatedServer(Process):
         self.steps = Steps(self) if scenario.mode == "sync" else None
         self.rows = Rows(self) if scenario.chooses_rows else None
         self.disks, self.host = disks, (scenario.hosts or [0] * scenario.servers)[number]
-        self.draw = random.Random(f"{scenario.seed} {number} {life}")  # of its disk: other draws stay what they were
         self.writer = SlowWriter(self)
         self.board = board = (
             board if place is None else FarBoard(FarStore(place[0], place[1], self._real_time, self._waits))
@@ -153,6 +152,11 @@ class SimulatedServer(Process):
         self.news, self.look_after = (-1, -1), self.machine.liveness.look_after
         self.machine.liveness.look_after = self._look_after  # type: ignore[method-assign]
         world.after(IDLE_S * world.random.random(), self.idle)
+
+    @cached_property
+    def draw(self) -> random.Random:
+        """Of its disk: other draws stay what they were."""
+        return random.Random(f"{self.scenario.seed} {self.number} {self.life}")
 
     def clock(self) -> float:
         return self.world.now - self.lag + self.busy
@@ -420,7 +424,7 @@ class SimulatedServer(Process):
         applied = self.applied()
         if self.unsure:
             applied = np.delete(applied, self.unsure)
-        if len(applied) and applied.max() > 1.000001:
+        if len(applied) and np.maximum.reduce(applied) > 1.000001:
             raise Violation(f"{self.name} has applied piece {int(applied.argmax())} {applied.max():g} times")
 
 
@@ -466,7 +470,8 @@ class Truth:
         if not pieces:
             return
         applied = server.applied() if len(server.vectors) == 1 else server.by_vector().min(0)
-        for piece, times in zip(pieces, applied[pieces].tolist(), strict=True):
+        for piece in pieces:
+            times = applied.item(piece)
             known = round(times) if piece not in server.unsure else min(1, round(times))
             if known != 1 and piece not in server.lost:
                 raise Violation(f"{server.name} has acknowledged piece {piece} of worker {request.rank} and applied it {times:g} times")  # fmt: skip

@@ -116,11 +116,12 @@ class Text(bytes):
 
 
 def _step(optimizer: Optimizer) -> None:
-    """SGD's step, of vectors so short that torch's own takes a multiple of the time."""
+    """SGD's step, of vectors so short that NumPy takes a fraction of the time."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                parameter.data.add_(parameter.grad, alpha=-group["lr"])
+                values = parameter.detach().numpy()
+                values -= group["lr"] * parameter.grad.numpy()
 
 
 _step.hooked = True  # type: ignore[attr-defined]  # torch wraps it no more

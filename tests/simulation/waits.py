@@ -25,11 +25,14 @@ SLACK_S = 0.1
 
 def longest(client: Client, scenario: Scenario) -> float:
     """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes in this run."""
-    asked = [request.message for request in client.under_way.values()]
+    asked = {request.message.verb for request in client.under_way.values()}
     board_s = BOARD_S * bool(scenario.places)
-    if asked and all(message.verb == Verb.BYE for message in asked):
+    if asked == {Verb.BYE}:
         return GOODBYE_S + board_s
-    saves = any(m.verb == Verb.SAVE or (m.verb == Verb.MEET and m.flags & SAVES) for m in asked)
+    saves = Verb.SAVE in asked or (
+        Verb.MEET in asked
+        and any(r.message.verb == Verb.MEET and r.message.flags & SAVES for r in client.under_way.values())
+    )
     more = FETCHING_S if any(scenario.hosts) else WRITES * scenario.disk_s
     more_s = (more + scenario.parted_s) * saves
     return TIMEOUT_S + MARGIN_S + more_s + board_s

@@ -62,8 +62,8 @@ class Model(nn.Module):
         super().__init__()
         servers, pieces = scenario.vectors or scenario.servers, scenario.batches * scenario.epochs
         self.vectors = [f"vector{server}" for server in range(servers)]
-        for name, zeros in zip(self.vectors, torch.zeros((servers, pieces), dtype=torch.float64).unbind(), strict=True):
-            self.register_parameter(name, nn.Parameter(zeros))
+        for name in self.vectors:
+            self.register_parameter(name, nn.Parameter(torch.from_numpy(np.zeros(pieces))))
         if scenario.buffers:
             self.register_buffer("seen", torch.zeros(1))
         if scenario.bulky:
@@ -547,7 +547,7 @@ class SimulatedWorker(Process):
         self.world.moved = self.world.now
         for parameter in strategy.dense.parameters.values():
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                parameter.grad = torch.from_numpy(np.zeros(parameter.shape))
             parameter.grad.numpy()[piece] -= 1.0
         for table in strategy.remote:
             found, _, rows = table.look_up(table, ids)
