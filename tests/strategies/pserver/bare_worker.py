@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import torch.distributed as dist
 
 from tests.strategies.pserver.harness import Bare, Sum, push_all
+from trainer.host.notes_board import SealedBoard
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 
@@ -16,7 +17,7 @@ from trainer.strategies.pserver.protocol.messages import ENDPOINT
 def main() -> None:
     """Say hello, go on from where the life before ended, say ``done``, and leave without a word."""
     told = json.loads(sys.argv[1])
-    store = dist.HashStore()
+    store = SealedBoard(dist.HashStore(), bytes.fromhex(told["secret"]))
     for number, endpoint in enumerate(told["endpoints"]):
         store.set(ENDPOINT.format(number), endpoint)
     size = len(told["endpoints"])

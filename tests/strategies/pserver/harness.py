@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tests.pace import wait_for
 from tests.strategies.launching import payload
+from trainer.host.notes_board import SealedBoard
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import (
@@ -72,7 +73,7 @@ class Cluster:
         self.workers = run["plan"]["roles"]["worker"]
         self.size = run["plan"]["roles"]["server"]
         self.secret = secrets.token_bytes(32)
-        self.store = dist.HashStore()
+        self.store = SealedBoard(dist.HashStore(), self.secret)
         opened = [open_server(self.seat("server", n), given) for n in range(self.size)]
         self.servers = [server for server, _ in opened]
         self.sockets = [socket for _, socket in opened]

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 import zmq
 
+from trainer.host.notes_board import SealedBoard
 from trainer.strategies.pserver.worker import connections
 
 BEATS = 6
@@ -54,7 +56,7 @@ def test_signs_of_life_come_five_times_in_the_silence_after_which_a_worker_is_lo
 ) -> None:
     told: list[float] = []
     monkeypatch.setattr(connections, "_beat", lambda context, seat, endpoints, every_s, gone: told.append(every_s))
-    seat: Any = SimpleNamespace(secret=bytes(32), rank=0, store=None)
+    seat: Any = SimpleNamespace(secret=bytes(32), rank=0, store=SealedBoard(dist.HashStore(), bytes(32)))
     sockets = connections.Sockets(seat, ["tcp://127.0.0.1:9"], lost_after_s=30.0)
     sockets.close(0)
     assert told == [6.0]
