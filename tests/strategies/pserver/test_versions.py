@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from tests.strategies.pserver.harness import Cluster, config
 from trainer.strategies.pserver.worker.async_and_ssp import PserverAsync
+from trainer.strategies.pserver.worker.export import save_persistables
 
 STRENGTH = 0.3
 
@@ -61,4 +63,34 @@ def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers
             expected = before[ahead] - (2.0 + STRENGTH * 4.0 * moved)
             torch.testing.assert_close(shard.vector, expected, rtol=0, atol=1e-12)
             assert server.parameters.rule.staleness == {0: 1, ahead + 1: 1}
+        worker.close()
+
+
+def test_plateau_of_a_run_that_starts_from_persistables_keeps_its_factor_and_forgets_the_validations(
+    tmp_path: Path,
+) -> None:
+    run = config("async", 1, 2, launch_barrier=False, independent_recv_thread=False, slice_above=4)
+    run["config"]["scheduler"] = {"_target_": "trainer.optim.schedules.Plateau", "patience": 1, "gamma": 0.25}
+    run["plan"]["run_dir"] = str(tmp_path)
+    with Cluster(run) as cluster:
+        worker = placed(cluster)
+        step(worker, 1.0)
+        for loss in (
+            1.0,
+            2.0,
+            2.0,
+            2.0,
+        ):  # after the third the rate has fallen; the fourth is one of two that would lower it again
+            worker.observe(1, {"val/loss": loss})
+        save_persistables(worker.client, tmp_path / "checkpoints" / "persistables")
+        worker.close()
+    run["config"]["strategy"]["load_from"] = str(tmp_path / "checkpoints" / "persistables")
+    with Cluster(run) as cluster:
+        worker = placed(cluster)
+        plateau = worker.updater.plateau
+        assert plateau is not None and (plateau.scale, plateau.bad, worker.lr) == (0.25, 0, 0.25)
+        before = next(worker.model.parameters()).clone()
+        step(worker, 1.0)
+        worker.take_all()
+        torch.testing.assert_close(next(worker.model.parameters()), before - 0.25)
         worker.close()
