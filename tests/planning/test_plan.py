@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from trainer.job import plan_table
 from trainer.job.ready import get_ready
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
+from trainer.planning.elastic import restartable
 from trainer.planning.plan import Plan, Predicted
 from trainer.tracking.describe import note
 from trainer.wording import counted
@@ -453,3 +455,22 @@ def test_plan_tells_the_buckets_of_gradients() -> None:
     for others in (("compile=true",), ("strategy=local_sgd",), ("strategy=pserver_sync",)):
         assert planned(*two, *others).buckets is None
     assert planned(DIGITS).buckets is None and "  gradients" not in dict(plan_table.rows(planned(DIGITS)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "nnodes", "least", "torchrun", "again"),
+    [
+        ("train", 1, None, False, True),
+        ("train", 4, 1, False, True),
+        ("train", 2, None, False, False),
+        ("eval", 1, None, False, False),
+        ("train", 1, None, True, False),
+    ],
+)
+def test_processes_are_started_again_on_one_host_or_where_hosts_come_and_go_and_by_torchrun_itself(
+    mode: str, nnodes: int, least: int | None, torchrun: bool, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SimpleNamespace(mode=mode, launch=SimpleNamespace(nnodes=nnodes, least_nnodes=least))
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert restartable(SimpleNamespace(config=config)) == again  # type: ignore[arg-type]
