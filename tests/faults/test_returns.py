@@ -20,7 +20,7 @@ from tests.faults.held_up import held_up
 from tests.faults.test_ledgers import applied
 from tests.faults.test_lost import member, screen
 from tests.pace import patient, wait_for
-from tests.runs import read, trainer
+from tests.runs import points, read, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
 from trainer.weights.server_files import SINCE, parts_of
@@ -172,7 +172,9 @@ def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank
         log = run / f"workerlog.{rank}"
         wait_for(lambda: "waits to be let in" in log.read_text(), 60, "it is there again")
         (run / "go").touch()
-    assert "takes part again after update" in log.read_text()
+    _, again, since = log.read_text().partition("takes part again after update")
+    assert again and ("reports from here on" in since) == (rank == 0)
+    assert len(points(run, "val/loss")) == 3, "each validation is told once, by whoever is the first"
     after = noted(run, rank)
     assert after["pid"] not in (0, before["pid"]) and {**after, "pid": before["pid"]} == before
     told, result = screen(tmp_path), read(run / "result.json")
