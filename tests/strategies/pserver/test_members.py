@@ -201,7 +201,7 @@ def test_worker_has_so_many_lives_and_no_more(monkeypatch: pytest.MonkeyPatch) -
     """A server keeps the number of each: what a worker can make it keep has an end."""
     assert MOST_LIVES == 10_000
     monkeypatch.setattr(members_module, "MOST_LIVES", 3)
-    members = Members(2, 10.0)
+    members = Members(2, 10.0, lambda: 0.0)
     for life in (7, 8, 9, 9, 7):  # hellos may come twice
         members.hello(0, life)
     with pytest.raises(Malformed, match="worker 0 in its life number 4"):
@@ -216,7 +216,7 @@ def test_worker_has_so_many_lives_and_no_more(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_worker_that_comes_back_takes_part_when_it_is_let_in_and_not_before() -> None:
-    members = Members(2, 10.0)
+    members = Members(2, 10.0, lambda: 0.0)
     members.hello(0, 7)
     members.hello(1, 8)
     members.lose(1, "its process ended")
@@ -226,7 +226,8 @@ def test_worker_that_comes_back_takes_part_when_it_is_let_in_and_not_before() ->
 
 
 def test_what_a_life_brought_to_a_stop_does_not_count_for_the_next_life() -> None:
-    members, steps = Members(2, 10.0), [np.array([0.0, 21.0]), np.array([0.0, -1.0]), np.array([20.0, 0.0])]
+    members = Members(2, 10.0, lambda: 0.0)
+    steps = [np.array([0.0, 21.0]), np.array([0.0, -1.0]), np.array([20.0, 0.0])]
     for rank in range(2):
         members.hello(rank, 7 + rank)
     stops = list[int]()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import Missing
 from trainer.host.notes_board import Board
@@ -23,7 +23,6 @@ from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
-from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
 from trainer.strategies.pserver.server.regained import Regained
@@ -32,6 +31,9 @@ from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Outlet, Turns
 from trainer.weights.server_files import ServerFile, parts_of
+
+if TYPE_CHECKING:
+    from trainer.strategies.pserver.server.part_writer import PartWriter
 
 LOOK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -113,9 +112,7 @@ class Members:
         first: what incarnations begin with (:func:`first_incarnation`).
     """
 
-    def __init__(
-        self, size: int, lost_after_s: float, now: Callable[[], float] = time.monotonic, first: int = 0
-    ) -> None:
+    def __init__(self, size: int, lost_after_s: float, now: Callable[[], float], first: int = 0) -> None:
         self.first = first
         self.all = [Member(rank, heard=now(), first=first) for rank in range(size)]
         self.lost_after_s = lost_after_s

@@ -3,12 +3,11 @@ another host."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint.streamed import Streamed
@@ -22,11 +21,13 @@ from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import RULE, Parameters
-from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.turns import Outlet
 from trainer.weights.server_files import SINCE, full_name
+
+if TYPE_CHECKING:  # a process that writes has a clock
+    from trainer.strategies.pserver.server.part_writer import PartWriter
 
 
 class Saving:
@@ -103,13 +104,13 @@ class Saving:
         return Message(Verb.DONE, flags=self.flags)
 
     def _write(self, folder: Path, tensors: Mapping[str, Streamed], told: Mapping[str, Any], full: Full | None) -> None:
-        began = time.monotonic()
+        began = self.members.now()
         if full is not None:  # before the part: who completes the checkpoint waits for that alone
             durable_folder.adopt(folder, full_name(self.parameters.server), full.seal)
         snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         what = "" if full is None else " of changed rows"
-        print(f"saved {size / 1e6:.1f} MB{what} in {time.monotonic() - began:.2f} s", flush=True)
+        print(f"saved {size / 1e6:.1f} MB{what} in {self.members.now() - began:.2f} s", flush=True)
 
     def has_written(self) -> bool:
         """Whether a write behind an answer has ended since this was asked for last."""

@@ -33,7 +33,7 @@ from trainer.strategies.pserver.protocol.messages import (
     pack,
 )
 from trainer.strategies.pserver.protocol.server_lives import first_incarnation
-from trainer.strategies.pserver.worker.connections import Connections
+from trainer.strategies.pserver.worker.connections_contract import Connections
 from trainer.strategies.pserver.worker.silent_servers import SilentServers
 
 AGAIN_S = 2.0

@@ -1,4 +1,4 @@
-"""A worker's connections to all servers, and its clock: all that the client needs of the outside world."""
+"""A worker's connections to all servers by ZeroMQ, the thread that sends signs of life, and its clock."""
 
 from __future__ import annotations
 
@@ -6,58 +6,17 @@ import datetime
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import zmq
 
 from trainer.errors import Missing
-from trainer.host.notes_board import Board, FolderBoard, NoNote
+from trainer.host.notes_board import Board, FolderBoard, NoNote, SealedBoard
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, SAVING, Message, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
-
-
-class Connections(Protocol):
-    """Protocol of a worker's connections to all servers, and its clock.
-    A message may be lost, come twice, late, or after later ones."""
-
-    count: int
-    """Servers."""
-    look_s: float
-    """Longest time between two looks at which servers were started again."""
-    far: bool
-    """Servers may be on hosts whose launchers cannot tell that they have ended."""
-
-    def now(self) -> float:
-        """The time on the worker's clock, in seconds."""
-
-    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised vector (count,) for values to send, in memory from which sending is cheapest."""
-
-    def send(self, server: int, frames: Sequence[Any]) -> None:
-        """Send a packed message to one server; its buffers must not change before it is answered."""
-
-    def receive(self) -> list[Message]:
-        """Return the answers that have arrived from all servers."""
-
-    def started_again(self) -> dict[int, int]:
-        """The servers that were restarted since the last call, and the numbers of their lives.
-        From now on messages go to these lives, and nothing more comes from the lives before."""
-
-    def some_save(self, servers: Iterable[int]) -> bool:
-        """Whether one of these servers reports that it writes its part of a checkpoint and answers nobody meanwhile."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait until an answer has arrived, at most ``seconds``."""
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep for ``seconds``, whatever arrives."""
-
-    def close(self) -> None:
-        """Close the connections to all servers."""
-
 
 ASK_S = 5.0
 """So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as well."""
@@ -112,7 +71,7 @@ class Sockets:
     ) -> None:
         self.pool = opened_pool(len(endpoints)) if shares and endpoints[0].startswith("ipc:") else None
         self.seat, self.count = seat, len(endpoints)
-        self.impatient, self.far = seat.store.within(ASK_S), not isinstance(seat.store, FolderBoard)
+        self.far = isinstance(seat.store, SealedBoard)
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self.poller = zmq.Poller()
         self.sockets = [self._connected(server, endpoint) for server, endpoint in enumerate(endpoints)]
@@ -146,7 +105,7 @@ class Sockets:
         return found
 
     def some_save(self, servers: Iterable[int]) -> bool:
-        return some_save(self.impatient, servers)
+        return some_save(self.seat.store.within(ASK_S), servers)
 
     def now(self) -> float:
         return time.monotonic()

@@ -21,7 +21,8 @@ from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead, place_of
 from trainer.strategies.pserver.worker.client import Client
-from trainer.strategies.pserver.worker.connections import Connections, connect
+from trainer.strategies.pserver.worker.connections import connect
+from trainer.strategies.pserver.worker.connections_contract import Connections
 from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
 from trainer.strategies.pserver.worker.gauges import Gauges
 from trainer.strategies.pserver.worker.halting import Halting
@@ -84,9 +85,8 @@ class PserverWorker(Retelling, Halting, Strategy):
 
     def connections(self) -> Connections:
         """Open the connections to all servers."""
-        told = self.options
-        shares = told.transport == "auto"
-        return connect(self.seat, self.seat.servers, told.timeout_s, told.lost_after_s, self.io_threads, shares)
+        seat, told = self.seat, self.options
+        return connect(seat, seat.servers, told.timeout_s, told.lost_after_s, self.io_threads, told.transport == "auto")
 
     # --- the start -------------------------------------------------------------------------------------------------
 

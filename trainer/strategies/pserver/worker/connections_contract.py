@@ -1,0 +1,50 @@
+"""What a worker's client needs of the outside world: connections to all servers, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from trainer.strategies.pserver.protocol.messages import Message
+
+
+class Connections(Protocol):
+    """Protocol of a worker's connections to all servers, and its clock.
+    A message may be lost, come twice, late, or after later ones."""
+
+    count: int
+    """Servers."""
+    look_s: float
+    """Longest time between two looks at which servers were started again."""
+    far: bool
+    """Servers may be on hosts whose launchers cannot tell that they have ended."""
+
+    def now(self) -> float:
+        """The time on the worker's clock, in seconds."""
+
+    def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised vector (count,) for values to send, in memory from which sending is cheapest."""
+
+    def send(self, server: int, frames: Sequence[Any]) -> None:
+        """Send a packed message to one server; its buffers must not change before it is answered."""
+
+    def receive(self) -> list[Message]:
+        """Return the answers that have arrived from all servers."""
+
+    def started_again(self) -> dict[int, int]:
+        """The servers that were restarted since the last call, and the numbers of their lives.
+        From now on messages go to these lives, and nothing more comes from the lives before."""
+
+    def some_save(self, servers: Iterable[int]) -> bool:
+        """Whether one of these servers reports that it writes its part of a checkpoint and answers nobody meanwhile."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until an answer has arrived, at most ``seconds``."""
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for ``seconds``, whatever arrives."""
+
+    def close(self) -> None:
+        """Close the connections to all servers."""
