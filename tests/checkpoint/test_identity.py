@@ -135,6 +135,8 @@ def test_several_workers_end_as_if_nothing_had_happened(case: str, tmp_path: Pat
     whole = tmp_path / "whole"
     ended = runs.trainer(*command, "hydra.run.dir=whole", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
+    second = tensor_tree.read(store.folder_of(whole / "checkpoints", 1) / store.part_of(1), ["model"])
+    assert (second["model"] is None) == (case not in ("powersgd", "local_sgd")), "the first one's part has it for all"
     for step in positions(whole)[1 : 3 if case in ("collective", "local_sgd") else 2]:
         back_at(whole, step, tmp_path / f"from{step}")
         ended = runs.trainer(*command, f"hydra.run.dir=from{step}", "resume=auto", cwd=tmp_path)

@@ -160,6 +160,13 @@ def test_a_full_part_comes_when_an_increment_would_be_larger_than_the_average(tm
     assert kinds == [True, True, True, True, False, True, True]
 
 
+def test_an_increment_is_no_larger_than_half_of_the_rows() -> None:
+    """A reader has to put both together, also where the average is higher: a full part was just written."""
+    kept = increments.Increments(0, 1, True)
+    kept.shares = [1.0]
+    assert kept.pays(0.5) and not kept.pays(0.51)
+
+
 @pytest.mark.parametrize("why", ["given up", "another life", "not whole", "no link"])
 def test_without_a_full_part_that_is_sure_a_full_one_is_written(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

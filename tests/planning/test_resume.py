@@ -6,12 +6,15 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import trainer
 from trainer.errors import UserError
 from trainer.host import versions
+from trainer.planning.resume import _average
 
 BASE = (
     "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "verbosity=quiet", "limit_train_batches=4",
@@ -113,6 +116,22 @@ def test_a_refusal_names_what_matters_and_besides_what_does_not(here: Path) -> N
     assert besides.startswith(
         "data.num_workers was auto, is 1; tracking.run_name was None, is again. Type instead: the values of before"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (None, None, []),
+        (0.9, 0.5, []),
+        (None, 0.9, ["the checkpoint has none: it begins with the weights of update 8"]),
+        (0.9, None, ["the moving average of the weights, which ema.decay=null does not need"]),
+    ],
+)
+def test_what_becomes_of_the_average_is_told(before: float | None, now: float | None, said: list[str]) -> None:
+    about: Any = SimpleNamespace(config={"ema": {"decay": before}}, step=8)
+    config: Any = SimpleNamespace(ema=SimpleNamespace(decay=now))
+    told = list(_average(config, about))
+    assert len(told) == len(said) and all(line.endswith(end) for line, end in zip(told, said, strict=True))
 
 
 def test_a_plan_lists_why_a_run_cannot_go_on(here: Path) -> None:
