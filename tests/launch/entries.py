@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 import json
 import os
 import signal
@@ -64,6 +65,17 @@ def tells(seat: Seat, payload: Any) -> dict[str, Any]:
         "seat": (seat.role, seat.rank, seat.size, seat.local_rank, seat.device),
         "env": [os.environ[n] for n in names],
     }
+
+
+def holds_up(seat: Seat, payload: Any) -> None:
+    """Worker 0 waits for worker 1, which hangs when its launcher has been told that worker 0 does nothing."""
+    pulse = Pulse(seat.pulse)
+    pulse.update(3 + (seat.rank == 0))
+    told = seat.store.clone()
+    while seat.rank == 1 and not told.check(["silent/0"]):
+        pulse.sign()
+        time.sleep(0.05)
+    seat.store.wait(["never"], datetime.timedelta(seconds=LONG_S))
 
 
 def sums(seat: Seat, payload: Any) -> tuple[float, str, str]:

@@ -22,6 +22,7 @@ from tests.launch.entries import Babble
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.host.addresses import free_port
 from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
@@ -99,6 +100,24 @@ def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
         with pytest.raises(RunFailed, match=rf"host 0 did not answer at 127\.0\.0\.1:{port} within 2 s"):
             launch([workers("sums")], None, tmp_path, Meeting(port=port, number=1, hosts=2, timeout_s=2))
     assert time.monotonic() - start < 2 + patient(18)
+
+
+def test_launchers_of_two_hosts_name_the_worker_that_holds_up_the_other(tmp_path: Path) -> None:
+    """The other waits for it long before it hangs, and its launcher sees that first."""
+    port = free_port("127.0.0.1")
+
+    def host(number: int) -> str:
+        role = Role("worker", 2, entry("holds_up"), ["cpu"], first_rank=number)
+        meeting = Meeting(port=port, number=number, hosts=2)
+        with pytest.raises(RunFailed) as ended:
+            launch([role], None, tmp_path / f"host{number}", meeting, hang_s=0.5)
+        return str(ended.value)
+
+    with ThreadPoolExecutor(2) as both:
+        told = list(both.map(host, range(2)))
+    named = "worker 1 (host 1) hangs, after 3 updates; no worker has done anything for"
+    assert all(named in one for one in told), told
+    assert any("worker 1: File" in one and "in holds_up" in one for one in told), "its stack is shown"
 
 
 def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown(

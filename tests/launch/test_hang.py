@@ -17,6 +17,7 @@ from trainer.host import pulse
 from trainer.launch import first_failure, hang
 from trainer.launch.hang import Hang
 from trainer.launch.process import Failure
+from trainer.launch.silent_workers import SilentWorkers
 from trainer.launch.supervisor import STAY_S, Role, StartedProcess, Supervisor
 from trainer.strategies.lost_workers import ADMITTED
 
@@ -157,6 +158,96 @@ def test_who_holds_up_the_others_is_named_whoever_else_is_dead_done_or_not_let_i
             history.supervisor.watch()
         assert set(ended.value.who.split(", ")) == history.hung, f"seed {seed}: {ended.value}"
         assert str(ended.value).startswith(ended.value.who) and "launch.hang_timeout_s" in str(ended.value)
+
+
+class Host:
+    """A launcher among several: its workers, its clock, and what it finds."""
+
+    def __init__(self, number: int, ranks: range, role: Role, notes: Notes, folder: Path) -> None:
+        self.now, self.who, self.folder = 100.0 * number, "", folder / str(number)
+        self.folder.mkdir(parents=True)
+        self.workers = [StartedProcess(role, rank, Worker(self.folder / f"workerlog.{rank}")) for rank in ranks]
+        pulses = {str(m): pulse.make(pulse.of(self.folder, "worker", m.rank)) for m in self.workers}
+        self.pulses = {m.rank: pulse.Pulse(str(pulses[str(m)])) for m in self.workers}
+        for member in self.workers:
+            member.handle.log.write_text("")
+        elsewhere = SilentWorkers([notes], role.size, list(ranks), f"host {number}", role.apart)
+        self.detector = Hang(lambda: self.workers, pulses, LIMIT_S, lambda: self.now, elsewhere)
+
+    def look(self, passed: float) -> None:
+        """Look, some time after the last look."""
+        self.now += passed
+        try:
+            if not self.who:
+                self.detector.look()
+        except Died as death:
+            self.who = f"{death.who}: {str(death).splitlines()[0]}"
+
+
+def several(hosts: int, each: int, folder: Path, apart: bool = False) -> list[Host]:
+    """So many hosts with so many workers each."""
+    notes = Notes()
+    role = Role("worker", hosts * each, "none:none", ["cpu"] * each, apart=apart)
+    return [Host(n, range(n * each, (n + 1) * each), role, notes, folder) for n in range(hosts)]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the stacks of a process that is stopped."""
+    seconds = iter(range(NEVER))
+    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: next(seconds) / 2, sleep=lambda seconds: None))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_on_several_hosts_all_name_the_worker_that_holds_up_the_others(seed: int, tmp_path: Path, quick: None) -> None:
+    """Others wait for it for a while before: it does its share of a validation meanwhile."""
+    draw = random.Random(seed)
+    hosts = several(draw.randint(2, 3), draw.randint(1, 2), tmp_path)
+    pulses = {rank: beat for host in hosts for rank, beat in host.pulses.items()}
+    hung, stopped, late = draw.choice(list(pulses)), draw.random() < 0.5, draw.random() < 0.2
+    for rank, beat in pulses.items():
+        if not (late and rank == hung):  # one that has not even begun
+            beat.update(4 if stopped or rank == hung else 5)
+    [held] = [m.handle for host in hosts for m in host.workers if m.rank == hung]
+    held.stopped = stopped
+    for second in range(60):
+        if second < 15 and not (stopped or late):
+            pulses[hung].sign()
+        for host in draw.sample(hosts, len(hosts)):
+            host.look(1.0)
+            assert not host.who or second > LIMIT_S
+    update = 0 if late else 4
+    how = "does not even answer: it is stopped" if stopped else "hangs"
+    home = next(number for number, host in enumerate(hosts) if hung in host.pulses)
+    told = f"worker {hung} (host {home}) {how}, after {update} updates; no worker has done anything for 6 s"
+    for host in hosts:
+        assert host.who.startswith(f"worker {hung}: {told}"), f"{host.who}, and not {told}"
+
+
+def test_a_host_whose_workers_wait_for_others_that_work_finds_no_hang(tmp_path: Path, quick: None) -> None:
+    hosts = several(3, 1, tmp_path)
+    hosts[1].pulses[1].sign()
+    for second in range(50):
+        if second < 30:
+            hosts[0].pulses[0].sign()
+        if second == 20:
+            hosts[1].workers.clear()  # it has done its work
+        for host in hosts:
+            host.look(1.0)
+            assert not host.who or second > 29 + LIMIT_S
+    assert (
+        hosts[2].who.startswith("worker 2: worker 2 (host 2) hangs, after 0 updates") and hosts[0].who == hosts[2].who
+    )
+
+
+def test_a_worker_that_others_can_do_without_is_found_although_they_work(tmp_path: Path, quick: None) -> None:
+    one, other = several(2, 1, tmp_path, apart=True)
+    one.pulses[0].update(1)
+    for _ in range(int(3 * LIMIT_S)):
+        other.pulses[1].sign()
+        one.look(1.0)
+        other.look(1.0)
+    assert one.who.startswith("worker 0: worker 0 (host 0) hangs, after 1 update;") and not other.who
 
 
 def missed(

@@ -35,6 +35,7 @@ from trainer.launch.preload import start_forkserver
 from trainer.launch.process import Child, resolve
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
+from trainer.launch.silent_workers import SilentWorkers
 from trainer.launch.supervisor import END_S, Handle, HostResults, Role, StartedProcess, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.planning.deaths import Deaths
@@ -161,7 +162,7 @@ def _watched(
         return others.look()
 
     supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look, again=returns.again)
-    hang = Hang(supervisor.at_work, pulses, hang_s)
+    hang = Hang(supervisor.at_work, pulses, hang_s, elsewhere=_elsewhere(members, here, others.meeting))
     try:
         with hang.found_by_others(supervisor.running, restarts and others.meeting.hosts == 1):
             results = supervisor.watch()
@@ -184,6 +185,17 @@ def _watched(
         else:
             others.lose([f"{m.role.name}/{m.rank}" for m in members if not m.handle.well], "its host has ended")
         raise
+
+
+def _elsewhere(members: Sequence[StartedProcess], here: Sequence[Any], meeting: Meeting) -> SilentWorkers | None:
+    """What launchers of several hosts tell each other of workers that do nothing; None: this host has none, or is the only one."""
+    workers = [m for m in members if m.role.name == "worker"]
+    if meeting.hosts == 1 or not workers:
+        return None
+    role = workers[0].role
+    return SilentWorkers(
+        here, role.size, [m.rank for m in workers], "" if meeting.labels else meeting.label(meeting.number), role.apart
+    )
 
 
 def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path, int]) -> list[Shown]:

@@ -11,6 +11,7 @@ from trainer.errors import Died, Missing, first_line
 from trainer.host import pulse
 from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.pulse import Beat
+from trainer.launch.silent_workers import Silent, SilentWorkers
 from trainer.launch.supervisor import StartedProcess
 from trainer.wording import counted
 
@@ -27,15 +28,19 @@ class Hang:
         at_work: returns the processes that are to make progress now.
         pulses: their files, by name.
         limit_s: longest time without a sign of life of any of them, once there was one; None: not looked at.
+        elsewhere: what launchers of other hosts tell of their workers; None: there is one host.
     """
 
     def __init__(
         self, at_work: Callable[[], Sequence[StartedProcess]], pulses: Mapping[str, Path], limit_s: float | None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, elsewhere: SilentWorkers | None = None,
     ) -> None:  # fmt: skip
         self.at_work, self.pulses, self.limit_s, self.clock = at_work, pulses, limit_s, clock
+        self.elsewhere = elsewhere
         self.looked, self.silent, self.begun = clock(), 0.0, False
         self.seen: dict[str, Beat] = {}
+        self.found: dict[int, Silent] = {}
+        """What was told of the workers here, while they are silent."""
 
     def look(self) -> None:
         """Check the pulses; call it again and again.
@@ -49,18 +54,43 @@ class Hang:
         passed, self.looked = now - self.looked, now
         members = self.at_work()
         beats = {str(member): pulse.look(self.pulses[str(member)]) for member in members}
-        self.begun = self.begun or any(beat.total for beat in beats.values())
+        self.begun = self.begun or any(beat.total for beat in beats.values()) or self._others_wait()
         idle = self.begun and bool(beats) and beats == self.seen
         self.silent = self.silent + min(passed, LONGEST_LOOK_S) if idle else 0.0
         self.seen = beats
         if self.silent > self.limit_s:
-            raise self._found(members, beats)
+            self._silent(members, beats)
+        elif self.elsewhere is not None:
+            self.found = {}
+            self.elsewhere.withdraw() if members else self.elsewhere.tell({})
 
-    def _found(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> Died:
-        least = min(beat[:2] for beat in beats.values())
-        behind = [name for name, beat in beats.items() if beat[:2] == least]
+    def _others_wait(self) -> bool:
+        return self.elsewhere is not None and self.elsewhere.anybody()
+
+    def _silent(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> None:
+        """The workers here have done nothing for too long.
+
+        Raises:
+            Died: so have all, or others work that can do without them.
+        """
+        assert self.limit_s is not None
+        everybody = self.found = self.found or self._looked_at(members, beats)
+        if self.elsewhere is not None:
+            self.elsewhere.tell(self.found)
+            told = self.elsewhere.everybody()
+            if told is None and self.silent <= self.limit_s + self.elsewhere.patience_s(self.limit_s):
+                return
+            everybody = told or self.found
+        silent = {f"worker {rank}": one for rank, one in everybody.items()}
+        least = min((one.update, one.since) for one in silent.values())
+        behind = [name for name, one in silent.items() if (one.update, one.since) == least]
         why = f"no worker has done anything for {self.limit_s:g} s (launch.hang_timeout_s)"
-        return _death(members, beats, list(beats), behind, why)
+        raise _death(silent, list(silent), behind, why, members[0].handle.log.parent)
+
+    def _looked_at(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> dict[int, Silent]:
+        host = self.elsewhere.host if self.elsewhere is not None else ""
+        found = _silent_ones(members, beats, host)
+        return {member.rank: found[str(member)] for member in members}
 
     @contextmanager
     def found_by_others(self, running: Sequence[StartedProcess], restarts: bool) -> Iterator[None]:
@@ -80,34 +110,36 @@ class Hang:
             if not (restarts and error.who and {*error.who} <= {str(m) for m in silent}):
                 raise
             beats = {str(member): pulse.look(self.pulses[str(member)]) for member in silent}
-            raise _death(silent, beats, error.who, error.who, first_line(error)) from error
+            found = _silent_ones(silent, beats)
+            raise _death(found, error.who, error.who, first_line(error), silent[0].handle.log.parent) from error
 
 
-def _death(
-    members: Sequence[StartedProcess],
-    beats: Mapping[str, Beat],
-    suspects: Sequence[str],
-    behind: Sequence[str],
-    why: str,
-) -> Died:
+def _silent_ones(members: Sequence[StartedProcess], beats: Mapping[str, Beat], host: str = "") -> dict[str, Silent]:
+    """What is known of processes that do nothing, by name; their stacks are in their logs then."""
+    stacks = _stacks_of(members)
+    return {name: Silent(beats[name].update, beats[name].since, stacks.get(name), host) for name in map(str, members)}
+
+
+def _death(silent: Mapping[str, Silent], suspects: Sequence[str], behind: Sequence[str], why: str, logs: Path) -> Died:
     """The death of processes that hang, with the innermost calls of each.
 
     Args:
-        members: whose stacks are written to their logs; beats: of each of them.
-        suspects: those of them that hang if they are stopped; behind: those that hang if none is.
+        suspects: those of the silent ones that hang if they are stopped; behind: those that hang if none is.
         why: how it was noticed.
+        logs: the folder of this host's logs.
     """
-    stacks = _stacks_of(members)
-    stopped = [name for name in suspects if stacks.get(name) == []]
+    stopped = [name for name in suspects if silent[name].stack == []]
     behind = stopped or behind
-    update = min(beats[name].update for name in behind)
+    update = min(silent[name].update for name in behind)
     how = "does not even answer: it is stopped" if stopped else "hangs"
     if len(behind) > 1:
         how = "do not even answer: they are stopped" if stopped else "hang"
-    who, logs = ", ".join(behind), members[0].handle.log.parent
-    lines = [f"{who} {how}, after {counted(update, 'update')}; {why}"]
-    lines += [f"  {name}: {line}" for name in behind for line in stacks.get(name, [])]
-    return Died("\n".join([*lines, f"  the Python stacks of all that run are in their logs, in {logs}"]), who, update)
+    named = ", ".join(f"{name} ({silent[name].host})" if silent[name].host else name for name in behind)
+    lines = [f"{named} {how}, after {counted(update, 'update')}; {why}"]
+    lines += [f"  {name}: {line}" for name in behind for line in silent[name].stack or ()]
+    on_its_host = ", each on its host" if any(one.host for one in silent.values()) else ""
+    last = f"  the Python stacks of all that run are in their logs, in {logs}{on_its_host}"
+    return Died("\n".join([*lines, last]), ", ".join(behind), update)
 
 
 def _stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
