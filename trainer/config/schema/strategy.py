@@ -127,7 +127,9 @@ class FreeStrategy(PserverStrategy):
 class StaleStrategy(FreeStrategy):
     """strategy=pserver_async and pserver_ssp: pushes are applied when they come."""
 
-    send_queue_size: int = key(4, "pushes under way per worker, on average over the servers", "pushes", ge=1, le=1_000_000)
+    send_queue_size: int = key(
+        4, "pushes under way per worker, on average over the servers", "pushes", ge=1, le=1_000_000
+    )
     thread_pool_size: int = key(1, "ZeroMQ's I/O threads per worker", "threads", ge=1, le=1024)
     delay_compensation: float = key(
         0.0, "lambda of DC-ASGD, which corrects a gradient for later changes of the parameters", ge=0
