@@ -3,6 +3,7 @@
     python benchmarks/pserver.py [--repetitions 5] [--only async]      throughput, bytes on the wire, CPU time
     python benchmarks/pserver.py --servers 1,2,4                       more servers; memory per row; snapshots
     python benchmarks/pserver.py --replay                              steps a second that servers sustain
+    python benchmarks/pserver.py --against COMMIT              each mode's rate against that of a commit
     python benchmarks/pserver.py --straggler | --parity | --dense      one slow worker; AUC of all modes; LeNet and ResNet-18
 
 Wide & Deep (1,000,001 x 10, 400 x 3) in fp32 on click rows that lie in memory, SGD, every process with one thread. The
@@ -166,6 +167,7 @@ def cases() -> list[Case]:
             Case("local", "local_sgd", batch, 2, 0, (f"strategy.k_steps={NEVER}",)),
             Case("sync", "pserver_sync", batch),
             Case("async", "pserver_async", batch),
+            Case("ssp", "pserver_ssp", batch),
             Case("geo", "pserver_geo", batch),
             Case("rpc", "rpc", batch),
             Case("async", "pserver_async", batch, 1),
@@ -318,7 +320,7 @@ def show(figures: dict[Case, Figures]) -> None:
     for case, found in figures.items():
         wire = statistics.median(found.wire)
         least = least_bytes(case.batch)
-        per_step = case.strategy in ("pserver_sync", "pserver_async")
+        per_step = case.strategy in ("pserver_sync", "pserver_async", "pserver_ssp")
         table.add_row(
             case.name, str(case.batch), str(case.workers), str(case.servers or "-"),
             f"{found.rate:,.0f} ({min(found.rates):,.0f}-{max(found.rates):,.0f})",
@@ -443,6 +445,7 @@ def main() -> None:
     parser.add_argument("--parity", action="store_true")
     parser.add_argument("--dense", action="store_true")
     parser.add_argument("--seeds", type=int, default=5, help="of --parity")
+    parser.add_argument("--against", default="", help="a commit: sync, async, ssp and geo of it and of now, in turn")
     parser.add_argument("--profile", default="", help="file for cProfile's data of worker 0, of the first chosen case")
     arguments = parser.parse_args()
     if arguments.straggler or arguments.parity or arguments.dense:
@@ -454,6 +457,12 @@ def main() -> None:
             pserver_modes.parity(arguments.seeds)
         if arguments.dense:
             pserver_modes.dense()
+        return
+    if arguments.against:
+        import pserver_against
+
+        modes = [mode for mode in pserver_against.MODES if not arguments.only or mode in arguments.only.split(",")]
+        pserver_against.table(arguments.against, arguments.batch or min(POOL), modes, arguments.repetitions)
         return
     if arguments.replay:
         import pserver_replay
