@@ -3,79 +3,58 @@ connections reset. Real processes, started by the command line with ``strategy._
 
 from __future__ import annotations
 
-import json
 import os
-import random
-from pathlib import Path
 from typing import Any
 
-from tests.strategies.pserver.harness import Resetting, StormySocket, Weather
+from tests.faults.relay import RATES, at_the_door
+from tests.strategies.pserver.harness import StormySocket
+from tests.weather import Weather
 from trainer.strategies import builtin
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
-from trainer.strategies.pserver.worker import async_and_ssp, client, geo
+from trainer.strategies.pserver.worker import async_and_ssp, client, geo, sync
 from trainer.strategies.pserver.worker import connections as connections_module
 from trainer.strategies.pserver.worker.connections import Sockets, connect
 
-SEED = "STORM"
-"""Environment variable: the weather's seed."""
-NOTES = "STORM_NOTES"
-"""Environment variable: a folder, where each worker N that ends by itself leaves ``storm.N``: what has happened to its messages."""
-
-
-class Storm(Weather):
-    """Bad weather that resets the connections of a relay now and then: after a number of messages, however fast they come."""
-
-    def __init__(self, draw: random.Random) -> None:
-        super().__init__(draw.randrange(1 << 30), drop=0.03, double=0.05, delay=0.1)
-        self.draw = draw
-        self.relays: list[Resetting] = []
-        self.calm = self._until_the_next_reset()
-
-    def _until_the_next_reset(self) -> int:
-        return self.draw.randint(10, 60)
-
-    def copies(self) -> list[float]:
-        self.calm -= 1
-        if self.calm < 0:
-            self.calm = self._until_the_next_reset()
-            self.draw.choice(self.relays).reset()
-        return super().copies()
-
-    def note(self, rank: int) -> None:
-        """Leave word of what has happened to the messages of that worker."""
-        told = {**self.counts, "reset": sum(relay.resets for relay in self.relays)}
-        Path(os.environ[NOTES], f"storm.{rank}").write_text(json.dumps(told))
+DOOR, SEED = "STORM_DOOR", "STORM_SEED"
+"""Environment variables: where the relay tells workers how to reach a server (``tests/faults/relay.py``); the weather's seed."""
 
 
 def through_a_relay(worker: Any) -> Sockets:
-    """Connections as the worker's own, through a relay for each server and bad weather."""
-    draw = random.Random(f"{os.environ[SEED]} {worker.seat.rank}")
-    seat, told = worker.seat, worker.options
+    """Connections as the worker's own, through a relay."""
+    door, seat, told = os.environ[DOOR], worker.seat, worker.options
     client.AGAIN_S = 0.05
-    connections_module.WorkerSocket = StormySocket  # type: ignore[misc]
-    StormySocket.weather = storm = Storm(draw)
-    resolved = seat.store.get
+    resolved, endpoints = seat.store.get, {ENDPOINT.format(n) for n in range(seat.servers)}
 
     def instead(key: str) -> bytes:
-        endpoint = resolved(key)
-        if key not in {ENDPOINT.format(n) for n in range(seat.servers)}:
-            return bytes(endpoint)
-        storm.relays.append(Resetting(endpoint.decode()))
-        return storm.relays[-1].endpoint.encode()
+        found = bytes(resolved(key))
+        return at_the_door(door, seat.rank, found.decode()).encode() if key in endpoints else found
 
+    if (
+        told.transport == "tcp"
+    ):  # encrypted: whole messages are dropped, doubled and held back by this end, and not on the way
+        connections_module.WorkerSocket = StormySocket  # type: ignore[misc]
+        StormySocket.weather = Weather(f"{os.environ[SEED]} {seat.rank}", **RATES)
     seat.store.get = instead
     try:
-        made = connect(seat, seat.servers, told.timeout_s, told.lost_after_s, worker.io_threads)
+        made = connect(
+            seat, seat.servers, told.timeout_s, told.lost_after_s, worker.io_threads, told.transport == "auto"
+        )
     finally:
         seat.store.get = resolved
     close = made.close
 
     def closing(*arguments: Any, **options: Any) -> None:
-        storm.note(seat.rank)
+        at_the_door(door, seat.rank, StormySocket.weather.counts)
         close(*arguments, **options)
 
     made.close = closing  # type: ignore[method-assign]
     return made
+
+
+class SyncWorker(sync.PserverSync):
+    """As pserver_sync."""
+
+    connections = through_a_relay
 
 
 class AsyncWorker(async_and_ssp.PserverAsync):
@@ -94,6 +73,12 @@ class GeoWorker(geo.PserverGeo):
     """As pserver_geo."""
 
     connections = through_a_relay
+
+
+class Sync(builtin.PserverSyncDeclaration):
+    """As strategy=pserver_sync."""
+
+    worker = "tests.faults.stormy:SyncWorker"
 
 
 class Async(builtin.PserverAsyncDeclaration):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import secrets
 import socket
 import threading
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from tests.pace import wait_for
 from tests.strategies.launching import payload
+from tests.weather import Weather
 from trainer.host.notes_board import SealedBoard
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
@@ -111,27 +111,6 @@ class Cluster:
             assert not thread.is_alive(), "a server does not end"
         if kind is None and self.errors:
             raise self.errors[0]
-
-
-class Weather:
-    """What happens to messages, seeded: some are dropped, doubled, or held back so that later ones overtake them."""
-
-    def __init__(self, seed: int, drop: float = 0.0, double: float = 0.0, delay: float = 0.0, most_s: float = 0.01) -> None:  # fmt: skip
-        self.random = random.Random(seed)
-        self.drop, self.double, self.delay, self.most_s = drop, double, delay, most_s
-        self.counts = dict.fromkeys(("dropped", "doubled", "delayed"), 0)
-
-    def copies(self) -> list[float]:
-        """Seconds after which copies of a message go on: none of them if it is lost."""
-        draw = self.random.random
-        if draw() < self.drop:
-            self.counts["dropped"] += 1
-            return []
-        number = 1 + (draw() < self.double)
-        self.counts["doubled"] += number - 1
-        late = [draw() * self.most_s if draw() < self.delay else 0.0 for _ in range(number)]
-        self.counts["delayed"] += sum(x > 0 for x in late)
-        return late
 
 
 class StormySocket(WorkerSocket):

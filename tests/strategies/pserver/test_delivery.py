@@ -22,12 +22,12 @@ from tests.strategies.pserver.harness import (
     Cluster,
     Resetting,
     Sum,
-    Weather,
     config,
     impatient,
     in_threads,
     push_all,
 )
+from tests.weather import Weather
 from tests.zygote import Started
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Message, Verb
 from trainer.strategies.pserver.server.members import Watermark

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.strategies.pserver.harness import Cluster, Weather, config, impatient, in_threads
+from tests.strategies.pserver.harness import Cluster, config, impatient, in_threads
+from tests.weather import Weather
 from trainer.models.embedding_tables import RowEmbedding
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.worker.geo import PserverGeo

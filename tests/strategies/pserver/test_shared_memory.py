@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.faults.stranger import said_by_nobody
-from tests.strategies.pserver.harness import Cluster, Weather, config, impatient
+from tests.strategies.pserver.harness import Cluster, config, impatient
 from tests.strategies.pserver.test_delivery import STALENESS, sum_of_all
+from tests.weather import Weather
 from trainer.host import segments
 from trainer.strategies.pserver.protocol import shared_memory
 from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb, pack, unpack
