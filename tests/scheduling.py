@@ -24,13 +24,14 @@ APART = {
     "faults/test_elastic.py": EACH,
     "faults/test_kills.py": r"\[\d+-(.*)\]",
     "checkpoint/test_identity.py": EACH,
+    "checkpoint/test_grid.py": EACH,
     "e2e/test_compiled.py": r"(::test_[a-z]+)",
 }
 """Long files of several launches: tests share one if this finds the same text in their names."""
 LONGEST = (
     "strategies/test_conformance.py", "strategies/test_tables.py", "strategies/test_missing.py", "e2e/test_tracking.py",
     "cli/test_bad_input.py", "e2e/test_servers.py", "e2e/test_weights.py", "strategies/test_optimization.py",
-    "checkpoint/test_identity.py", "e2e/test_compiled.py",
+    "checkpoint/test_grid.py", "checkpoint/test_identity.py", "e2e/test_compiled.py",
     "strategies/pserver/test_hostile.py", "strategies/test_ddp.py", "launch/test_server_hosts.py", "e2e/test_run.py",
     "strategies/pserver/test_delivery.py", "simulation/test_simulation.py", "faults/test_ledgers.py", "e2e/test_canaries.py",
     "faults/test_lost.py", "faults/test_elastic.py", "launch/test_rendezvous.py", "e2e/test_click_predictions.py", "planning/test_plan.py",

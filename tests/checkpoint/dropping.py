@@ -1,7 +1,10 @@
-"""A model that draws from torch's generator in every forward."""
+"""A model that draws from torch's generator in every forward, also in validations."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import nn
 
 
@@ -12,3 +15,8 @@ class Dropping(nn.Sequential):
         super().__init__(
             nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10)
         )
+
+    def forward(self, images: torch.Tensor) -> Any:
+        if not self.training:
+            torch.rand(1)
+        return super().forward(images)

@@ -17,13 +17,12 @@ LEAVE = Path("leave")
 
 
 class Leaving(Dropping):
-    """Dropping, which draws in validations, too: a run has to validate again with the same numbers."""
+    """Dropping; a run has to validate again with the same numbers."""
 
     validated = 0
 
     def forward(self, images: torch.Tensor) -> Any:
         if not self.training and (rank := os.environ.get("RANK")) is not None:
-            torch.rand(1)
             with contextlib.suppress(FileNotFoundError):
                 if LEAVE.read_text() == f"{rank} {self.validated}":
                     LEAVE.unlink()

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint ends as one that was never interrupted: parameters, losses, lines, bit by bit."""
+"""What ends a run early, and averages, of a run that goes on from a checkpoint: as if it had never been interrupted (``test_grid.py``)."""
 
 from __future__ import annotations
 
@@ -40,31 +40,11 @@ ALONE = {
     ),
     "reading process": (*DIGITS, *DROPPING, "data.num_workers=1", "data.prefetch=2", "optimizer=rmsprop"),
 }  # fmt: skip
-"""Runs of one worker."""
-TOGETHER = {
-    "collective": ("launch.nproc=2", "ema.decay=0.9", *DROPPING),
-    "collective, merged": (
-        "launch.nproc=3",
-        "strategy=collective",
-        "strategy.gradient_merge.k_steps=2",
-        "optimizer=adam",
-        "data.read=scatter",
-    ),
-    "collective, buffers averaged": ("launch.nproc=4", "strategy=collective", *DROPPING, "strategy.buffers=average"),
-    "powersgd": (
-        "launch.nproc=2",
-        "strategy=collective",
-        "strategy.comm_hook=powersgd",
-        "strategy.powersgd.start_step=3",
-    ),
-    "local_sgd": ("launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3", "ema.decay=0.9", *DROPPING),
+"""Runs of one worker, which ``tests/gpu`` plays."""
+COMMANDS = {
+    "collective": (*DIGITS, "launch.nproc=2", "ema.decay=0.9", *DROPPING),
+    "local_sgd": (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3", "ema.decay=0.9", *DROPPING),
 }
-CLICKS = (
-    "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16", "limit_train_batches=7", "limit_val_batches=2",
-    "execution.log_every=5", "strategy=collective", "launch.nproc=2", "launch.servers=null",
-)  # fmt: skip
-"""A line of two epochs, and the epoch's AUC, of two workers."""
-COMMANDS = {case: (*DIGITS, *told) for case, told in TOGETHER.items()} | {"collective, clicks": CLICKS}
 """Runs of several workers."""
 EVERYTHING = (
     "epochs=3", "tracking=none", "execution.threads=1", "checkpoint.every_steps=1", "checkpoint.every_epochs=null",
@@ -105,43 +85,6 @@ def check_equal(one: Path, other: Path) -> None:
         if (one / name).exists():
             ours, theirs = load_file(one / name), load_file(other / name)
             assert {k for k in ours if not torch.equal(ours[k], theirs[k])} == set(), name
-
-
-def positions(whole: Path) -> list[int]:
-    """After the first update, in the second epoch, after its last update, and one before the end."""
-    steps = sorted(int(path.name.partition("-")[2]) for path in (whole / "checkpoints").glob("step-*"))
-    an_epoch = runs.read(whole / "plan.json")["steps_per_epoch"]
-    assert steps == [*range(1, len(steps) + 1)] and 2 * an_epoch + 1 < steps[-1] <= 3 * an_epoch
-    return [1, an_epoch + 2, 2 * an_epoch, steps[-1] - 1]
-
-
-@pytest.mark.parametrize("case", ALONE)
-def test_one_worker_ends_as_if_nothing_had_happened(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every case goes on within an epoch, the first one from everywhere, the others from one more position each."""
-    monkeypatch.chdir(tmp_path)
-    trainer.run([*ALONE[case], *EVERYTHING, "hydra.run.dir=whole"])
-    first, within, end, last = positions(Path("whole"))
-    number = list(ALONE).index(case)
-    for step in (first, within, end, last) if not number else (within, (first, end, last)[number % 3]):
-        back_at(Path("whole"), step, Path(f"from{step}"))
-        trainer.run([*ALONE[case], *EVERYTHING, f"hydra.run.dir=from{step}", "resume=auto"])
-        check_equal(Path("whole"), Path(f"from{step}"))
-
-
-@pytest.mark.parametrize("case", COMMANDS)
-def test_several_workers_end_as_if_nothing_had_happened(case: str, tmp_path: Path) -> None:
-    """Every case goes on within an epoch, the first one and local SGD from an epoch's end, too."""
-    command = (*COMMANDS[case], *EVERYTHING)
-    whole = tmp_path / "whole"
-    ended = runs.trainer(*command, "hydra.run.dir=whole", cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    second = tensor_tree.read(store.folder_of(whole / "checkpoints", 1) / store.part_of(1), ["model"])
-    assert (second["model"] is None) == (case not in ("powersgd", "local_sgd")), "the first one's part has it for all"
-    for step in positions(whole)[1 : 3 if case in ("collective", "local_sgd") else 2]:
-        back_at(whole, step, tmp_path / f"from{step}")
-        ended = runs.trainer(*command, f"hydra.run.dir=from{step}", "resume=auto", cwd=tmp_path)
-        assert ended.returncode == 0, ended.stderr
-        check_equal(whole, tmp_path / f"from{step}")
 
 
 CUT = {

@@ -21,25 +21,14 @@ EVERYTHING = (
     *DIGITS, "model._target_=tests.checkpoint.leaving.Leaving", "epochs=2", "tracking=none", "execution.threads=1", "checkpoint.every_epochs=null",
     "checkpoint.every_minutes=1000", "checkpoint.background=false", "verbosity=quiet",
 )  # fmt: skip
-BATCHES = 3
-"""Of a validation, for a worker alone; the averaged weights have as many."""
 AVERAGED = ("ema.decay=0.9", "strategy.buffers=average")
 CASES = {
-    "end of an epoch": ((), "0 1", 7),
-    "within an epoch": (("execution.val_every_steps=3",), "0 4", 6),
-    "averaged weights, at the end": (("ema.decay=0.9", "scheduler=plateau", "scheduler.metric=val/loss"), "0 10", 14),
-    "reading process": (("data.num_workers=1",), "0 1", 7),
     "collective": (("strategy=collective", "launch.nproc=2", "execution.val_every_steps=3", *AVERAGED), "1 0", 3),
     "collective of six": (("strategy=collective", "launch.nproc=6", "data.batch_size=4", *AVERAGED), "2 1", 7),
-    "local_sgd": (("strategy=local_sgd", "strategy.k_steps=3", "launch.nproc=2", *AVERAGED), "1 4", 7),
-    "pserver_sync": (("strategy=pserver_sync", "launch.nproc=2", "ema.decay=0.9"), "1 0", 7),
-    "pserver_async": (("strategy=pserver_async", "launch.nproc=1"), "0 1", 7),
-    "pserver_ssp": (("strategy=pserver_ssp", "launch.nproc=1"), "0 1", 7),
-    "pserver_geo": (("strategy=pserver_geo", "launch.nproc=1", "strategy.k_steps=3"), "0 1", 7),
 }  # fmt: skip
-"""The options of a run, who is asked to leave and when, and after which update that is."""
+"""The options of a run, who is asked to leave and when, and after which update that is. More are in ``test_grid.py``."""
 # of six equal numbers the mean in fp32 may be another number: buffers must be saved as they were before the agreement
-LONG = ("collective of six", "pserver_ssp")
+LONG = ("collective of six",)
 
 
 def run(folder: Path, *command: str, code: int = 0) -> None:
