@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 import trainer
 from tests import runs
 from tests.checkpoint.saving import save
-from tests.checkpoint.test_identity import DIGITS, EVERYTHING
+from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_equal
 from trainer.checkpoint import durable_folder, store, tensor_tree
 from trainer.checkpoint.best_weights import BestOfCheckpoints, put_back
+from trainer.errors import UserError
 
 RUN = (*DIGITS, *EVERYTHING, "best.metric=val/loss", "execution.val_every_steps=2", "max_steps=12")
 WORSE = ("optimizer.lr=30", "resume.allow_changes=true", "on_nonfinite=skip")
@@ -93,6 +94,35 @@ def test_run_that_was_killed_as_its_next_life_began_has_its_best_weights(
     trainer.run([*RUN, *WORSE, "max_steps=14", f"resume={source}", f"hydra.run.dir={other}"])
     assert runs.read(other / "result.json")["best_step"] == 12
     check_same(other / BEST, weights_after(source, 12))
+
+
+def test_best_weights_that_all_checkpoints_share_and_that_are_damaged_do_not_cost_the_run(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest checkpoint is taken, and it is said."""
+    run = tmp_path / "run"
+    back_at(whole, 7, run)
+    for path in run.rglob(BEST.name):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    for folder in store.found(run / "checkpoints"):
+        if not (folder / BEST.name).exists():
+            shutil.rmtree(folder)  # of a time before there were best weights
+    trainer.run([*RUN, f"hydra.run.dir={run}", "resume=auto"])
+    said = capsys.readouterr().out
+    assert (
+        f"passed over: {run}/checkpoints/step-000000007/best.safetensors: its content is not what was written" in said
+    )
+    assert "step-000000007 is taken all the same: only the best weights so far are damaged" in said
+    assert f"removed: {run / BEST}, damaged" in said
+    check_equal(whole, run)
+    newest = store.folder_of(run / "checkpoints", 12)
+    (newest / store.part_of(0)).write_bytes(b"")
+    for folder in store.found(run / "checkpoints")[1:]:
+        shutil.rmtree(folder)
+    with pytest.raises(UserError, match="none of its checkpoints is whole"):
+        store.newest_to_go_on(run / "checkpoints", print)
 
 
 def test_another_metric_chooses_its_best_weights_anew(whole: Path, tmp_path: Path) -> None:

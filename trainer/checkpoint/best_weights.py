@@ -57,10 +57,11 @@ def put_back(run_dir: Path, checkpoint: Path | None, say: Callable[[str], None])
         say: is told of weights that are removed.
     """
     place, found = run_dir / CHECKPOINTS / BEST, None if checkpoint is None else _of(checkpoint)
-    if found is None:
+    damaged = checkpoint is not None and found == checkpoint / BEST and _is_damaged(found, checkpoint)
+    if found is None or damaged:
         if os.path.lexists(place):
             place.unlink()
-            say(f"removed: {place}, of a validation after the checkpoint")
+            say(f"removed: {place}, {'damaged' if damaged else 'of a validation after the checkpoint'}")
         return
     if place.is_file() and place.samefile(found):
         return
@@ -68,6 +69,14 @@ def put_back(run_dir: Path, checkpoint: Path | None, say: Callable[[str], None])
     with replacing(place) as part:
         part.unlink()
         _link(found, part) if found.parent.parent == place.parent else shutil.copyfile(found, part)
+
+
+def _is_damaged(held: Path, checkpoint: Path) -> bool:
+    """Whether the best weights that a checkpoint holds are not those that it was sealed with."""
+    try:
+        return durable_folder.files(checkpoint, store.FORMAT).get(BEST) != durable_folder.fingerprint(held)
+    except OSError:
+        return True
 
 
 def _of(checkpoint: Path) -> Path | None:

@@ -115,11 +115,12 @@ def put_in_place(folder: Path) -> None:
     remove(previous)
 
 
-def whole(folder: Path, version: int, verify: bool = True) -> Path:
+def whole(folder: Path, version: int, verify: bool = True, but: str = "") -> Path:
     """The complete folder of that name, or the one before it where the machine stopped while it was replaced.
 
     Args:
         verify: also read every file once and compare its checksum; sizes are always compared.
+        but: a file that is not looked at.
 
     Raises:
         UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
@@ -132,6 +133,8 @@ def whole(folder: Path, version: int, verify: bool = True) -> Path:
             why += f"; {partial_of(folder).name} holds parts of a snapshot that was not completed"
         raise refused(folder, why)
     for name, seal in files(folder, version).items():
+        if name == but:
+            continue
         _check_size(folder / name, seal)
         if verify and fingerprint(folder / name) != seal:
             raise refused(folder / name, "its content is not what was written: the checksum differs")

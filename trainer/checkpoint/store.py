@@ -147,7 +147,8 @@ def _holds_something(folder: Path) -> bool:
 
 
 def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint; None: there is none yet.
+    """The newest whole checkpoint; where there is none, the newest of which only the best weights so far are damaged: checkpoints
+    share them by links. None: there is no checkpoint yet.
 
     Args:
         say: as of :func:`newest_whole`.
@@ -160,6 +161,11 @@ def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | Non
     for line in passed:
         say(line)
     if newest is not None or not (there := remains(checkpoints)):
+        return newest
+    if (newest := next(filter(is_whole_but_for_best, found(checkpoints)), None)) is not None:
+        say(
+            f"{newest} is taken all the same: only the best weights so far are damaged. They are lost, and the next better ones are kept"
+        )
         return newest
     why = f"none of its checkpoints is whole ({passed[0]})" if passed else f"holds {there[0].name} alone, of a training that was given up"  # fmt: skip
     raise UserError(str(checkpoints), why, "the same command when they can be read, or resume=fresh to write over them")
@@ -196,17 +202,18 @@ def one_in(path: Path, say: Callable[[str], None]) -> Path:
     return newest
 
 
-def check(folder: Path, verify: bool = True) -> Path:
+def check(folder: Path, verify: bool = True, but: str = "") -> Path:
     """A checkpoint that is whole.
 
     Args:
         verify: every file is read and its checksum compared; sizes always are.
+        but: a file that is not looked at.
 
     Raises:
         UserError: it is not; it names the file.
     """
     try:
-        whole = durable_folder.whole(folder, FORMAT, verify)
+        whole = durable_folder.whole(folder, FORMAT, verify, but)
     except OSError as error:
         raise UserError(str(error.filename or folder), f"it cannot be read ({why(error)})") from error
     step = about(whole).step
@@ -337,6 +344,14 @@ def is_whole(folder: Path, verify: bool = False) -> bool:
     """Whether a checkpoint of that name is whole, by the sizes of its files; ``verify``: by their checksums."""
     try:
         return check(folder, verify) == folder
+    except UserError:
+        return False
+
+
+def is_whole_but_for_best(folder: Path) -> bool:
+    """Whether the checksums of all files are right, whatever became of the best weights."""
+    try:
+        return check(folder, but=BEST) == folder
     except UserError:
         return False
 

@@ -60,7 +60,7 @@ def check_still_newest(config: RunConfig, run_dir: Path, source: Path) -> None:
     Raises:
         UserError: another command has gone on from it since it was looked for.
     """
-    store.check(source, verify=False)
+    store.check(source, verify=False, but=store.BEST)
     step = store.about(source).step
     newer = [path for path in store.found(run_dir / store.CHECKPOINTS) if store.step_of(path.name) > step]
     if config.resume.path == AUTO and any(store.is_whole(path, verify=True) for path in newer):
