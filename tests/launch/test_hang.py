@@ -160,6 +160,42 @@ def test_who_holds_up_the_others_is_named_whoever_else_is_dead_done_or_not_let_i
         assert str(ended.value).startswith(ended.value.who) and "launch.hang_timeout_s" in str(ended.value)
 
 
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("ended", [True, False])
+def test_worker_that_hangs_when_all_others_have_done_their_work_is_killed_and_does_not_begin_the_run_again(
+    apart: bool,
+    ended: bool,
+    tmp_path: Path,
+    quick: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It hangs after its goodbye. While another one works, or where none can be done without, it is named as before."""
+    monkeypatch.setattr(first_failure, "POLL_S", 0.0)
+    seconds, role = iter(range(NEVER)), Role("worker", 2, "none:none", ["cpu"] * 2, apart=apart)
+    first, second = Worker(tmp_path / "0", value="result"), Worker(tmp_path / "1", stopped=True)
+    first.done, first.after = ended, 3 if ended else NEVER
+    members = [StartedProcess(role, 0, first, 7), StartedProcess(role, 1, second, 8)]
+    for member in members:
+        member.handle.log.write_text("")
+    pulses = {str(member): pulse.make(pulse.of(tmp_path, "worker", member.rank)) for member in members}
+    pulse.Pulse(str(pulses["worker 1"])).update(5)
+
+    def look() -> dict[int, str]:
+        detector.look()
+        return {}
+
+    watching = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: 0.0, look)
+    detector = Hang(watching.at_work, pulses, LIMIT_S, lambda: next(seconds), unneeded=watching.unneeded)
+    if not (apart and ended):
+        with pytest.raises(Died, match="worker 1 does not even answer: it is stopped, after 5 updates"):
+            watching.watch()
+        return
+    found = watching.watch()
+    assert found.of["worker"] == {0: "result"} and found.lost[1].startswith("worker 1 was killed by SIGKILL")
+    assert "worker 1 hangs, and all others have done their work: it is killed" in capsys.readouterr().out
+
+
 class Host:
     """A launcher among several: its workers, its clock, and what it finds."""
 

@@ -162,7 +162,8 @@ def _watched(
         return others.look()
 
     supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look, again=returns.again)
-    hang = Hang(supervisor.at_work, pulses, hang_s, elsewhere=_elsewhere(members, here, others.meeting))
+    elsewhere = _elsewhere(members, here, others.meeting)
+    hang = Hang(supervisor.at_work, pulses, hang_s, elsewhere=elsewhere, unneeded=supervisor.unneeded)
     try:
         with hang.found_by_others(supervisor.running, restarts and others.meeting.hosts == 1):
             results = supervisor.watch()

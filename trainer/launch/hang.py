@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,14 +30,16 @@ class Hang:
         pulses: their files, by name.
         limit_s: longest time without a sign of life of any of them, once there was one; None: not looked at.
         elsewhere: what launchers of other hosts tell of their workers; None: there is one host.
+        unneeded: returns whether all others have done their work, and the run does not need that of these.
     """
 
     def __init__(
         self, at_work: Callable[[], Sequence[StartedProcess]], pulses: Mapping[str, Path], limit_s: float | None,
         clock: Callable[[], float] = time.monotonic, elsewhere: SilentWorkers | None = None,
+        unneeded: Callable[[Sequence[StartedProcess]], bool] = lambda members: False,
     ) -> None:  # fmt: skip
         self.at_work, self.pulses, self.limit_s, self.clock = at_work, pulses, limit_s, clock
-        self.elsewhere = elsewhere
+        self.elsewhere, self.unneeded = elsewhere, unneeded
         self.looked, self.silent, self.begun = clock(), 0.0, False
         self.seen: dict[str, Beat] = {}
         self.found: dict[int, Silent] = {}
@@ -74,6 +77,11 @@ class Hang:
             Died: so have all, or others work that can do without them.
         """
         assert self.limit_s is not None
+        if self.elsewhere is None and self.unneeded(members):
+            for member in members:
+                print(f"\n{member} hangs, and all others have done their work: it is killed\n", flush=True)
+                member.handle.signal(signal.SIGKILL)
+            return
         everybody = self.found = self.found or self._looked_at(members, beats)
         if self.elsewhere is not None:
             self.elsewhere.tell(self.found)

@@ -299,6 +299,12 @@ class Supervisor:
         busy = [m for m in self.running if m.role.name == "worker" and not m.handle.returned]
         return [m for m in busy if self._takes_part(m)] or busy
 
+    def unneeded(self, members: Sequence[StartedProcess]) -> bool:
+        """Whether all other workers have done their work, so that the run is over without these. Workers end together, at a last
+        meeting, unless they are lost: one that runs after that hangs on its way out."""
+        others = [m for m in self.members if m.role.name == "worker" and m not in members]
+        return bool(others) and all(m.role.apart for m in members) and all(self._well(m) for m in others)
+
     def _takes_part(self, member: StartedProcess) -> bool:
         """Whether it does not wait to be let in."""
         return not member.returns or self.board[0].check([ADMITTED.format(member.rank, member.life)])
