@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.store import BEST, CHECKPOINTS
@@ -15,10 +16,14 @@ from trainer.terminal.status import read_status
 
 
 class BestOfCheckpoints:
-    """Puts the best weights so far into checkpoints, as links: they take no room until better ones replace them."""
+    """Puts the best weights so far into checkpoints, as links: they take no room until better ones replace them.
+
+    A disk without links gets a copy, in the background: the open file is that of its time, whatever takes its name meanwhile.
+    """
 
     def __init__(self) -> None:
         self.sealed: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self.to_copy: BinaryIO | None = None
 
     def hold(self, folder: Path) -> None:
         """Put them into the checkpoint to come, before the training goes on and finds better ones.
@@ -32,7 +37,10 @@ class BestOfCheckpoints:
         durable_folder.make_folder(partial)
         durable_folder.seal_of(partial / BEST).unlink(missing_ok=True)
         (partial / BEST).unlink(missing_ok=True)
-        _link(best, partial / BEST)
+        try:
+            os.link(best, partial / BEST)
+        except OSError:
+            self.to_copy = best.open("rb")
 
     def seal(self, folder: Path) -> None:
         """Seal them, in the background. Weights that a checkpoint before has, too, are not read again.
@@ -41,6 +49,10 @@ class BestOfCheckpoints:
             OSError: that cannot be done.
         """
         path = durable_folder.partial_of(folder) / BEST
+        if self.to_copy is not None:
+            source, self.to_copy = self.to_copy, None
+            with source, _whole(path), path.open("wb") as place:
+                shutil.copyfileobj(source, place)
         if not path.is_file():
             return
         which = (path.stat().st_ino, path.stat().st_mtime_ns)
@@ -100,8 +112,15 @@ def _link(source: Path, place: Path) -> None:
     try:
         os.link(source, place)
     except OSError:
-        try:
+        with _whole(place):
             shutil.copyfile(source, place)
-        except BaseException:
-            place.unlink(missing_ok=True)  # half of it would be taken for the whole
-            raise
+
+
+@contextmanager
+def _whole(place: Path) -> Iterator[None]:
+    """Context manager: what fails leaves no file there, half of which would be taken for the whole."""
+    try:
+        yield
+    except BaseException:
+        place.unlink(missing_ok=True)
+        raise
