@@ -32,8 +32,8 @@ MODES = {
     "ssp": ("strategy=pserver_ssp", "strategy.staleness=2"),
     "geo": ("strategy=pserver_geo", "strategy.k_steps=4", "resume.allow_changes=true"),
 }
-CHANCE = 0.001
-"""Of a difference as large as one that fails, where there is none."""
+MOST = 1.5
+"""Standard deviations of the undisturbed seeds that the means may differ by. Where servers lose every second row at a resume, async's differ by 3 to 4."""
 
 
 def auc(run: Path) -> float:
@@ -83,10 +83,10 @@ def test_auc_of_runs_that_go_on_is_within_the_noise_of_seeds(mode: str, tmp_path
         after = random.Random(f"{mode} {seed}").randint(pushes // 4, 3 * pushes // 2)
         whole.append(undisturbed(tmp_path / f"whole{seed}", command))
         again.append(killed(tmp_path / f"killed{seed}", command, after))
-    chance = float(stats.ttest_ind(whole, again, equal_var=False).pvalue)
+    difference, spread = statistics.mean(again) - statistics.mean(whole), statistics.stdev(whole)
     if FILE in os.environ:
         told = [f"{statistics.mean(them):.4f} ({statistics.stdev(them):.4f})" for them in (whole, again)]
-        difference = statistics.mean(again) - statistics.mean(whole)
+        chance = float(stats.ttest_ind(whole, again, equal_var=False).pvalue)
         with Path(os.environ[FILE]).open("a") as file:
             file.write(f"| {mode} | {len(SEEDS)} | {' | '.join(told)} | {difference:+.4f} | {chance:.2f} |\n")
-    assert chance > CHANCE, (whole, again)
+    assert abs(difference) < MOST * spread, (whole, again)
