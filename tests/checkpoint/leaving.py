@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from tests.checkpoint.dropping import Dropping
+from tests.checkpoint.dropping import DroppingAlways
 
 LEAVE = Path("leave")
 """In the working folder: the rank whose process gets SIGUSR1, and before which of its validation batches, from 0; each once."""
 
 
-class Leaving(Dropping):
-    """Dropping; a run has to validate again with the same numbers."""
+class Leaving(DroppingAlways):
+    """DroppingAlways; a run has to validate again with the same numbers."""
 
     validated = 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests import runs
 from tests.checkpoint.test_identity import back_at, check_equal
-from tests.faults.test_ledgers import applied
+from tests.ledgers import applied
 from trainer.checkpoint import store
 from trainer.strategies.builtin import PserverSspDeclaration
 

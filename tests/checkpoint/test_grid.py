@@ -28,7 +28,7 @@ COMMON = (
     "callbacks=[{_target_:tests.checkpoint.interrupting.Interrupting}]",
 )  # fmt: skip
 EVERY_STEP, WHEN_ASKED = "checkpoint.every_steps=1", "checkpoint.every_minutes=1000"
-DIGITS = ("+recipe=digits_lenet", "model._target_=tests.checkpoint.dropping.Dropping")
+DIGITS = ("+recipe=digits_lenet", "model._target_=tests.checkpoint.dropping.DroppingAlways")
 IMAGES = ("+recipe=cifar10_convnet", "data.download=false", "data.mixup=0.2", "data.cutmix=1.0")
 CLICKS = (
     "+recipe=wide_and_deep",

@@ -12,7 +12,7 @@ import torch
 from tests import runs
 from tests.checkpoint import leaving
 from tests.checkpoint.test_identity import DIGITS, check_equal, lines
-from tests.faults.test_ledgers import applied
+from tests.ledgers import applied
 from trainer.checkpoint import store
 from trainer.optim.averaged import AveragedWeights
 from trainer.worker.before_validation import BeforeValidation

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.test_servers import run
-from tests.faults.test_ledgers import BASE, EPOCHS, SAMPLES, applied
+from tests.faults.test_ledgers import BASE, EPOCHS, SAMPLES
+from tests.ledgers import applied
 from tests.pace import wait_for
 from tests.runs import alive, family, kill, start
 from trainer.checkpoint import store

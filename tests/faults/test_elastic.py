@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
-from tests.faults.test_ledgers import applied
+from tests.ledgers import applied
 from tests.pace import patient, wait_for
 from tests.runs import family, kill, losses, read, trainer
 from tests.zygote import Started

@@ -21,9 +21,9 @@ import pytest
 from tests import runs
 from tests.checkpoint.test_identity import check_equal
 from tests.faults.kills import FILE, Kill, leave
-from tests.faults.test_ledgers import applied
 from tests.faults.test_restarts import sent
 from tests.faults.test_returns import check_both_servers
+from tests.ledgers import applied
 
 BATCHES, EPOCHS = 36, 2
 BASE = (

@@ -19,6 +19,7 @@ import pytest
 from tests.faults.ledger_table import leave
 from tests.faults.relay import relaying
 from tests.faults.stormy import DOOR, SEED
+from tests.ledgers import Lines, lines_of
 from tests.pace import wait_for
 from tests.runs import alive, family, kill, read, start
 
@@ -39,9 +40,6 @@ KINDS = (
     ("sync", "static"), ("async", "leased"), ("ssp", "leased"), ("geo", "leased"), ("async", "static"), ("ssp", "static"), ("geo", "static"),
 )  # fmt: skip
 TRANSPORTS = ("auto", "tcp", "auto", "ipc", "auto")
-
-Lines = list[tuple[int, int, list[tuple[int, int, int]]]]
-"""Of a ledger: worker, push, and the (epoch, block, batch) that it covers."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,10 @@ class Disturbed:
             self.stopped.remove((until, process))
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
-        while self.due and self._lines() > self.due[0].lines:
+        while self.due and self.lines() > self.due[0].lines:
             self._disturb(self.due.pop(0))
 
-    def _lines(self) -> int:
+    def lines(self) -> int:
         return max((file.read_bytes().count(b"\n") for file in self.run.glob("ledger.*.tsv")), default=0)
 
     def _disturb(self, one: Disturbance) -> None:
@@ -181,7 +179,7 @@ def one_run(folder: Path, scenario: Scenario, *options: str) -> None:
     screen = (folder / "screen.txt").read_text()
     assert process.returncode == 0, f"{scenario}, {disturbed.done}: {screen[-3000:]}"
     assert read(run / "result.json")["status"] == "done"
-    ledgers = [_lines(run / f"ledger.{server}.tsv") for server in range(scenario.servers)]
+    ledgers = [lines_of(run / f"ledger.{server}.tsv") for server in range(scenario.servers)]
     found = leased(ledgers, scenario) if scenario.kind[1] == "leased" else static(ledgers, scenario, _lost(run))
     leave(" ".join(scenario.kind), storm + disturbed.done + found)
     assert not found["twice"] and not found["lost"], f"{scenario}, {disturbed.done}, {storm}: {found}; {folder}"
@@ -216,20 +214,6 @@ def static(ledgers: list[Lines], scenario: Scenario, lost: set[int]) -> Counter[
 def _lost(run: Path) -> set[int]:
     """Workers that a server has declared lost, and that have not come back."""
     return {int(rank) for file in run.glob("server.*.json") for rank in read(file)["lost"]}
-
-
-def _lines(path: Path) -> Lines:
-    head, *lines = path.read_text().splitlines()
-    assert head.split("\t") == ["worker", "push", "epoch", "block", "first", "after_last"]
-    found = []
-    for line in lines:
-        worker, push, *piece = line.split("\t")
-        batches = []
-        if any(piece):  # in geo differences are exchanged at a meeting, too
-            epoch, block, first, after_last = (int(n) for n in piece)
-            batches = [(epoch, block, batch) for batch in range(first, after_last)]
-        found.append((int(worker), int(push), batches))
-    return found
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.test_ledgers import applied
+from tests.ledgers import applied
 from tests.pace import wait_for
 from tests.runs import TORCHRUN, alive, family, kill, losses, mlflow_runs, points, read, start, torchrun, trainer
 from tests.zygote import Started

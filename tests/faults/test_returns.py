@@ -17,8 +17,8 @@ from tests.checkpoint.test_identity import check_equal
 from tests.faults.gate import WAITS
 from tests.faults.half import LAST
 from tests.faults.held_up import held_up
-from tests.faults.test_ledgers import applied
 from tests.faults.test_lost import member, screen
+from tests.ledgers import applied
 from tests.pace import patient, wait_for
 from tests.runs import points, read, trainer
 from tests.zygote import Started

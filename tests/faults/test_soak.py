@@ -21,7 +21,7 @@ from tests import runs
 from tests.checkpoint.test_identity import check_equal
 from tests.faults.kills import VICTIMS
 from tests.faults.test_kills import LEASED, MOST, SERVERS, check_tracked, kill_one
-from tests.faults.test_ledgers import applied
+from tests.ledgers import applied
 from tests.zygote import Started
 
 SECONDS = float(os.environ.get("TRAINER_SOAK_S", "1800"))
