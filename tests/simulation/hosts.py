@@ -109,8 +109,10 @@ class Hosts:
         play._done()
 
     def may_end(self) -> bool:
-        """Whether a run may fail for what happened to its hosts: they, or the board, were out of reach for longer than anybody waits."""
-        return self.play.scenario.parted_s + AGAIN_MOST_S >= TIMEOUT_S
+        """Whether a run may fail for what happened to its hosts: they, or the board, were out of reach for longer than anybody waits;
+        where messages are lost, too, for half of that."""
+        patience_s = TIMEOUT_S / 2 if self.play.scenario.drop else TIMEOUT_S
+        return self.play.scenario.parted_s + AGAIN_MOST_S >= patience_s
 
     def may_be_lost(self, rank: int) -> bool:
         """Whether a worker may be silent at a server for that."""

@@ -20,7 +20,7 @@ from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, OF_HOSTS, 
 from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
-from tests.simulation.waits import MARGIN_S, WRITES
+from tests.simulation.waits import MARGIN_S, PARTS_S, WRITES
 from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
@@ -378,7 +378,7 @@ class Play:
         Raises:
             Violation: nobody does anything.
         """
-        may = LOOP_S + WRITES * self.scenario.disk_s + self.scenario.parted_s
+        may = LOOP_S + WRITES * self.scenario.disk_s + self.scenario.parted_s + PARTS_S * bool(self.hosts)
         if (since := self.world.now - self.world.moved) > may:
             raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")
         if all(s.ended for s in self.servers):

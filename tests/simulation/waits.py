@@ -15,6 +15,8 @@ MARGIN_S = 5.0
 """A server's own patience shall end before that of a worker which waits for it."""
 WRITES = 3.0
 """A part waits until the one before is written, and each write takes up to 1.2 times as long as the disk is slow."""
+PARTS_S = 600.0
+"""As trainer/worker/train.py: the first worker waits so long for parts of which nothing comes."""
 BOARD_S = 5.0 + SLOWEST_S
 """So long a worker that gives up asks the board, which may have taken a while for one answer before it gives none."""
 FETCHING_S = 3600.0

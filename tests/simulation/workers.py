@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -20,6 +20,7 @@ from tests.simulation.checkpoints import Checkpoints, Part
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Plan, copied
 from tests.simulation.stage import STAGE
+from tests.simulation.waits import PARTS_S, WRITES
 from tests.simulation.world import Process, Violation, World
 from trainer.data.feed import Batch, Feed
 from trainer.errors import RunFailed
@@ -459,8 +460,8 @@ class SimulatedWorker(Process):
         else:
             self._complete(number, part)
 
-    def _complete(self, number: int, part: Part) -> None:
-        """As checkpoint/writer.py."""
+    def _complete(self, number: int, part: Part, before: Sequence[int] = (), until: float = 0.0) -> None:
+        """As checkpoint/writer.py: parts that are missing are waited for, as long as one after the other comes."""
         if self.dead:
             return
         disks, folder, servers = STAGE.disks, step(number), self.scenario.servers
@@ -468,7 +469,12 @@ class SimulatedWorker(Process):
         if failed := [why for server in missing if (why := disks.failures.get((str(folder), server)))]:
             self._not_written(number, failed[0])
         elif missing:
-            self.world.after(0.2, self._complete, number, part)
+            if missing != before:
+                until = self.world.now + PARTS_S + WRITES * self.scenario.disk_s
+            if self.world.now > until:
+                self._not_written(number, f"parts of servers {missing} were not written")
+            else:
+                self.world.after(0.2, self._complete, number, part, missing, until)
         else:
             disks.complete(folder, servers)
             self.writing = False
