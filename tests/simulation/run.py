@@ -20,7 +20,7 @@ from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, OF_HOSTS, 
 from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
-from tests.simulation.waits import MARGIN_S, PARTS_S, WRITES
+from tests.simulation.waits import FETCHING_S, MARGIN_S, PARTS_S, WRITES
 from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
@@ -379,6 +379,8 @@ class Play:
             Violation: nobody does anything.
         """
         may = LOOP_S + WRITES * self.scenario.disk_s + self.scenario.parted_s + PARTS_S * bool(self.hosts)
+        if self.hosts and any(worker.found_saving for worker in self.workers):
+            may += FETCHING_S  # a server of a host that has ended meanwhile cannot take back its note that it writes
         if (since := self.world.now - self.world.moved) > may:
             raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")
         if all(s.ended for s in self.servers):
