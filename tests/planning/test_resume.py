@@ -93,7 +93,7 @@ def test_the_plan_names_other_versions_than_those_of_the_checkpoint(
     assert not result.error and said in " ".join(capsys.readouterr().out.split())
 
 
-CHANGED = ("optimizer.lr=0.5", "data.num_workers=1", "tracking.run_name=again")
+CHANGED = ("optimizer.lr=0.5", "data.num_workers=1", "execution.log_every=7", "tracking.run_name=again")
 
 
 def test_the_plan_splits_what_differs_into_what_matters_and_what_does_not(
@@ -104,6 +104,7 @@ def test_the_plan_splits_what_differs_into_what_matters_and_what_does_not(
     assert [line for line in shown if line.startswith("changed")] == [
         "changed, matters optimizer.lr was 0.05, is 0.5",
         "changed, harmless data.num_workers was auto, is 1",
+        "changed, harmless execution.log_every was 20, is 7",
         "changed, harmless tracking.run_name was None, is again",
         "changed, harmless verbosity was quiet, is normal",
     ]
@@ -114,7 +115,7 @@ def test_a_refusal_names_what_matters_and_besides_what_does_not(here: Path) -> N
     matters, besides = said.split("; harmless differences: ")
     assert matters.endswith("in what matters: optimizer.lr was 0.05, is 0.5")
     assert besides.startswith(
-        "data.num_workers was auto, is 1; tracking.run_name was None, is again. Type instead: the values of before"
+        "data.num_workers was auto, is 1; execution.log_every was 20, is 7; tracking.run_name was None, is again. Type instead: the values of before"
     )
 
 

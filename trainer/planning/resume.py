@@ -31,7 +31,8 @@ FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
     "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "profile", "tracking", "checkpoint", "launch", "predict", "device",
     "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
-    "execution.keep_memory", "execution.threads", "execution.profile_after", "execution.profile_steps",
+    "execution.keep_memory", "execution.threads", "execution.log_every", "execution.log_workers", "execution.line_of",
+    "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
 OF_THE_COMMAND = ("resume", "plan")
