@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,3 +79,14 @@ def test_where_nothing_can_be_measured_the_plan_tells_why_and_nothing_is_left(
     trainer.run(["+recipe=digits_lenet", "tracking=none", "plan=true", f"hydra.run.dir={tmp_path}/run"])
     assert "written in an unknown time: No space left on device" in shown(capsys.readouterr().out)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("free", "said"), [(10**9, False), (250_000, True)])
+def test_the_plan_says_when_the_disk_will_not_take_the_checkpoints(
+    free: int, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    trainer.run(["+recipe=digits_lenet", "tracking=none", "plan=true", f"hydra.run.dir={tmp_path}/run"])
+    told = re.search(r"too little room 250.0 kB are free, ([\d.]+) kB are needed", shown(capsys.readouterr().out))
+    assert (told is not None) == said
+    assert told is None or float(told[1]) > 3 * 4 * 11.350, "three times the parameters alone"

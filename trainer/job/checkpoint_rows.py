@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from trainer.checkpoint.remote import address_of
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import why
 from trainer.host import disk_speed
+from trainer.host.folder_checks import nearest
 from trainer.job.ready import Ready
 from trainer.planning.async_resume import GEO
 from trainer.planning.resume import Resume
@@ -47,6 +49,7 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
         yield "checkpoints", f"{rhythm}, {how}{sized(size)} each, {_stay(told)}"
         if not ready.checked.elsewhere:
             yield "  written in", _takes(ready, size)
+            yield from _lacks_room(ready, size)
         if told.to is not None:
             yield "  copied to", address_of(told.to, Path(plan.run_dir), plan.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
@@ -122,6 +125,15 @@ def _takes(ready: Ready, size: float) -> str:
     )
     waits = "behind the training" if ready.checked.config.checkpoint.background else "while the training waits"
     return f"{took} {waits}, at {sized(rate)} a second (measured now)"
+
+
+def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
+    """A row if the disk will not take the checkpoints that stay and the one that is being written."""
+    told = ready.checked.config.checkpoint
+    needed = (told.keep_last + told.keep_best + 1) * size
+    free = shutil.disk_usage(nearest(Path(ready.plan.run_dir))).free
+    if free < needed:
+        yield "  too little room", f"{sized(free)} are free, {sized(needed)} are needed: a checkpoint that the disk does not take is left out, and the training goes on"  # fmt: skip
 
 
 def _slots(optimizer: Mapping[str, Any]) -> int:
