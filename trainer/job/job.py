@@ -82,7 +82,8 @@ def execute(
                 outcome = run(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
-            raise RunPreempted(f"a checkpoint was saved after update {result.steps}")
+            whose = " of worker 0" if plan.leased else ""
+            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{whose}")
         return result
     except RunPreempted:
         raise
