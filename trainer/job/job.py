@@ -82,8 +82,7 @@ def execute(
                 outcome = run(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
-            whose = " of worker 0" if plan.leased else ""
-            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{whose}")
+            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{' of worker 0' * plan.leased}")
         return result
     except RunPreempted:
         raise
