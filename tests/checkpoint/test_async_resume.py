@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,10 @@ def test_each_batch_is_applied_once_over_lives_of_other_sizes(
     back_at(tmp_path / "run", within(tmp_path / "run", 1), tmp_path / "alone")
     run(tmp_path, *MODES[mode], "hydra.run.dir=alone", "resume=auto", YES, *of(1, 1))
     check_once(tmp_path / "alone", 1)
+    [*_, begun] = re.findall(r"goes on from .* after update (\d+)", (tmp_path / "alone" / "workerlog.0").read_text())
+    assert runs.read(tmp_path / "alone" / "lives.json")[-1]["first"] == int(begun), (
+        "worker 0's, as the curves' axis has it"
+    )
     twice = runs.read(tmp_path / "alone" / "result.json")["samples"] // 16 - EPOCHS * BATCHES
     assert 0 <= twice <= (2 * (2 + 3) * 3 if mode == "geo" else 0), "replicas that are given up had trained on them"
 

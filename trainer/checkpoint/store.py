@@ -67,6 +67,8 @@ class About:
         best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
         data: the fingerprint of the data; empty: their source has none.
         run_id: of the MLflow run; empty: it is not tracked, or the server had not given it one yet.
+        updates: of the worker whose updates are told; where work is leased each worker has its own number, and ``step`` is above them all.
+            None: of an older trainer.
     """
 
     step: int
@@ -87,6 +89,12 @@ class About:
     best_step: int | None = None
     data: str = ""
     run_id: str = ""
+    updates: int | None = None
+
+    @property
+    def done(self) -> int:
+        """Updates of the worker whose updates are told."""
+        return self.step if self.updates is None else self.updates
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -256,7 +264,7 @@ def told_by(text: bytes, path: str) -> About:
     value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
     if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
-    if not isinstance(found.best_step, (int, type(None))):
+    if not all(isinstance(number, (int, type(None))) for number in (found.best_step, found.updates)):
         raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")

@@ -61,7 +61,7 @@ def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
     place = f"checkpoints/{resume.folder.name}" if resume.here else str(resume.folder)
     yield (
         "resumes",
-        f"{place} after update {about.step} of {about.total_steps} (epoch {about.epoch}, update {about.update})",
+        f"{place} after update {about.done} of {about.total_steps} (epoch {about.epoch}, update {about.update})",
     )
     for change in resume.matters:
         yield "  changed, matters", change

@@ -158,7 +158,7 @@ def begin_again(
     lives.end(run_dir, how, update, text(why, ready.secrets))
     before = lives.read(run_dir)
     command = before[-1].command if before else ""
-    lives.begin(run_dir, before, about.step if about is not None else 0, workers, command)
+    lives.begin(run_dir, before, about.done if about is not None else 0, workers, command)
     return about, str(folder) if folder is not None else ready.assignment.resume
 
 
@@ -180,7 +180,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
     saved = {part.server: part.version for part in parts_of(Path(checkpoint))} if checkpoint else {}
     if at_servers:
         return max(0, *(done - saved.get(server, 0) for server, done in at_servers.items()))
-    return max(0, workers_update(death) - (store.about(Path(checkpoint)).step if checkpoint else 0))
+    return max(0, workers_update(death) - (store.about(Path(checkpoint)).done if checkpoint else 0))
 
 
 def still_lost(lost: Sequence[LostAtServer], checkpoint: str) -> list[LostAtServer]:

@@ -70,7 +70,7 @@ class Resume:
     @property
     def step(self) -> int:
         """The number of updates done at the checkpoint."""
-        return self.about.step
+        return self.about.done
 
     @property
     def source(self) -> Path:

@@ -351,6 +351,7 @@ def _position(run: Training, epoch: int) -> dict[str, Any]:
     watched, (validated, metrics) = run.report.watched, run.validated
     return {
         "step": run.step,
+        "updates": run.step,
         "epoch": epoch,
         "update": run.update if epoch == run.epoch else 0,
         "samples": run.report.samples,
