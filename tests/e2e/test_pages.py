@@ -35,7 +35,7 @@ def commands(page: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", [0, 1, 2, pytest.param(3, marks=pytest.mark.long), 4])
 def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> None:
     command = commands("adding.md")[number]
     done = trainer(*command, "tracking=none", "hydra.run.dir=run", cwd=example, timeout=240)

@@ -213,6 +213,7 @@ def writes(process: psutil.Process, log: Path) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
     within = patient(8)
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")) as hosts:  # fmt: skip

@@ -56,8 +56,8 @@ MOST = 8
 """Times that a run is started again."""
 CI, LONG = 5, 63
 """Kills of each strategy: up to which `make kills` goes on, and in all."""
-IN_TESTS = ("collective", "pserver_sync", "pserver_async")
-"""`make test` plays the first kill of these, and `make kills` the others up to that number."""
+IN_TESTS = ("pserver_async",)
+"""`make test` plays the first kill of this one, and `make kills` the others up to that number."""
 
 
 def kills() -> Iterator[Any]:
