@@ -170,7 +170,7 @@ def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | Non
         say(line)
     if newest is not None or not (there := remains(checkpoints)):
         return newest
-    if (newest := next(filter(is_whole_but_for_best, found(checkpoints)), None)) is not None:
+    if (newest := next((path for path in found(checkpoints) if is_whole(path, True, but=BEST)), None)) is not None:
         say(
             f"{newest} is taken all the same: only the best weights so far are damaged. They are lost, and the next better ones are kept"
         )
@@ -348,18 +348,14 @@ def _remove(folder: Path) -> None:
     durable_folder.begin(folder)
 
 
-def is_whole(folder: Path, verify: bool = False) -> bool:
-    """Whether a checkpoint of that name is whole, by the sizes of its files; ``verify``: by their checksums."""
-    try:
-        return check(folder, verify) == folder
-    except UserError:
-        return False
+def is_whole(folder: Path, verify: bool = False, but: str = "") -> bool:
+    """Whether a checkpoint of that name is whole, by the sizes of its files; ``verify``: by their checksums.
 
-
-def is_whole_but_for_best(folder: Path) -> bool:
-    """Whether the checksums of all files are right, whatever became of the best weights."""
+    Args:
+        but: a file that is not looked at.
+    """
     try:
-        return check(folder, but=BEST) == folder
+        return check(folder, verify, but) == folder
     except UserError:
         return False
 

@@ -100,9 +100,7 @@ def _done(result: Result, ready: Ready) -> str:
         return f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}".rstrip()
     watched = ready.plan.best
     best = f" (best {watched.removeprefix('val/')} {result.best[watched]:.5f})" if watched in result.best else ""
-    first = min(process.rank for process in ready.plan.here if process.role == "worker")
-    whose = f" of worker {first}" if ready.plan.leased else ""  # each takes its own, as many as it gets work for
-    return f"{counted(result.steps, 'update')}{whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
+    return f"{counted(result.steps, 'update')}{ready.plan.whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
 
 
 def _left(folder: Path, mode: str) -> list[str]:

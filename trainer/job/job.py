@@ -82,7 +82,7 @@ def execute(
                 outcome = run(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
-            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{' of worker 0' * plan.leased}")
+            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{plan.whose}")
         return result
     except RunPreempted:
         raise

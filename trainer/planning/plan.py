@@ -148,6 +148,12 @@ class Plan:
         return [process for process in self.processes if process.node == self.node_rank]
 
     @property
+    def whose(self) -> str:
+        """Whose updates this host's result counts, where each worker takes its own, as many as it gets work for: `` of worker N``."""
+        first = min((process.rank for process in self.here if process.role == "worker"), default=0)
+        return f" of worker {first}" if self.leased else ""
+
+    @property
     def workers(self) -> int:
         """The number of workers over all hosts."""
         return self.roles["worker"]

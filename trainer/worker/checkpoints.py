@@ -347,10 +347,9 @@ def _try(hold: Callable[[], None]) -> None:
 
 
 def _position(run: Training, epoch: int) -> dict[str, Any]:
-    """The run's position for checkpoint.json: step, epoch, samples, and the metric that marks the best model."""
+    """The run's position for checkpoint.json: updates, epoch, samples, and the metric that marks the best model."""
     watched, (validated, metrics) = run.report.watched, run.validated
     return {
-        "step": run.step,
         "updates": run.step,
         "epoch": epoch,
         "update": run.update if epoch == run.epoch else 0,
