@@ -78,10 +78,12 @@ def _dispatch(argv: list[str]) -> int:
 
         show_help(argv)
         return 0
-    from trainer.cli import torchrun
+    from trainer.host import torchrun
 
-    if torchrun.present():
-        return torchrun.join(lambda: parse(argv))
+    if torchrun.is_rank():
+        from trainer.cli.torchrun import join
+
+        return join(lambda: parse(argv))
     args = parse(argv)
     config_name = args.config_name or "config"
     from trainer.cli import compose

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from trainer.launch.torchrun import Start
 
 
-def present() -> bool:
-    """Whether this command line was started by torchrun (TORCHELASTIC_RUN_ID and RANK are set)."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
-
-
 def join(parse: Callable[[], argparse.Namespace]) -> int:
     """Run this process as one of torchrun's ranks and return its exit code.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config.run_config import RunConfig
 from trainer.errors import RunFailed, UserError, failed, why
-from trainer.host import private
+from trainer.host import private, torchrun
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import TooLong, within
 from trainer.launch.process import Failure
@@ -65,7 +65,7 @@ class TaskLauncher(Launcher):
     """Base class of launchers that start each process of this host as a command; subclasses write :meth:`launch`."""
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
-        if "TORCHELASTIC_RUN_ID" not in os.environ or "RANK" not in os.environ:
+        if not torchrun.is_rank():
             return []
         return [UserError(f"launch._target_={config.launch._target_}", "torchrun has started the processes already", "launch=local")]  # fmt: skip
 

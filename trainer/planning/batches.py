@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.host import torchrun
 from trainer.wording import counted
 
 AUTO = "auto"
@@ -34,7 +33,7 @@ def searched(config: RunConfig, typed: set[str]) -> bool:
     if launch.nnodes > 1:
         why = "is searched for on one host, and the run has several: search with launch.nnodes=1, and give all hosts what is found"
         raise UserError(what, why, f"data.batch_size={FIRST_TRY}")
-    if "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+    if torchrun.is_rank():
         why = "starts processes for each try, and torchrun has started the run's already"
         raise UserError(what, why, "python -m trainer ... launch.nproc=N without torchrun")
     return True

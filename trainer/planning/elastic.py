@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.host import torchrun
 from trainer.planning.async_resume import EACH, STRATEGIES
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.checked_config import Checked
@@ -44,7 +45,7 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     if launch.role is not None or launch.ips is not None:
         how = "launch.ips" if launch.ips is not None else "launch.role"
         yield f"{how} says which hosts there are", f"{how}=null launch.node_rank=N launch.master_addr=ADDRESS"
-    if "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+    if torchrun.is_rank():
         yield "torchrun has started the processes already", "torchrun --nnodes=MIN:MAX"
     if launch.workers is not None:
         yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"

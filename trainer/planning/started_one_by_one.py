@@ -14,7 +14,7 @@ from typing import Any
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
-from trainer.host import addresses
+from trainer.host import addresses, torchrun
 from trainer.planning.endpoints import Endpoint, endpoints_of
 from trainer.planning.fleet_environment import of_paddle
 from trainer.wording import counted
@@ -58,7 +58,7 @@ def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> 
     if launch.role is None:
         _check_no_role(launch)
         return config
-    if "TORCHELASTIC_RUN_ID" in environment and "RANK" in environment:
+    if torchrun.is_rank(environment):
         raise UserError(f"{ROLE}={launch.role}", "torchrun has started the processes already", "the command without torchrun")  # fmt: skip
     if launch.role == "server" and config.mode != "train":
         raise UserError(f"{ROLE}=server", f"mode={config.mode} has no servers", f"{ROLE}=worker")

@@ -12,7 +12,7 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
-from trainer.host import hardware
+from trainer.host import hardware, torchrun
 from trainer.host.cache import check_code
 from trainer.planning.auto import with_strategy
 from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, nearest, searched, with_padding
@@ -136,7 +136,7 @@ def _check_launcher(config: RunConfig, workers: int, declaration: Declaration, l
     """Refuse a launcher that cannot start this many processes."""
     roles = declaration.roles(workers, config.launch)
     others = sum(size for role, size in roles.items() if role != "worker")
-    if others and "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ:
+    if others and torchrun.is_rank():
         with lacks:
             more = " and ".join(f"{role}s" for role in roles if role != "worker")
             why = f"torchrun starts workers alone, and this strategy has {more}"
