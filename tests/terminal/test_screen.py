@@ -248,7 +248,7 @@ def test_the_address_opens_the_view_of_trainings(
     uri: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = SimpleNamespace(tracking=uri.format(here=tmp_path), best="val/acc1", leased=False, here=[WORKER])
+    plan = SimpleNamespace(tracking=uri.format(here=tmp_path), best="val/acc1", whose="", here=[WORKER])
     ready: Any = SimpleNamespace(plan=plan, checked=SimpleNamespace(config=RunConfig()))
     last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1), ready, ["+recipe=x"])
     [look] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("look")]
