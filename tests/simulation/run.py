@@ -380,7 +380,8 @@ class Play:
         """
         may = LOOP_S + WRITES * self.scenario.disk_s + self.scenario.parted_s + PARTS_S * bool(self.hosts)
         if self.hosts and any(worker.found_saving for worker in self.workers):
-            may += FETCHING_S  # a server of a host that has ended meanwhile cannot take back its note that it writes
+            # A server of a host that has ended cannot take back its note: it is waited for at its part, then at the meeting.
+            may += 2 * FETCHING_S
         if (since := self.world.now - self.world.moved) > may:
             raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")
         if all(s.ended for s in self.servers):
