@@ -115,6 +115,15 @@ def test_the_fingerprint_is_taken_once_by_the_parent_and_not_for_a_plan(
     assert taken.read_text() == 2 * f"{os.getpid()}\n"
 
 
+def test_what_a_newer_trainer_tells_besides_is_left_out() -> None:
+    told = json.loads(about(3))
+    newer = {**told, "device": "tpu", "watched": {**told["watched"], "why": "it is the best"}}
+    assert store.told_by(json.dumps(newer).encode(), "checkpoint.json") == store.told_by(about(3), "checkpoint.json")
+    for of_another_kind in ("[]", "7", '"text"', '{"watched": 7}', "null"):
+        with pytest.raises(UserError, match="it cannot be read"):
+            store.told_by(of_another_kind.encode(), "checkpoint.json")
+
+
 def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
     here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from tests.pace import patient, wait_for
 from tests.runs import ROOT, alive, environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.addresses import free_port
+from trainer.host.notes_board import FolderLost, NoNote
 from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
@@ -234,6 +235,18 @@ def test_error_made_for_users_counts_although_another_followed_from_it(kind: typ
         failure = Failure.of(error)
     assert failure.told == told and "its words" in failure.words
     assert ("while closing" in failure.words) != told
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (NoNote("host 0: it was closed"), "the run's other processes cannot be reached: host 0: it was closed"),
+        (FolderLost("the folder run/.run is gone"), "the folder run/.run is gone"),
+    ],
+)
+def test_a_lost_board_is_told_in_a_sentence(error: NoNote, words: str) -> None:
+    failure = Failure.of(error)
+    assert failure.told and failure.words == words
 
 
 def test_launch_works_where_the_temporary_folder_is_too_long_for_sockets(tmp_path: Path) -> None:

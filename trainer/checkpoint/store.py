@@ -10,8 +10,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,8 @@ def about(folder: Path) -> About:
 def told_by(text: bytes, path: str) -> About:
     """Parse the JSON in which a checkpoint tells about itself (step, epoch, metric, config); returns :class:`About`.
 
+    What a newer version tells besides is left out: what this one could not do without would have another format number.
+
     Args:
         path: named in an error.
 
@@ -255,7 +257,7 @@ def told_by(text: bytes, path: str) -> About:
     """
     try:
         told = json.loads(text)
-        found = About(**{**told, "watched": BestMetric(**told.get("watched", {}))})
+        found = About(**{**_known(About, told), "watched": BestMetric(**_known(BestMetric, told.get("watched", {})))})
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
     numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
@@ -271,6 +273,11 @@ def told_by(text: bytes, path: str) -> About:
     if not all(isinstance(version, str) for version in found.versions.values()):
         raise UserError(path, "it tells a version that is none")
     return found
+
+
+def _known(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys that this version does not know."""
+    return {field.name: told[field.name] for field in fields(kind) if field.name in told}
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 from trainer.errors import Interrupted, Missing, NotFinite, RunFailed, UserError
 from trainer.host.files import FULL, REFUSED, is_part
+from trainer.host.notes_board import FolderLost, NoNote
 from trainer.terminal import streams
 
 MOST_TEXT = 30_000
@@ -45,7 +46,7 @@ class Failure:
 
     Attributes:
         at: when, in nanoseconds of the clock that all processes of a host share.
-        words: a RunFailed's or UserError's message, else the traceback.
+        words: a RunFailed's or UserError's message, or a lost board's, else the traceback.
         told: the words are made for users.
         ends_run: the run ends, even if other processes could go on.
         where: of a :class:`NotFinite`, its step, epoch and update.
@@ -70,6 +71,9 @@ class Failure:
         at, step = time.monotonic_ns(), error
         if not isinstance(error, (RunFailed, UserError)) and (full := full_disk(error)):
             return cls(at, full, True)
+        if isinstance(error, NoNote):
+            lost = "" if isinstance(error, FolderLost) else "the run's other processes cannot be reached: "
+            return cls(at, f"{lost}{error}", True)
         while not isinstance(step, (RunFailed, UserError)):
             if step.__cause__ is not None or step.__context__ is None:
                 return cls(at, _for_pipe("".join(traceback.format_exception(error)).rstrip()), False)
