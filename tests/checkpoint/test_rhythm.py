@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.checkpoint.saving import saver
+from trainer.worker import checkpoints
 from trainer.worker.checkpoints import Checkpoints
 
 UPDATES = 9
@@ -73,3 +76,22 @@ def test_epochs_and_updates_that_meet_are_one_checkpoint(tmp_path: Path, monkeyp
     rhythm.epoch()
     assert rhythm.taken == [3, 6, 9, 12, 15, 18]
     assert rhythm.goes_on == [0, 0, 1, 1, 1, 2], "at an epoch's end it comes after the validation"
+
+
+@pytest.mark.parametrize("halts", [True, False])
+def test_a_disk_that_is_still_writing_is_said(
+    halts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where workers halt for a checkpoint, as with parameter servers of sync, none is left out: the training waits."""
+    kept, waits = saver(tmp_path), list[float | None]()
+    monkeypatch.setattr(checkpoints, "check_parameters", lambda run: None)
+    kept.writer = SimpleNamespace(wait=lambda seconds=None: waits.append(seconds) or seconds is None)  # type: ignore[assignment]
+    halt = Mock(side_effect=InterruptedError)
+    run: Any = SimpleNamespace(
+        step=40, over=False, lockstep=True, strategy=SimpleNamespace(halts=halts, halt=halt, members=lambda: (0,))
+    )
+    with pytest.raises(InterruptedError) if halts else nullcontext():
+        kept._copy(run, 0)
+    what, again = ("the checkpoint waits", [None]) if halts else ("no checkpoint", [])
+    assert capsys.readouterr().out == f"{what} at update 40: the one before is still being written\n"
+    assert waits == [checkpoints.SLOW_S, *again] and halt.called == halts

@@ -260,9 +260,12 @@ class Checkpoints:
         check_parameters(run)
         began = self.clock()
         needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.over or run.strategy.halts
-        if not self.writer.wait(None if needed else SLOW_S):
-            print(f"no checkpoint at update {run.step}: the one before is still being written", flush=True)
-            return
+        if not self.writer.wait(SLOW_S):
+            what = "the checkpoint waits" if needed else "no checkpoint"
+            print(f"{what} at update {run.step}: the one before is still being written", flush=True)
+            if not needed:
+                return
+            self.writer.wait()
         number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
         folder = store.folder_of(self.folder, number)
         share = run.strategy.save(folder)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.notes import Notes
 from tests.strategies.pserver.test_regained import OPTIONS, Played
+from trainer.checkpoint import durable_folder
 from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import FolderLost
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
@@ -28,6 +29,7 @@ from trainer.strategies.pserver.protocol.messages import (
     text,
     unpack,
 )
+from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.export import save_parts
 
@@ -205,3 +207,17 @@ def _passes(play: Played, seconds: float) -> None:
         play.server.ended_turn = play.now  # it has had turns
         with suppress(RunFailed):
             play.server.turn([(b"", Message(Verb.BEAT, rank)) for rank in (0, 1)])
+
+
+@pytest.mark.parametrize("case", ["another host", "background=false", "for one who comes back"])
+def test_a_server_writes_before_it_answers_where_nobody_writes_behind(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Forked, "begin", lambda *arguments: pytest.fail("a copy writes it"))
+    play = Played(tmp_path, Notes(), writer=None if case == "background=false" else Forked(lambda: 0.0))
+    play.starts()
+    asked = {"folder": "checkpoints/step-1", "checkpoint": True, "behind": case != "for one who comes back"}
+    if case == "another host":
+        asked["mark"] = "shared.7.tmp"  # a file that is not here
+    assert play.asks(0, Verb.SAVE, text(asked)).verb == Verb.DONE
+    assert durable_folder.is_written(tmp_path / "checkpoints" / "step-1", "server-0.safetensors")
