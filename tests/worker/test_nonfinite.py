@@ -212,10 +212,14 @@ def test_gradient_that_spoils_the_parameters_is_traced_to_its_update(tmp_path: P
 
 
 def test_no_checkpoint_is_made_of_parameters_that_are_not_finite(tmp_path: Path) -> None:
-    run = training("rewind", batches(spoiled=0.5))
+    run = training("rewind", batches(spoiled=0.5), tmp_path)
     check_parameters(run)
     run.model.last.weight.data[0, 0] = float("inf")  # type: ignore[union-attr, operator, index]
-    with pytest.raises(NotFinite, match="no checkpoint is made of them"):
+    with pytest.raises(NotFinite, match=r"not finite \(last.weight\), so no checkpoint is made of them") as told:
+        check_parameters(run)
+    assert "report:" not in str(told.value), "none was left"
+    run.model.first.weight.data[0, 0] = float("nan")  # type: ignore[union-attr, operator, index]
+    with pytest.raises(NotFinite, match=r"first.weight and 1 other\)"):
         check_parameters(run)
     with pytest.raises(NotFinite, match="no checkpoint is made of them"):
         saver(tmp_path / "checkpoints")._take(run, 0)

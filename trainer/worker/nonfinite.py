@@ -11,7 +11,8 @@ import torch
 
 from trainer.errors import NotFinite
 from trainer.run_folder.back_to_checkpoint import REPORT
-from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report
+from trainer.wording import counted
+from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report, not_finite
 
 if TYPE_CHECKING:
     from trainer.data.feed import Batch
@@ -103,7 +104,7 @@ class Stop:
     def found(self, run: Training, seen: Sequence[Seen], what: str = "loss", loss: float = math.nan) -> NotFinite:
         """Write the report about these batches, the first of which is to blame; returns the error to raise."""
         if not seen:
-            return self.error(run, f"The loss is {loss}")
+            return self.error(run, f"The loss is {loss}", report=False)
         first = seen[0]
         value = float(first.loss)
         said = f"The loss is {value}" if what == "loss" else f"The {what} are not finite (the loss is {value})"
@@ -114,18 +115,19 @@ class Stop:
         leave_report(run, told, first.batch)
         return self.error(run, said, first)
 
-    def error(self, run: Training, said: str, at: Seen | None = None) -> NotFinite:
+    def error(self, run: Training, said: str, at: Seen | None = None, report: bool = True) -> NotFinite:
         """Make the error for a loss or gradient that is not finite; it names the report.
 
         Args:
             at: the batch to blame; None: it is not known, and the update that was done last is named.
+            report: there is one.
         """
         step, number, epoch, update = run.step, run.line.number, run.epoch, max(0, run.update - 1)
         if at is not None:
             step, number, epoch, update = at.step, at.number, at.epoch, at.update
-        report = f"\nreport: {run.run_dir / REPORT}" if run.run_dir is not None else ""
+        where = f"\nreport: {run.run_dir / REPORT}" if report and run.run_dir is not None else ""
         return NotFinite(
-            f"{said} at update {step} (epoch {epoch}, batch {number}). {ADVICE}{report}", step, epoch, update
+            f"{said} at update {step} (epoch {epoch}, batch {number}). {ADVICE}{where}", step, epoch, update
         )
 
     def skipped(self, run: Training) -> dict[str, float]:
@@ -264,8 +266,10 @@ def check_parameters(run: Training) -> None:
     """
     trained = [p.detach() for p in run.model.parameters() if p.requires_grad]
     if not _are_finite(trained):
-        said = "The parameters are not finite, so no checkpoint is made of them,"
-        raise run.guard.error(run, said)
+        first, *others = not_finite(run.model)
+        names = f"{first} and {counted(len(others), 'other')}" if others else first
+        said = f"The parameters are not finite ({names}), so no checkpoint is made of them,"
+        raise run.guard.error(run, said, report=False)
 
 
 def _seen(run: Training, loss: torch.Tensor, batch: Batch | None = None) -> Seen:

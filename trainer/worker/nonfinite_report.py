@@ -54,7 +54,7 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
     told: dict[str, Any] = asdict(finding)
     parts: dict[str, Callable[[], Any]] = {
         "samples": lambda: {str(n): run.feed.numbers(finding.epoch, n) for n in finding.batches},
-        "parameters_not_finite": lambda: _not_finite(run.model),
+        "parameters_not_finite": lambda: not_finite(run.model),
         "samples_of_the_update_before": lambda: _before(run, finding),
         "forward_again": lambda: _again(run, batch or run.feed.batch(finding.epoch, finding.batches[0])),
     }
@@ -67,7 +67,7 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
         leave(run.run_dir / REPORT, _plain(told))
 
 
-def _not_finite(model: nn.Module) -> list[str]:
+def not_finite(model: nn.Module) -> list[str]:
     """The names of the model's parameters that hold NaN or infinite values."""
     return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
 
@@ -79,7 +79,7 @@ def _unknown(error: Exception) -> dict[str, str]:
 
 def _before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
     """The samples of the update before, if that one has spoiled the parameters; {} if not."""
-    if not finding.update_of_epoch or not _not_finite(run.model):
+    if not finding.update_of_epoch or not not_finite(run.model):
         return {}
     merge, update = run.feed.merge, finding.update_of_epoch - 1
     return {str(n): run.feed.numbers(finding.epoch, n) for n in range(update * merge, (update + 1) * merge)}
