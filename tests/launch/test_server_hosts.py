@@ -166,6 +166,19 @@ def test_server_that_dies_on_host_0_ends_the_run_on_all_hosts_and_is_named(hosts
     wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
 
 
+def test_servers_of_a_host_whose_only_worker_dies_go_on_for_the_others(hosts: Hosts) -> None:
+    spread = ("strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
+    started = both(hosts, "max_steps=null", "epochs=2", *spread, GATE)
+    wait_for(lambda: all(log(hosts, n).exists() and " batch 9]" in log(hosts, n).read_text() for n in range(2)), PATIENCE_S, "they train")  # fmt: skip
+    process_of(hosts, 1, "worker 1").kill()
+    wait_for(lambda: "the others go on without it" in hosts.screen(1), PATIENCE_S, "host 1 knows it")
+    (hosts.at(0) / "run" / "go").touch()
+    assert ended(hosts, started) == [0, 1], hosts.screen(0) + hosts.screen(1)
+    assert read(hosts.at(0) / "run" / "result.json")["status"] == "done"
+    assert "worker 1 was killed by SIGKILL" in hosts.screen(1).partition("failed: ")[2], hosts.screen(1)
+    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
+
+
 def log(hosts: Hosts, rank: int) -> Path:
     """What the worker of a host prints."""
     return hosts.at(rank) / "run" / f"workerlog.{rank}"

@@ -92,6 +92,28 @@ def test_the_last_one_cannot_be_done_without_nor_one_that_says_the_run_cannot_be
         watched([Scripted(tmp_path / "0", after=9), Scripted(tmp_path / "1", code=1, failure=ends)], True, Notes())
 
 
+@pytest.mark.parametrize(("first_rank", "serves", "goes_on"), [(2, True, True), (2, False, False), (0, True, False)])
+def test_a_host_whose_only_worker_dies_serves_the_workers_of_other_hosts(
+    first_rank: int, serves: bool, goes_on: bool, tmp_path: Path
+) -> None:
+    """But host 0 does not: it keeps the results of the first worker. Without a server it has nothing left to do."""
+    role = Role("worker", 3, "none:none", ["cpu"], first_rank, apart=True)
+    members = [StartedProcess(role, first_rank, Scripted(tmp_path / "worker", code=-9))]
+    if serves:
+        served = Scripted(tmp_path / "server", after=5, value="served")
+        members.append(StartedProcess(Role("server", 2, "none:none", ["cpu"], 1), 1, served))
+    notes = Notes()
+    supervisor = Supervisor(members, [notes], lambda signs, wait: None)
+    if goes_on:
+        found = supervisor.watch()
+        assert found.of == {"worker": {}, "server": {1: "served"}} and [*found.lost] == [first_rank]
+        assert notes == {f"lost/worker/{first_rank}": "its process ended"}
+    else:
+        with pytest.raises(RunFailed, match=f"worker {first_rank} was killed by SIGKILL"):
+            supervisor.watch()
+        assert supervisor.ends_all == serves
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_what_a_worker_has_from_a_server_of_one_that_died_is_not_the_cause(tmp_path: Path, follows: bool) -> None:
     """The server's own error may come later. The death has ended the run: with it all processes can be started again."""

@@ -223,9 +223,7 @@ def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
     mine, *others = (json.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts))
     at, everywhere = ("at", "in all commands") if meeting.labels else ("on", "on all hosts")
     for number, terms in enumerate(others, 1):
-        for key in sorted(
-            {*mine, *terms}, key=lambda key: (not key.startswith("launch."), key)
-        ):  # causes before effects
+        for key in sorted({**mine, **terms}, key=lambda key: not key.startswith("launch.")):  # causes before effects
             if mine.get(key) != terms.get(key) != ANY:
                 return (
                     f"{meeting.name(number)} was started with another command: {key} is {terms.get(key)} there and "

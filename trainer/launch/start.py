@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.keys import leaves
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
 from trainer.host import addresses
 from trainer.host.files import replace_file
 from trainer.host.signals import Grace
+from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
 from trainer.planning.hosts import hosts_of
@@ -25,7 +25,7 @@ from trainer.planning.plan import Plan
 from trainer.planning.resume import can_go_on, keeps
 from trainer.planning.run_secret import secret_of_hosts
 from trainer.planning.server_hosts import listens_at
-from trainer.planning.started_one_by_one import peers, plain_launch
+from trainer.planning.started_one_by_one import peers
 from trainer.run_folder import lives
 from trainer.terminal.status import read_status
 
@@ -74,7 +74,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(told),
         labels=[str(peer) for peer in everybody],
-        terms=_terms(plan, config, assignment),
+        terms=terms(plan, config, assignment),
         watch=assignment.watch or (lambda board: None),
     )
     entries = [plan.strategy_worker, *plan.entries.values()]
@@ -141,40 +141,3 @@ def _ports(told: LaunchConfig, servers: int, mine: Sequence[int]) -> list[int]:
 def _interface(master_addr: str) -> str | None:
     """Where Gloo should listen for other hosts: what the user says, else where host 0 is."""
     return None if "GLOO_SOCKET_IFNAME" in os.environ else addresses.interface_towards(master_addr)
-
-
-def _terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, Any]:
-    """What must be the same on all hosts; places of files and the number of reading processes may differ."""
-    groups = ("model", "loss", "optimizer", "scheduler", "strategy", "sampler")
-    typed = {key: value for group in groups for key, value in leaves(config.node(group), f"{group}.")}
-    rhythm = (
-        "on_nonfinite",
-        "callbacks",
-        "metrics",
-        "mode",
-        "seed",
-        "epochs",
-        "max_steps",
-        "limit_train_batches",
-        "limit_val_batches",
-        "validation",
-    )
-    typed |= {key: getattr(config, key) for key in rhythm}
-    from trainer.launch.rendezvous import ANY
-
-    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
-    if "server" in plan.roles:
-        planned |= {"hosts of the servers": plan.nodes_of("server")}
-    found = {
-        "training samples": plan.facts.train_samples,
-        "batches": plan.total_steps,
-        "precision": plan.chosen.precision,
-    }
-    terms = {**typed, **planned, **found}
-    if plan.least_nnodes:
-        terms |= {"the checkpoint": Path(assignment.resume).name}
-    if plan.by_role:
-        terms = {key: value for key, value in terms.items() if key not in ("launch.nnodes", "workers")}
-        terms |= plain_launch(config.launch)
-    others = ("device", "precision") if config.launch.role == "server" else ()
-    return {**terms, **dict.fromkeys(others, ANY)}

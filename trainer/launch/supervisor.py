@@ -263,9 +263,12 @@ class Supervisor:
         What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared
         lost itself does not.
         """
+        role = member.role
         others = (
-            any(m.role.name == member.role.name for m in self.running if m is not member)
-            or self.results[member.role.name]
+            any(m.role.name == role.name for m in self.running if m is not member)
+            or self.results[role.name]
+            # a host with a server goes on for the workers of others; only the host of the first worker keeps what the run comes to
+            or (role.first_rank > 0 and role.here < role.size and any(not m.role.apart for m in self.running))
         )
         failure = member.handle.failure
         return member.role.apart and bool(others) and (failure is None or _ends_alone(member))

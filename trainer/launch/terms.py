@@ -1,0 +1,54 @@
+"""What the commands of a run must have in common, on whichever hosts they are typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainer.config.keys import leaves
+from trainer.config.run_config import RunConfig
+from trainer.planning.assignment import Assignment
+from trainer.planning.plan import Plan
+from trainer.planning.started_one_by_one import plain_launch
+
+OF_EACH_HOST = (
+    "name", "weights", "precision", "device", "profile", "plan", "debug", "verbosity", "launch", "tracking", "predict", "resume",
+    "checkpoint.to", "execution.keep_memory", "execution.threads", "execution.log_workers", "execution.profile_after", "execution.profile_steps",
+    "data.batch_size", "data.global_batch_size", "data.memory_limit_gib", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache",
+    "data.verify", "data.download",
+)  # fmt: skip
+"""Keys, and groups of them, that may differ: places, screens, how data are read. Of some of them the plan's values are compared."""
+WORDS_OF_DATA = tuple(
+    f"data.{name}" for name in ("_target_", "work", "shard", "on_lost_worker", "read", "normalize", "augment", "train_split", "val_split")
+)  # fmt: skip
+"""Texts in ``data`` that must be the same. Others are places of files, which a host may have elsewhere."""
+
+
+def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, Any]:
+    """What must be the same on all hosts, by the key or the name under which a difference is told."""
+    from trainer.launch.rendezvous import ANY
+
+    typed = {key: value for key, value in leaves(config.plain(), "") if not _is_of_each_host(key, value)}
+    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
+    if "server" in plan.roles:
+        planned |= {"hosts of the servers": plan.nodes_of("server")}
+    found = {
+        "training samples": plan.facts.train_samples,
+        "batches": plan.total_steps,
+        "precision": plan.chosen.precision,
+    }
+    told = {**typed, **planned, **found}
+    if plan.least_nnodes:
+        told |= {"the checkpoint": Path(assignment.resume).name}
+    if plan.by_role:
+        told = {key: value for key, value in told.items() if key not in ("launch.nnodes", "workers")}
+        told |= plain_launch(config.launch)
+    others = ("device", "precision") if config.launch.role == "server" else ()
+    return {**told, **dict.fromkeys(others, ANY)}
+
+
+def _is_of_each_host(key: str, value: Any) -> bool:
+    is_text = isinstance(value, str) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
+    if key.startswith("data.") and is_text and key not in WORDS_OF_DATA:
+        return True
+    return any(key == group or key.startswith(f"{group}.") for group in OF_EACH_HOST)
