@@ -28,7 +28,7 @@ from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
 from trainer.launch.supervisor import HostResults, Role
-from trainer.strategies.pserver.worker.client import Fenced
+from trainer.strategies.pserver.worker.requests import Fenced
 
 pytestmark = pytest.mark.usefixtures("warm")
 FAILS_WITHIN_S, ENDS_WITHIN_S = 30, 10

@@ -15,7 +15,7 @@ from tests.strategies.pserver.test_versions import net, placed
 from trainer.config.schema import PserverAsyncStrategy
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Verb
 from trainer.strategies.pserver.worker.async_and_ssp import PserverAsync
-from trainer.strategies.pserver.worker.client import Request
+from trainer.strategies.pserver.worker.requests import Request
 
 
 def batch(last: bool = True) -> SimpleNamespace:

@@ -24,7 +24,7 @@ from trainer.strategies.pserver.server import members as members_module
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import MOST_LIVES, Members, Watermark
 from trainer.strategies.pserver.server.totals import Meetings
-from trainer.strategies.pserver.worker.client import Fenced
+from trainer.strategies.pserver.worker.requests import Fenced
 
 
 def test_time_in_which_the_server_is_busy_is_nobodys_silence() -> None:

@@ -19,6 +19,7 @@ from trainer.host import pulse
 from trainer.strategies.pserver.protocol.messages import STOPS, TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.part_writer import PartWriter
+from trainer.strategies.pserver.server.turns import MOST_WAITING
 from trainer.weights.server_files import ServerFile
 
 OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
@@ -152,6 +153,25 @@ def test_it_has_its_snapshot_and_waits_until_all_workers_have_told(first: Played
     assert second.values() == [1, 0, 0, 1, 0, 0]
     parameters = second.server.parameters
     assert (parameters.version, parameters.applied) == (3, 2)
+
+
+@pytest.mark.parametrize("verb", [Verb.PULL, Verb.PUSH])
+def test_it_takes_as_much_of_a_worker_as_is_under_way_until_all_have_told(
+    verb: Verb, first: Played, tmp_path: Path, board: Notes
+) -> None:
+    """A worker of geo pulls all that it has a base of in parts; one of async may have strategy.send_queue_size pushes under way."""
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=2)
+    numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1.0]))
+    asked = [
+        second.sends(0, verb, numbers, Record(Kind.DENSE, np.full(6, -1.0)), sequence=3 + n, clock=3 + n)
+        if verb == Verb.PUSH else second.sends(0, verb, flags=WANTS_DENSE)
+        for n in range(2 * MOST_WAITING)
+    ]  # fmt: skip
+    assert not second.answers.keys() & {*asked}
+    second.hello(1, told(2))
+    assert {second.answers[number].verb for number in asked} == {Verb.DONE}
+    assert second.values() == [1 + 200 * (verb == Verb.PUSH), *[200 * (verb == Verb.PUSH)] * 5]
 
 
 def test_who_does_not_tell_is_lost_after_a_while_and_not_waited_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,14 @@ import pytest
 
 from tests.notes import Notes
 from tests.strategies.pserver.test_regained import OPTIONS, Played
-from trainer.checkpoint import durable_folder
+from trainer.checkpoint import durable_folder, writer
 from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import FolderLost
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import (
     APART,
     SAVE_S,
+    SAVE_TURN_S,
     SAVES,
     SAVING,
     STOPS,
@@ -29,9 +31,12 @@ from trainer.strategies.pserver.protocol.messages import (
     text,
     unpack,
 )
+from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.worker.client import Client
-from trainer.strategies.pserver.worker.export import save_parts
+from trainer.strategies.pserver.worker.export import save_checkpoint, save_parts
+from trainer.strategies.pserver.worker.requests import Fenced
+from trainer.weights.server_files import part_name
 
 TIMEOUT_S = float(OPTIONS["timeout_s"])  # type: ignore[arg-type]
 
@@ -48,7 +53,8 @@ def test_who_comes_late_because_servers_save_is_waited_for(tmp_path: Path, flags
         play.sends(0, Verb.MEET, zero, clock=1, flags=flags)
         assert play.answers[waits].verb == Verb.DONE
     else:
-        assert play.answers[waits].text()["why"].startswith("worker 0 did not arrive at a sum over the workers within")
+        limit = f"within {TIMEOUT_S + SAVE_S:g} s (strategy.timeout_s and an hour for a checkpoint)"
+        assert play.answers[waits].text()["why"] == f"worker 0 did not arrive at a sum over the workers {limit}"
 
 
 def test_who_comes_late_at_another_meeting_is_named_after_the_timeout(tmp_path: Path) -> None:
@@ -56,7 +62,20 @@ def test_who_comes_late_at_another_meeting_is_named_after_the_timeout(tmp_path: 
     play.starts()
     waits = play.sends(1, Verb.MEET, Record(Kind.NUMBERS, np.zeros(1)), clock=1, flags=STOPS)
     _passes(play, TIMEOUT_S + 1)
-    assert "worker 0 did not arrive" in play.answers[waits].text()["why"]
+    assert play.answers[waits].text()["why"].endswith(f"within {TIMEOUT_S:g} s (strategy.timeout_s)")
+
+
+def test_a_save_that_waits_for_its_turn_is_answered_before_its_worker_gives_it_up(tmp_path: Path) -> None:
+    writes: Any = SimpleNamespace(busy=lambda: True)
+    play = Played(tmp_path, Notes(), writer=writes)
+    play.starts()
+    waits = play.sends(0, Verb.SAVE, text({"folder": "checkpoints/step-1", "checkpoint": True, "behind": True}))
+    _passes(play, SAVE_TURN_S - 1)
+    assert waits not in play.answers
+    _passes(play, 10.0)
+    assert play.now < SAVE_S - 500
+    why = play.answers[waits].text()["why"]
+    assert why == f"server 0 did not arrive at the end of its write of the part before within {SAVE_TURN_S:g} s"
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -177,13 +196,92 @@ def test_who_waits_for_a_checkpoint_misses_a_server_on_another_host_that_is_gone
     assert bool(asked) == far and len(asked) < 12 + ways.time / 10
 
 
+class Two(Ways):
+    """Connections to two servers.
+
+    Args:
+        how: what a server answers to a request, and after how many seconds.
+    """
+
+    count = 2
+
+    def __init__(self, how: Callable[[int, Verb], tuple[float, Message]]) -> None:
+        super().__init__(0.0)
+        self.how, self.coming = how, list[tuple[float, Message]]()
+
+    def send(self, server: int, frames: Any) -> None:
+        message = unpack([bytearray(frame) for frame in frames])
+        after_s, answer = 0.0, Message(Verb.DONE, incarnation=1, records=[Record(Kind.NUMBERS, np.array([1e9, 0.0]))])
+        if message.verb != Verb.HELLO:
+            after_s, answer = self.how(server, message.verb)
+        answer.number = message.number
+        self.coming.append((self.time + after_s, answer))
+
+    def receive(self) -> list[Message]:
+        due = [answer for at, answer in self.coming if at <= self.time]
+        self.coming = [(at, answer) for at, answer in self.coming if at > self.time]
+        return due
+
+
+FULL = "OSError(28, 'No space left on device')"
+
+
+@pytest.mark.parametrize(
+    ("after_s", "told"), [((0.0, 0.0), FULL), ((0.0, 50.0), FULL), ((0.0, SAVE_S + 50.0), "did not answer SAVE")]
+)
+def test_a_checkpoint_that_two_servers_refuse_is_given_up_and_the_training_goes_on(
+    after_s: tuple[float, float], told: str, tmp_path: Path
+) -> None:
+    def how(server: int, verb: Verb) -> tuple[float, Message]:
+        return (after_s[server], failed(FULL)) if verb == Verb.SAVE else (100.0, Message(Verb.DONE))
+
+    ways, folder = Two(how), tmp_path / "checkpoints" / "step-1"
+    client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
+    durable_folder.partial_of(folder).mkdir(parents=True)
+    save_checkpoint(client, folder, behind=True)
+    assert not client.under_way and ways.time >= min(max(after_s), SAVE_S)
+    for server in range(2):
+        why = writer.failure_of(folder, part_name(server)).read_text()
+        assert told in why and "strategy.timeout_s" not in why
+    assert client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None).verb == Verb.DONE
+    assert ways.time >= max(after_s)
+
+
+def test_who_was_declared_lost_does_not_wait_for_the_other_servers(tmp_path: Path) -> None:
+    ways = Two(lambda server, verb: (1000.0 * server, failed("worker 0 was lost", fenced=True)))
+    client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
+    with pytest.raises(Fenced):
+        save_checkpoint(client, tmp_path / "checkpoints" / "step-1", behind=True)
+    assert ways.time < 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_failure_does_not_hide_the_answers_that_come_with_it(first: int) -> None:
+    ways = Two(lambda server, verb: (0.0, Message(Verb.DONE) if server else failed("it is refused")))
+    client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
+    requests = [client.ask(server, Message(Verb.PULL)) for server in (first, 1 - first)]
+    with pytest.raises(RunFailed, match="it is refused"):
+        client.take()
+    assert not client.under_way and all(request.answer is not None for request in requests)
+    with pytest.raises(RunFailed, match="it is refused"):
+        client.wait(requests)
+
+
+def test_a_worker_names_the_key_of_its_patience(tmp_path: Path) -> None:
+    client = Client(0, Two(lambda server, verb: (1e9, Message(Verb.DONE))), TIMEOUT_S)  # type: ignore[arg-type]
+    with pytest.raises(Missing, match=rf"MEET of worker 0 within {TIMEOUT_S + SAVE_S + 5:g} s \(strategy.timeout_s and an hour for a checkpoint\)$"):  # fmt: skip
+        client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None)
+    with pytest.raises(Missing, match=rf"within {TIMEOUT_S + 5:g} s \(strategy.timeout_s\)$"):
+        client.wait([client.ask(1, Message(Verb.PULL))])
+
+
 def test_parts_that_do_not_come_within_an_hour_are_not_fetched_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece takes a minute: the others, who wait for the first worker, must not lose patience first."""
     ways, asked = SimpleNamespace(time=0.0), list[Verb]()
 
-    def wait(requests: list[Message], patience_s: float | None = None) -> list[Message]:
+    def settle(requests: list[Message], patience_s: float | None = None) -> list[Message]:
         ways.time += 60.0
         records = [text({"bytes": 1 << 40, "blake2b": ""}), Record(Kind.DENSE, np.zeros(1, dtype=np.uint8))]
         return [Message(Verb.DONE, flags=APART, records=records) for _ in requests]
@@ -193,7 +291,7 @@ def test_parts_that_do_not_come_within_an_hour_are_not_fetched_any_more(
         return message
 
     monkeypatch.setattr(snapshot_parts, "PIECE", 1)
-    client = SimpleNamespace(connections=SimpleNamespace(now=lambda: ways.time), servers=range(1), names=["server 0"], ask=ask, wait=wait)  # fmt: skip
+    client = SimpleNamespace(connections=SimpleNamespace(now=lambda: ways.time), servers=range(1), names=["server 0"], ask=ask, settle=settle)  # fmt: skip
     with pytest.raises(RunFailed, match=f"the part of server 0 was not here within {SAVE_S:g} s"):
         save_parts(client, tmp_path / "checkpoints" / "step-1", checkpoint=True)  # type: ignore[arg-type]
     assert asked == [Verb.SAVE, *[Verb.FETCH] * 60]

@@ -14,7 +14,7 @@ from tests.strategies.pserver.harness import Bare, Cluster, config
 from tests.strategies.pserver.states import whole
 from trainer.optim.schedules import Plateau
 from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, Kind, Message, Record, Verb, text
-from trainer.strategies.pserver.worker.client import Request
+from trainer.strategies.pserver.worker.requests import Request
 
 NONE = np.empty(0, dtype=np.int64)
 

@@ -39,6 +39,8 @@ STOPS, SAVES = 1, 2
 """Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
 SAVE_S = 3600.0
 """So long at most the servers save, and the first worker fetches their parts. The others wait for it."""
+SAVE_TURN_S = 3000.0
+"""So long at most a SAVE waits for its turn at a server: it is answered before its worker gives it up."""
 APART = 1
 """Flag of the answer to SAVE."""
 ENDPOINT, AGAIN = "endpoint/server/{}", "again/server/{}"
@@ -230,3 +232,16 @@ def _record(line: tuple[int, ...], buffer: memoryview) -> Record:
     if kind == Kind.TEXT and length > TEXT_LIMIT:
         raise Malformed(f"a text of {length} bytes")
     return Record(Kind(kind), array.reshape(rows, columns) if dimensions == LARGEST_DIMENSIONS else array, table)
+
+
+def within(seconds: float, timeout_s: float) -> str:
+    """How long was waited, in an error text; the key is named where it is the limit, or a part of it.
+
+    Args:
+        timeout_s: strategy.timeout_s, and its margin if there is one.
+    """
+    keys = {
+        timeout_s: " (strategy.timeout_s)",
+        timeout_s + SAVE_S: " (strategy.timeout_s and an hour for a checkpoint)",
+    }
+    return f"within {seconds:g} s{keys.get(seconds, '')}"

@@ -11,11 +11,11 @@ NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, Arith
 
 
 class NotYet(Exception):
-    """Raised by a handler whose request has to wait: for whom, at what."""
+    """Raised by a handler whose request has to wait: for whom, at what. ``limited``: few of a worker's requests wait there."""
 
-    def __init__(self, ranks: list[int], what: str) -> None:
+    def __init__(self, ranks: list[int], what: str, limited: bool = True) -> None:
         super().__init__(what)
-        self.ranks, self.what = ranks, what
+        self.ranks, self.what, self.limited = ranks, what, limited
 
 
 def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:
@@ -25,7 +25,7 @@ def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable
     return Message(Verb.FAILED, records=[text(told)])
 
 
-def not_arrived(names: str, what: str, patience_s: float) -> str:
+def not_arrived(names: str, what: str, limit: str) -> str:
     """The answer to a worker's request that has waited too long: an error text that names the workers who did not
     come."""
-    return f"{names} did not arrive at {what} within {patience_s:g} s (strategy.timeout_s)"
+    return f"{names} did not arrive at {what} {limit}"

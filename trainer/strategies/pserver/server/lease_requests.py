@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Message, Record, Verb, text, within
 from trainer.strategies.pserver.server.answers import failed, not_arrived
 from trainer.strategies.pserver.server.epoch_blocks import NOBODY, Answer, Holder, Leases, Progress
 from trainer.strategies.pserver.server.members import Members, workers
@@ -50,7 +50,8 @@ class LeaseRequests:
         if answer is None:  # the worker asks again; a block may take long, as long as its holder's pushes come
             if self.now() - self.moved > self.patience_s:
                 holders = self.leases.holders()
-                why = not_arrived(workers(holders), "the end of a block of work", self.patience_s)
+                limit = within(self.patience_s, self.patience_s)
+                why = not_arrived(workers(holders), "the end of a block of work", limit)
                 return failed(why, missing=holders)
             answer = Answer()
         fence = [answer.before.rank, answer.before.life] if answer.before else []

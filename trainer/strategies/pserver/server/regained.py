@@ -35,7 +35,7 @@ class Regained:
             NotYet: not all workers have told what they have.
         """
         if self.again and (missing := self.members.awaited()):
-            raise NotYet(missing, "what it has of the life before of this server")
+            raise NotYet(missing, "what it has of the life before of this server", limited=False)
 
     def begin(self, member: Member, message: Message) -> None:
         """The first HELLO of a worker's life has come here, and its watermark begins."""

@@ -11,12 +11,12 @@ import torch
 
 from trainer.errors import UserError
 from trainer.host.notes_board import NoNote
-from trainer.strategies.pserver.protocol.messages import SAVE_S, SAVES, Malformed, Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVE_S, SAVE_TURN_S, SAVES, Malformed, Message, Verb, within
 from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, not_arrived
 from trainer.strategies.pserver.server.members import workers
 
 MOST_WAITING = 100
-"""Requests of one worker that may wait here; no client has so many under way."""
+"""Requests of one worker that may wait here; no client has so many under way, but to a server that was started again."""
 
 
 class Outlet(Protocol):
@@ -58,7 +58,7 @@ class Turns:
         outlet: where answers go.
         answer: does what a request asks for; raises NotYet where it has to wait.
         server: which one this is, for messages.
-        patience_s: how long a request may wait. A SAVE, and who waits for a worker that saves, has more of it.
+        patience_s: how long a request may wait. A SAVE has a limit of its own, and who waits for a worker that saves has more of it.
         now: the clock.
     """
 
@@ -95,10 +95,10 @@ class Turns:
         request = waiting.request
         try:
             answer = self.answer(request)
-        except NotYet:
+        except NotYet as missing:
             if waiting in self.waiting:
                 return False
-            if sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
+            if not missing.limited or sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
                 self.waiting.append(waiting)
                 return False
             answer = self._refused(request, Malformed(f"{MOST_WAITING} of its requests wait already"))
@@ -156,6 +156,8 @@ class Turns:
                 waiting.since = min(now, waiting.since + passed)
 
     def _patience_with(self, request: Message) -> float:
+        if request.verb == Verb.SAVE:
+            return SAVE_TURN_S
         return self.patience_s + SAVE_S if _saves(request) else self.patience_s
 
     def _last_answer(self, request: Message) -> Message:
@@ -167,7 +169,8 @@ class Turns:
             return failed(repr(error))
         except NotYet as missing:
             names = workers(missing.ranks) or f"server {self.server}"
-            return failed(not_arrived(names, missing.what, self._patience_with(request)), missing=missing.ranks)
+            limit = within(self._patience_with(request), 0.0 if request.verb == Verb.SAVE else self.patience_s)
+            return failed(not_arrived(names, missing.what, limit), missing=missing.ranks)
 
 
 def _saves(request: Message) -> bool:

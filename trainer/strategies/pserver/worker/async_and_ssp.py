@@ -14,10 +14,10 @@ from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.messages import RESTS, RESUMES, WAKES, Kind, Message, Record, Verb
 from trainer.strategies.pserver.tables.row_arrays import summed
 from trainer.strategies.pserver.worker.ahead import wanted
-from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.push import Rows, WholePush
+from trainer.strategies.pserver.worker.requests import Request
 
 
 class Stale(CommonStart):

@@ -6,11 +6,9 @@ tests/simulation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch.profiler import record_function
@@ -31,9 +29,11 @@ from trainer.strategies.pserver.protocol.messages import (
     Record,
     Verb,
     pack,
+    within,
 )
 from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.worker.connections_contract import Connections
+from trainer.strategies.pserver.worker.requests import Fenced, Request, failure_of
 from trainer.strategies.pserver.worker.silent_servers import SilentServers
 
 AGAIN_S = 2.0
@@ -49,34 +49,6 @@ AWAY_S = 1.0
 """A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
 VERSIONED = (Verb.PULL, Verb.PUSH)
 """Their answers tell the version of the parameters; those to pushes without values do not."""
-
-
-class Fenced(RunFailed):
-    """Raised when this worker was declared lost, or was restarted elsewhere; the others go on without it."""
-
-    ends_run = False
-
-
-class Over(Missing):
-    """Raised when a server cannot go on because another worker is lost."""
-
-    follows = True
-
-
-@dataclass(slots=True)
-class Request:
-    """A request of this worker to one server, and its answer once it is there.
-    ``greets``: it comes before all others at a server that was started again."""
-
-    server: int
-    message: Message
-    frames: list[Any]
-    sent: float
-    again: float
-    then: Callable[[Message], None] | None = None
-    every: float = AGAIN_S
-    answer: Message | None = None
-    greets: bool = False
 
 
 class Client:
@@ -271,11 +243,21 @@ class Client:
         return answer
 
     def take(self) -> None:
-        """Take in the answers that have arrived, without waiting."""
+        """Take in all answers that have arrived, without waiting.
+
+        Raises:
+            RunFailed: the first failure among them.
+        """
+        failures = []
         for message in self.connections.receive():
-            self._answered(message)
+            try:
+                self._answered(message)
+            except RunFailed as failure:
+                failures.append(failure)
         for server, life in self.connections.started_again().items():
             self._greet(server, life)
+        if failures:
+            raise failures[0]
 
     def pause(self, seconds: float) -> None:
         """Sleep for some seconds, taking in answers meanwhile."""
@@ -292,7 +274,10 @@ class Client:
         if request.message.verb in VERSIONED and not (request.message.verb == Verb.PUSH and request.message.flags):
             self.versions[request.server] = max(message.clock, self.versions[request.server])
         if message.verb == Verb.FAILED:
-            raise _failure(message.text())
+            request.failure = failure_of(message.text())
+            if request.settles and not isinstance(request.failure, Fenced):
+                return
+            raise request.failure
         if request.then is not None:
             request.then(message)
 
@@ -317,7 +302,20 @@ class Client:
             return not open_ones
 
         self.until(answered, patience_s, meanwhile)
+        if failures := [r.failure for r in requests if r.failure is not None]:
+            raise failures[0]
         return [r.answer for r in requests if r.answer is not None]
+
+    def settle(self, requests: Sequence[Request], patience_s: float | None = None) -> list[Message]:
+        """As ``wait``, for what the run may go on without. A failure is raised when all of them are answered. Then none of them is
+        under way: a server may still do what it was asked for, and its answer counts no more."""
+        for request in requests:
+            request.settles = True
+        try:
+            return self.wait(requests, patience_s)
+        finally:
+            for request in requests:
+                self.under_way.pop(request.message.number, None)
 
     def until(
         self, done: Callable[[], bool], patience_s: float | None = None, meanwhile: Callable[[], None] | None = None
@@ -345,7 +343,8 @@ class Client:
                 silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
                 who = [self.names[silent.server]] if silent else []
                 what = f"{who[0]} did not answer {silent.message.verb.name}" if silent else "no answer"
-                raise Missing(f"{what} of worker {self.rank} within {patience_s:g} s (strategy.timeout_s)", who)
+                limit = within(patience_s, self.timeout_s + MARGIN_S)
+                raise Missing(f"{what} of worker {self.rank} {limit}", who)
             mine = [r.again for r in self.under_way.values() if self._may_go(r)]
             again = min([*mine, deadline, now + self.connections.look_s])
             seconds = max(0.0, again - now) if meanwhile is None else min(max(0.0, again - now), MEANWHILE_S)
@@ -387,14 +386,3 @@ class Client:
     def close(self) -> None:
         """Close the connections to all servers."""
         self.connections.close()
-
-
-def _failure(told: Mapping[str, Any]) -> RunFailed:
-    """The error of a request to which a server has answered FAILED."""
-    why = str(told["why"])
-    if told.get("fenced"):
-        return Fenced(why)
-    who = [f"worker {rank}" for rank in told.get("missing", ())]
-    if told.get("over"):
-        return Over(why, who)
-    return Missing(why, who) if who else RunFailed(why)

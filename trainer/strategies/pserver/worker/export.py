@@ -16,9 +16,10 @@ from trainer.checkpoint.writer import leave_failure
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
 from trainer.strategies.pserver.protocol.messages import APART, SAVE_S, Kind, Message, Verb, text
-from trainer.strategies.pserver.worker.client import Client, Fenced
+from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
+from trainer.strategies.pserver.worker.requests import Fenced
 from trainer.weights.server_files import part_name
 from trainer.wording import counted
 
@@ -90,7 +91,7 @@ def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = Fa
     told = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder)}
     body = text(told | {"checkpoint": checkpoint, "behind": behind})
     asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
-    answers = client.wait(asked, patience_s=SAVE_S)
+    answers = client.settle(asked, SAVE_S)
     apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]
     for server in apart:
         snapshot_parts.receive(folder, server, partial(_fetch, client, until, server))
@@ -100,12 +101,12 @@ def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = Fa
 def _done_with(client: Client, servers: Sequence[int]) -> None:
     """Tell the servers whose parts were fetched that these have arrived."""
     for server in servers:
-        client.wait([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
+        client.settle([client.ask(server, Message(Verb.FETCH, clock=snapshot_parts.DONE_WITH))])
 
 
 def _fetch(client: Client, until: float, server: int, first: int) -> tuple[Mapping[str, Any], np.ndarray]:
     """Seal and bytes of a part; the others wait for this worker no longer than until then."""
     if client.connections.now() > until:
         raise RunFailed(f"the part of {client.names[server]} was not here within {SAVE_S:g} s")
-    [answer] = client.wait([client.ask(server, Message(Verb.FETCH, clock=first))])
+    [answer] = client.settle([client.ask(server, Message(Verb.FETCH, clock=first))])
     return answer.mapping(), answer.need(Kind.DENSE)

@@ -7,7 +7,8 @@ from typing import Any
 
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol.messages import Message, Verb
-from trainer.strategies.pserver.worker.client import Client, Request
+from trainer.strategies.pserver.worker.client import Client
+from trainer.strategies.pserver.worker.requests import Request
 
 GAUGES_EVERY_S = 2.0
 COUNTS = ("pushes", "pulls", "bytes_in", "bytes_out")

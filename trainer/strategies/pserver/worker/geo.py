@@ -18,7 +18,6 @@ from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_D
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.ahead import wanted
-from trainer.strategies.pserver.worker.client import Request
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.held_blocks import Covered
@@ -26,6 +25,7 @@ from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 from trainer.strategies.pserver.worker.replica import Replica
+from trainer.strategies.pserver.worker.requests import Request
 
 
 @dataclass

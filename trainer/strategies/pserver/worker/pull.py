@@ -10,8 +10,9 @@ import torch
 
 from trainer.strategies.pserver.protocol.compression import decode
 from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_DENSE, Kind, Message, Record, Verb
-from trainer.strategies.pserver.worker.client import Client, Request
+from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
+from trainer.strategies.pserver.worker.requests import Request
 
 
 @dataclass
