@@ -782,6 +782,11 @@ def who_waits_for_a_checkpoint_asks_no_server_for_a_sign_of_life(_: Any, *argume
     pass
 
 
+@replaces(async_and_ssp.PserverSsp, "steps_at")
+def steps_under_way_count_at_a_server_that_was_started_again(original: Any, self: Any, server: int) -> Any:
+    return original(self, server) | {"done": self.done}
+
+
 # A patch inside of a function that waits would last while others run.
 MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),

@@ -279,8 +279,12 @@ class PserverSsp(Stale):
             return {"clock": None, "done": self.done}
         if self.wakes is not None:
             return {"clock": self.wakes, "done": self.done}
-        steps = [push.clock - 1 for push in pushes if not push.flags]
-        return {"clock": min(steps, default=self.done), "done": self.done}
+        before = {push.sequence: push.clock - 1 for push in pushes if not push.flags}
+        known = self.client.sequence
+        while known in before:
+            known -= 1
+        done = min((clock for sequence, clock in before.items() if sequence > known), default=self.done)
+        return {"clock": min(before.values(), default=self.done), "done": done}
 
     def _say(self, flags: int, clock: int) -> list[Message]:
         numbers = Record(Kind.NUMBERS, np.zeros(3))

@@ -61,7 +61,7 @@ class Retelling:
     def steps_at(self, server: int) -> dict[str, int | None]:
         """This worker's steps for servers that count them: ``clock`` and ``done``.
         ``clock``: as that server must count them before it gets again what is under way (None: this worker rests);
-        ``done``: with all pushes."""
+        ``done``: with the last push that the server has acknowledged."""
         return {}
 
     def asked_first(self, server: int) -> list[Any]:
