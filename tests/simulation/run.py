@@ -7,6 +7,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.lost_workers import is_lost
-from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.protocol.messages import RESUMES, Message, Verb
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
@@ -213,10 +214,19 @@ class Play:
 
     def make_server(self, number: int, life: int, resume: str, again: bool = False) -> SimulatedServer:
         """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by itself."""
-        return SimulatedServer(
+        server = SimulatedServer(
             self.world, number, self.scenario, self.strategy, self.board, self.disks, self.before.counts, self.to_worker, self.heartbeats,
             self.server_ended, resume, self.unsure(), life, again, self.hosts and self.hosts.of_server(number),
         )  # fmt: skip
+        server.resumes_at = partial(self._resumes_at, number)
+        return server
+
+    def _resumes_at(self, server: int, rank: int) -> int:
+        """The steps from which a worker goes on, as long as it waits for that server to know; 0: it does not wait for that."""
+        strategy = self.workers[rank].strategy
+        under_way = [] if strategy is None else strategy.client.under_way.values()
+        pushes = [r.message for r in under_way if r.server == server and r.message.verb == Verb.PUSH]
+        return max((push.clock for push in pushes if push.flags & RESUMES), default=0)
 
     # --- messages --------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,8 @@ class SimulatedServer(Process):
         self.dies_at: Verb | None = None
         self.die: Callable[[SimulatedServer], None] = lambda server: None
         """How it dies, soon after a message of that kind has come."""
+        self.resumes_at: Callable[[int], int] = lambda rank: 0
+        """From which steps a worker goes on that waits for this server to know. One that was started again knows it from its HELLO."""
         self.failed = False
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
@@ -488,7 +490,7 @@ class Truth:
         bound = int(self.server.scenario.options["staleness"])
         for rank in machine.members.present():
             steps = self._steps(rank, machine.members.all[rank].life)
-            if steps is not None and request.clock - steps > bound:
+            if steps is not None and request.clock - max(steps, self.server.resumes_at(rank)) > bound:
                 raise Violation(f"{self.server.name} gave worker {request.rank} parameters for a step after {request.clock}; worker {rank} has {steps}")  # fmt: skip
 
     def _steps(self, rank: int, life: int) -> int | None:
