@@ -287,14 +287,15 @@ class SimulatedWorker(Process):
             if self.for_messages:
                 self._wake(self.waits)
 
-    def send(self, server: int, request: Message) -> None:
+    def send(self, server: int, request: Message) -> bool:
         """A request goes its way: not in frames but as it is, with its buffers as they are now."""
         if self.dead or (self.doomed and self._tears(request)):
-            return
+            return True
         if self.world.tracing:
             work = [w for r in request.records if r.kind == 7 for w in r.array.tolist()]
             self.world.say(f"{self.name} asks server {server}: {request.verb.name} {request.number}, sequence {request.sequence}, clock {request.clock}, flags {request.flags} {work or ''}")  # fmt: skip
         self.send_away(server, copied(request), self.address)
+        return True
 
     def _tears(self, request: Message) -> bool:
         """Whether this message never leaves; its worker soon is no more."""

@@ -123,11 +123,12 @@ class StormySocket(WorkerSocket):
         self.going: list[tuple[float, Any]] = []
         self.coming: list[tuple[float, Message]] = []
 
-    def send(self, frames: Sequence[Any]) -> None:
+    def send(self, frames: Sequence[Any]) -> bool:
         now, frames = time.monotonic(), self.as_sent(frames)
         for late in self.weather.copies():
             self.going.append((now + late, [bytes(memoryview(f).cast("B")) if np.size(f) else b"" for f in frames]))
         self._flush(now)
+        return True
 
     def _flush(self, now: float) -> None:
         due = [f for at, f in self.going if at <= now]

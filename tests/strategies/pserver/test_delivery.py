@@ -205,16 +205,31 @@ def _end(process: Started, mark: Watermark, end: int | None) -> None:
         process.kill()
 
 
-def test_request_lost_many_times_in_a_row_is_still_sent_again_soon() -> None:
-    now, sendings = [0.0], []
+def sendings_of_a_request(room_at: float, seconds: int) -> list[float]:
+    """When a request that nobody answers is sent, where there is no room for it before that time."""
+    now, sendings = [0.0], list[float]()
     client = Client.__new__(Client)
     client.rank, client.number, client.most_bytes, client.incarnations, client.under_way = 0, 0, 100, [1], {}
     client.names, client.greeting = ["server 0"], set()
-    client.connections = SimpleNamespace(now=lambda: now[0], send=lambda server, frames: sendings.append(now[0]))
+
+    def send(server: int, frames: Any) -> bool:
+        sendings.extend([now[0]] * (now[0] >= room_at))
+        return now[0] >= room_at
+
+    client.connections = SimpleNamespace(now=lambda: now[0], send=send)  # type: ignore[assignment]
     client.ask(0, Message(Verb.PULL))
-    for _ in range(10 * 100):
+    for _ in range(10 * seconds):
         now[0] += 0.1
         client._send_again()
+    return sendings
+
+
+def test_request_lost_many_times_in_a_row_is_still_sent_again_soon() -> None:
+    sendings = sendings_of_a_request(room_at=0.0, seconds=100)
     waits = np.diff(sendings)
     np.testing.assert_allclose(waits[:5], [2, 4, 8, 16, 16], atol=0.2)
     assert waits.max() < 16.2 and len(sendings) == 1 + 3 + 5
+
+
+def test_request_without_room_goes_as_soon_as_there_is_some() -> None:
+    np.testing.assert_allclose(sendings_of_a_request(room_at=30.0, seconds=40), [30, 32, 36], atol=0.4)

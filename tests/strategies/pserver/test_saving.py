@@ -149,11 +149,12 @@ class Ways:
     def started_again(self) -> dict[int, int]:
         return {}
 
-    def send(self, server: int, frames: Any) -> None:
+    def send(self, server: int, frames: Any) -> bool:
         message = unpack([bytearray(frame) for frame in frames])
         self.sent.append((self.time, message.verb))
         if message.verb == Verb.STATS and self.time < self.there_s:
             self.answers.append(Message(Verb.DONE, number=message.number))
+        return True
 
     def close(self) -> None:
         pass

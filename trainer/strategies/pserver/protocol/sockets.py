@@ -27,7 +27,7 @@ from trainer.strategies.pserver.protocol.shared_memory import Channel, Late, Poo
 
 LINGER_MS = 2000
 QUEUE = 1000
-"""Messages that may wait in a socket in each direction; beyond that the sender waits."""
+"""Messages that may wait in a socket in each direction. What finds no room is lost: no sender waits for another process."""
 ZAP = "inproc://zeromq.zap.01"
 FRAMES = 4098
 RECONNECT_MS = 50
@@ -298,14 +298,12 @@ class WorkerSocket:
         self.bytes_in = 0
         self.bytes_out = 0
 
-    def send(self, frames: Sequence[Any]) -> None:
-        """Hand a packed message over to ZeroMQ; waits only when its queue is full.
-
-        Raises:
-            zmq.Again: the queue stayed full for the socket's time limit.
-        """
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Hand a packed message over to ZeroMQ. False where its queue is full: the message does not go, and no memory is lent for it."""
+        if not self.socket.poll(0, zmq.POLLOUT) or not _send(self.socket, self.as_sent(frames)):
+            return False
         self.bytes_out += sum(memoryview(f).nbytes for f in frames)
-        _send(self.socket, self.as_sent(frames))
+        return True
 
     def as_sent(self, frames: Sequence[Any]) -> Sequence[Any]:
         """The frames of a message as they go through the socket."""
@@ -333,9 +331,13 @@ class WorkerSocket:
             self.channel.end()
 
 
-def _send(socket: Any, frames: Sequence[Any]) -> None:
-    """All frames of one message, the large ones without a copy."""
+def _send(socket: Any, frames: Sequence[Any]) -> bool:
+    """All frames of one message, the large ones without a copy, and without waiting. False: it does not arrive."""
     last = len(frames) - 1
     for number, frame in enumerate(frames):
         view = frame if isinstance(frame, bytes) else memoryview(frame).cast("B") if frame.size else b""
-        socket.send(view, zmq.SNDMORE if number < last else 0, copy=len(view) < zmq.COPY_THRESHOLD)
+        try:
+            socket.send(view, zmq.NOBLOCK | (zmq.SNDMORE if number < last else 0), copy=len(view) < zmq.COPY_THRESHOLD)
+        except zmq.Again:
+            return False
+    return True

@@ -1,7 +1,6 @@
 """A worker's requests to all servers: repeated until they are answered, and waited for with a deadline.
 
-No socket, no thread and no clock is here: they are the connections'. So the same client runs in the simulator of
-tests/simulation.
+No socket, no thread and no clock is here (they are the connections'), so the same client runs in the simulator of tests/simulation.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from trainer.strategies.pserver.protocol.messages import (
     within,
 )
 from trainer.strategies.pserver.protocol.server_lives import first_incarnation
-from trainer.strategies.pserver.worker.connections_contract import Connections
+from trainer.strategies.pserver.worker.connections_contract import ROOM_S, Connections
 from trainer.strategies.pserver.worker.requests import Fenced, Request, failure_of
 from trainer.strategies.pserver.worker.silent_servers import SilentServers
 
@@ -73,9 +72,7 @@ class Client:
         self.incarnations = [0] * connections.count
         self.versions = [0] * connections.count
         """By server, the newest version of its parameters that an answer has told."""
-        self.most_bytes = 0
-        self.sequence = 0
-        self.number = 0
+        self.most_bytes = self.sequence = self.number = 0
         self.meetings = self.stops = 0
         self.under_way: dict[int, Request] = {}
         self.greeting: set[int] = set()
@@ -107,8 +104,7 @@ class Client:
             self._hello(self.sequence)
 
     def _some_server_lacks_pushes(self) -> bool:
-        """Whether some server lacks a push of this worker's life before for ever: it has not got it, or was started again since it
-        has answered."""
+        """Whether a push of this worker's life before never comes to some server, which has not got it or was started again since."""
         return self.greetings > 0 or {*self.watermarks} != {self.sequence}
 
     def _hello(self, begins: int) -> list[Message]:
@@ -143,8 +139,7 @@ class Client:
             self._send(before)
 
     def acknowledged_after(self, begins: int, under_way: Set[int]) -> np.ndarray:
-        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged.
-        All but those under way."""
+        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged: all but those under way."""
         return np.array([n for n in range(begins + 1, self.sequence + 1) if n not in under_way], dtype=np.int64)
 
     def _greeted(self, server: int, answer: Message) -> None:
@@ -179,8 +174,14 @@ class Client:
             request.message.incarnation = self.incarnations[request.server]
         request.frames = pack(request.message)
         request.sent, request.every = self.connections.now(), AGAIN_S
-        request.again = request.sent + AGAIN_S
-        self.connections.send(request.server, request.frames)
+        self._hand_over(request, request.sent)
+
+    def _hand_over(self, request: Request, now: float) -> None:
+        """Send a request as it is packed, and note when it is sent again."""
+        if self.connections.send(request.server, request.frames):
+            request.again, request.every = now + request.every, min(2 * request.every, AGAIN_MOST * AGAIN_S)
+        else:
+            request.again = now + ROOM_S
 
     def _may_go(self, request: Request) -> bool:
         return request.greets or request.server not in self.greeting or request.message.verb == Verb.HELLO
@@ -372,9 +373,7 @@ class Client:
         now = self.connections.now()
         for request in self.under_way.values():
             if now >= request.again and self._may_go(request):
-                request.every = min(2 * request.every, AGAIN_MOST * AGAIN_S)
-                request.again = now + request.every
-                self.connections.send(request.server, request.frames)
+                self._hand_over(request, now)
 
     def bye(self) -> None:
         """Say goodbye to all servers, without waiting long for one that is gone already."""

@@ -113,8 +113,8 @@ class Sockets:
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         return vector(self.pool, count, dtype)
 
-    def send(self, server: int, frames: Sequence[Any]) -> None:
-        self.sockets[server].send(frames)
+    def send(self, server: int, frames: Sequence[Any]) -> bool:
+        return self.sockets[server].send(frames)
 
     def receive(self) -> list[Message]:
         found = []

@@ -9,6 +9,9 @@ import torch
 
 from trainer.strategies.pserver.protocol.messages import Message
 
+ROOM_S = 0.1
+"""A message for which there is no room is tried again after so long."""
+
 
 class Connections(Protocol):
     """Protocol of a worker's connections to all servers, and its clock.
@@ -27,8 +30,9 @@ class Connections(Protocol):
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised vector (count,) for values to send, in memory from which sending is cheapest."""
 
-    def send(self, server: int, frames: Sequence[Any]) -> None:
-        """Send a packed message to one server; its buffers must not change before it is answered."""
+    def send(self, server: int, frames: Sequence[Any]) -> bool:
+        """Send a packed message to one server, without waiting; its buffers must not change before it is answered.
+        False: there is no room for it now, and it does not go."""
 
     def receive(self) -> list[Message]:
         """Return the answers that have arrived from all servers."""
