@@ -34,20 +34,20 @@ def test_signs_of_life_go_on_without_a_descriptor(fails: str, monkeypatch: pytes
         def close(self, linger: int) -> None:
             self.endpoint = "closed"
 
-    def read(note: connections.Restarted) -> str:
+    def read(seat: Any, server: int) -> str:
         if beats[0] and fails == "the note" and beats[0] <= FREE_AT:
             raise OSError(24, "Too many open files")
-        return "7 new" if beats[0] else ""
+        return "7 new"
 
     def wait(seconds: float) -> bool:
         beats[0] += 1
         return beats[0] > BEATS
 
     monkeypatch.setattr(connections, "WorkerSocket", Socket)
-    monkeypatch.setattr(connections.Restarted, "_read", read)
+    monkeypatch.setattr(connections, "note_of_restart", read)
     gone: threading.Event = SimpleNamespace(wait=wait)  # type: ignore[assignment]
     seat: Any = SimpleNamespace(secret=b"", rank=0)
-    connections._beat(None, seat, ["old"], 1.0, gone)  # type: ignore[arg-type]
+    connections._beat(None, seat, [connections.Address("old")], 1.0, gone)  # type: ignore[arg-type]
     assert sent == ["old"] * FREE_AT + ["new"] * (BEATS - FREE_AT)
 
 
@@ -55,8 +55,8 @@ def test_signs_of_life_come_five_times_in_the_silence_after_which_a_worker_is_lo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[float] = []
-    monkeypatch.setattr(connections, "_beat", lambda context, seat, endpoints, every_s, gone: told.append(every_s))
+    monkeypatch.setattr(connections, "_beat", lambda context, seat, addresses, every_s, gone: told.append(every_s))
     seat: Any = SimpleNamespace(secret=bytes(32), rank=0, store=SealedBoard(dist.HashStore(), bytes(32)))
-    sockets = connections.Sockets(seat, ["tcp://127.0.0.1:9"], lost_after_s=30.0)
+    sockets = connections.Sockets(seat, [connections.Address("tcp://127.0.0.1:9")], lost_after_s=30.0)
     sockets.close(0)
     assert told == [6.0]

@@ -6,7 +6,7 @@ import datetime
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import zmq
@@ -33,22 +33,34 @@ def some_save(board: Board, servers: Iterable[int]) -> bool:
         return False
 
 
+class Address(NamedTuple):
+    """Where a server listens, and the note of its restart that was there when its address was read; '': there was none."""
+
+    endpoint: str
+    note: str = ""
+
+
+def note_of_restart(seat: Seat, server: int) -> str:
+    """The note that a server was restarted (only possible on one host): its life and its address; '': there is none."""
+    note = AGAIN.format(server)
+    if not isinstance(seat.store, FolderBoard):
+        return ""
+    return seat.store.get(note).decode() if seat.store.check([note]) else ""
+
+
 class Restarted:
-    """Reads the note that a server was restarted (only possible on one host)."""
+    """Finds out that a server was restarted.
 
-    def __init__(self, seat: Seat, server: int) -> None:
-        self.seat, self.server = seat, server
-        self.known = self._read()
+    Args:
+        known: the note of its restart that is no news.
+    """
 
-    def _read(self) -> str:
-        note = AGAIN.format(self.server)
-        if not isinstance(self.seat.store, FolderBoard):
-            return ""
-        return self.seat.store.get(note).decode() if self.seat.store.check([note]) else ""
+    def __init__(self, seat: Seat, server: int, known: str) -> None:
+        self.seat, self.server, self.known = seat, server, known
 
     def news(self) -> str:
         """The address of the server if it was restarted since the last call, else ''."""
-        told = self._read()
+        told = note_of_restart(self.seat, self.server)
         if told == self.known:
             return ""
         self.known = told
@@ -59,7 +71,7 @@ class Sockets:
     """The connections to all servers by ZeroMQ, with a thread that sends signs of life.
 
     Args:
-        seat: the worker. endpoints: of the servers.
+        seat: the worker. addresses: of the servers.
         lost_after_s: silence after which servers count a worker as lost.
         io_threads: ZeroMQ's threads.
     """
@@ -67,20 +79,20 @@ class Sockets:
     look_s = LOOK_S
 
     def __init__(
-        self, seat: Seat, endpoints: Sequence[str], lost_after_s: float, io_threads: int = 1, shares: bool = False
+        self, seat: Seat, addresses: Sequence[Address], lost_after_s: float, io_threads: int = 1, shares: bool = False
     ) -> None:
-        self.pool = opened_pool(len(endpoints)) if shares and endpoints[0].startswith("ipc:") else None
-        self.seat, self.count = seat, len(endpoints)
+        self.pool = opened_pool(len(addresses)) if shares and addresses[0].endpoint.startswith("ipc:") else None
+        self.seat, self.count = seat, len(addresses)
         self.far = isinstance(seat.store, SealedBoard)
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self.poller = zmq.Poller()
-        self.sockets = [self._connected(server, endpoint) for server, endpoint in enumerate(endpoints)]
-        self.notes = [Restarted(seat, server) for server in range(self.count)]
+        self.sockets = [self._connected(server, found.endpoint) for server, found in enumerate(addresses)]
+        self.notes = [Restarted(seat, server, found.note) for server, found in enumerate(addresses)]
         self.looked = time.monotonic()
         self.closed = 0, 0
         self._gone = threading.Event()
         self._heart = threading.Thread(
-            target=_beat, args=(self.context, seat, endpoints, lost_after_s / 5, self._gone),
+            target=_beat, args=(self.context, seat, addresses, lost_after_s / 5, self._gone),
             daemon=True, name="pserver-heart",
         )  # fmt: skip
         self._heart.start()
@@ -156,7 +168,7 @@ def connect(
         Missing: one of them did not within ``timeout_s``.
     """
     assert seat.store is not None
-    endpoints = []
+    addresses = []
     for server in range(servers):
         key = ENDPOINT.format(server)
         try:
@@ -166,17 +178,17 @@ def connect(
             raise Missing(
                 f"{who} did not say where it is within {timeout_s:g} s (strategy.timeout_s)", [who]
             ) from error
-        again = Restarted(seat, server).known
-        endpoints.append(again.partition(" ")[2] or seat.store.get(key).decode())
-    return Sockets(seat, endpoints, lost_after_s, io_threads, shares)
+        again = note_of_restart(seat, server)  # before the address: a later restart must be news
+        addresses.append(Address(again.partition(" ")[2] or seat.store.get(key).decode(), again))
+    return Sockets(seat, addresses, lost_after_s, io_threads, shares)
 
 
 def _beat(
-    context: zmq.Context[Any], seat: Seat, endpoints: Sequence[str], every_s: float, gone: threading.Event
+    context: zmq.Context[Any], seat: Seat, addresses: Sequence[Address], every_s: float, gone: threading.Event
 ) -> None:
     """Tell all servers that this worker lives, over connections of this thread's own."""
-    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, e) for n, e in enumerate(endpoints)]
-    notes = [Restarted(seat, server) for server in range(len(endpoints))]
+    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, found.endpoint) for n, found in enumerate(addresses)]
+    notes = [Restarted(seat, server, found.note) for server, found in enumerate(addresses)]
     frames = pack(Message(Verb.BEAT, rank=seat.rank))
     while not gone.wait(every_s):
         for note in notes:
