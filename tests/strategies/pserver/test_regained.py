@@ -189,6 +189,24 @@ def test_who_does_not_tell_is_lost_after_a_while_and_not_waited_for(
     assert late.text()["fenced"], "a life that is over does not come back"
 
 
+def test_who_is_alive_and_does_not_tell_is_waited_for_until_the_timeout(
+    first: Played, tmp_path: Path, board: Notes
+) -> None:
+    second = again(tmp_path, board)
+    second.hello(0, told(2), begins=2)
+    began, number = second.now, second.sends(0, Verb.PULL, flags=WANTS_DENSE)
+    while number not in second.answers:
+        for rank in (0, 1):  # the second one computes a long batch
+            second.server.take(b"", Message(Verb.BEAT, rank))
+        second.later()
+        assert second.now - began < 2 * OPTIONS["timeout_s"]
+    assert second.now - began > OPTIONS["timeout_s"]
+    assert second.answers[number].verb == Verb.FAILED and second.answers[number].text()["missing"] == [1]
+    assert not second.server.members.all[1].lost
+    second.hello(1, told(2))
+    assert second.values() == [1, 0, 0, 0, 0, 0]
+
+
 def test_push_that_comes_again_is_applied_once(first: Played, tmp_path: Path, board: Notes) -> None:
     second = again(tmp_path, board)
     second.hello(0, told(2), begins=1)  # the answer to push 2 has not come
