@@ -210,13 +210,14 @@ class Two(Ways):
         super().__init__(0.0)
         self.how, self.coming = how, list[tuple[float, Message]]()
 
-    def send(self, server: int, frames: Any) -> None:
+    def send(self, server: int, frames: Any) -> bool:
         message = unpack([bytearray(frame) for frame in frames])
         after_s, answer = 0.0, Message(Verb.DONE, incarnation=1, records=[Record(Kind.NUMBERS, np.array([1e9, 0.0]))])
         if message.verb != Verb.HELLO:
             after_s, answer = self.how(server, message.verb)
         answer.number = message.number
         self.coming.append((self.time + after_s, answer))
+        return True
 
     def receive(self) -> list[Message]:
         due = [answer for at, answer in self.coming if at <= self.time]
