@@ -90,7 +90,7 @@ def test_workers_may_read_all_of_it_or_files_of_their_own(
     assert seen(tmp_path) == workers
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, options: list[str], workers: int) -> None:
     batch = 4 // workers
     told = [*options, f"data.batch_size={batch}", f"launch.workers={workers}", "checkpoint.every_steps=1", "checkpoint.background=false", "data.shuffle_buffer=3", "launch.max_restarts=0"]  # fmt: skip

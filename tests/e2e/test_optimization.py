@@ -49,7 +49,7 @@ def test_averaged_weights_are_saved_and_the_scaled_rate_is_told(tmp_path: Path) 
     assert tracked.data.metrics["val_ema/acc1"] == pytest.approx(acc1, abs=1e-9)
 
 
-@pytest.mark.parametrize("strategy", ["collective", "pserver_async"])
+@pytest.mark.parametrize("strategy", [pytest.param("collective", marks=pytest.mark.long), "pserver_async"])
 def test_a_run_that_gets_no_better_stops_early_on_all_workers_and_says_so(tmp_path: Path, strategy: str) -> None:
     done = trainer(
         "+recipe=digits_lenet", "epochs=30", f"strategy={strategy}", "launch.nproc=2", "scheduler=plateau",

@@ -104,6 +104,7 @@ def test_host_that_gets_sigterm_leaves_and_loses_nothing(
         assert lost == (strategy == "local_sgd")
 
 
+@pytest.mark.long
 def test_host_with_servers_that_is_killed_is_missed(tmp_path: Path, by_one_worker: list[tuple[int, float]]) -> None:
     """Its servers' parts of the checkpoint are shared out among the servers of the next life, which are as many."""
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *SERVED, GATE.format(AT, "")) as hosts:

@@ -22,6 +22,7 @@ HOW = {
     "two processes": ["launch.nproc=2"],
     "a parameter server": ["strategy=pserver_sync", "launch.servers=1", "launch.workers=2"],
 }
+CASES = [pytest.param(how, marks=pytest.mark.long) if how == "two processes" else how for how in HOW]
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def told(run: Path) -> list[list[tuple[int, float]]]:
     return [points(run, name) for name in ("train/loss", "val/loss")]
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", CASES)
 def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(how: str, small: Path, tmp_path: Path) -> None:
     undisturbed = trainer(*BASE, *HOW[how], cwd=tmp_path)
     assert undisturbed.returncode == 0, undisturbed.stderr
@@ -50,7 +51,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(how: str, 
     assert not list((small / "run").rglob(".*-*"))
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", CASES)
 def test_a_disk_that_stays_full_ends_the_run_by_a_sentence_and_it_goes_on_later(
     how: str, small: Path, tmp_path: Path
 ) -> None:

@@ -140,7 +140,9 @@ def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_pa
     assert (run / "checkpoints" / "step-000000016" / "worker-1.safetensors").is_file(), screen
 
 
-@pytest.mark.parametrize(("mode", "number"), [("async", signal.SIGTERM), ("sync", signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("mode", "number"), [pytest.param("async", signal.SIGTERM, marks=pytest.mark.long), ("sync", signal.SIGUSR1)]
+)
 def test_signal_to_the_whole_process_group_takes_no_update_from_a_server(
     tmp_path: Path, mode: str, number: signal.Signals
 ) -> None:

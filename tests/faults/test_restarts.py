@@ -149,7 +149,7 @@ FOUR = "from step-000000004"
     [
         (UNDER_WAY, "workerlog.1", "worker 1", "worker 0: worker 1 did not arrive at", "from the beginning"),
         (SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for 2 s", FOUR),
-        (SYNC, "serverlog.0", "server 0", "server 0 did not answer", FOUR),
+        pytest.param(SYNC, "serverlog.0", "server 0", "server 0 did not answer", FOUR, marks=pytest.mark.long),
     ],
     ids=["collective-worker", "sync-worker", "sync-server"],
 )
@@ -177,7 +177,7 @@ def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_
     assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in undisturbed], rel=1e-4)
 
 
-@pytest.mark.parametrize(("rank", "launch"), [(1, TWO), (0, "launch=forkserver")])
+@pytest.mark.parametrize(("rank", "launch"), [(1, TWO), pytest.param(0, "launch=forkserver", marks=pytest.mark.long)])
 def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path, rank: int, launch: str) -> None:
     done = trainer(*BASE, launch, *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3]", f"+model.rank={rank}", "+model.how=sleep", "launch.max_restarts=0", f"launch.hang_timeout_s={patient(3)}", "tracking=none", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr

@@ -125,7 +125,7 @@ def test_all_begin_anew_when_a_server_is_killed_before_there_is_a_checkpoint(tmp
     check_ledgers(run)
 
 
-@pytest.mark.parametrize(("mode", "server"), [("async", 0), ("ssp", 1), ("geo", 0)])
+@pytest.mark.parametrize(("mode", "server"), [pytest.param("async", 0, marks=pytest.mark.long), ("ssp", 1), ("geo", 0)])
 def test_server_that_was_killed_goes_on_from_its_snapshot_and_the_workers_go_on(
     tmp_path: Path, mode: str, server: int
 ) -> None:
@@ -151,6 +151,7 @@ def test_server_that_was_killed_goes_on_from_its_snapshot_and_the_workers_go_on(
     assert len(pushes(run, 1 - server) - pushes(run, server)) <= lost
 
 
+@pytest.mark.long
 def test_all_go_back_to_the_checkpoint_when_a_server_of_async_is_stopped(tmp_path: Path) -> None:
     with at_the_gate(tmp_path, *MODES["async"], f"strategy.timeout_s={patient(4)}") as (process, run, everybody):
         member(run, "serverlog.1", everybody).send_signal(signal.SIGSTOP)

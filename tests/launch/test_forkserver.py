@@ -361,7 +361,7 @@ def test_killed_launcher_leaves_no_process_behind(parent: tuple[subprocess.Popen
 
 @pytest.mark.parametrize(
     ("parent", "number"),
-    [([], signal.SIGINT), (["deaf"], signal.SIGTERM)],
+    [pytest.param([], signal.SIGINT, marks=pytest.mark.long), (["deaf"], signal.SIGTERM)],
     indirect=["parent"],
     ids=["SIGINT", "SIGTERM"],
 )

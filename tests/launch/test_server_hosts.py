@@ -218,7 +218,10 @@ def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_g
 
 @pytest.mark.parametrize(
     ("mode", "lost_after_s"),
-    [("pserver_async", 5), ("pserver_sync", 30), pytest.param("pserver_async", 30, marks=pytest.mark.long)],
+    [
+        ("pserver_async", 5),
+        *(pytest.param(mode, 30, marks=pytest.mark.long) for mode in ("pserver_sync", "pserver_async")),
+    ],
 )
 def test_host_with_a_server_that_is_cut_off_ends_the_run_in_time_and_is_named(
     hosts: Hosts, mode: str, lost_after_s: int
