@@ -130,6 +130,8 @@ class Play:
             )
             for r in range(scenario.workers)
         ]
+        for worker in self.workers:
+            worker.saved_last = before.number or 0
         self.processes = {w.address: w for w in self.workers}
         self.end = ""
         self.gone: dict[int, str] = {}

@@ -18,7 +18,9 @@ WRITES = 3.0
 PARTS_S = 600.0
 """As trainer/worker/train.py: the first worker waits so long for parts of which nothing comes."""
 ASK_S = 5.0
-"""So long a worker that gives up waits for an answer of the board about each server; at the last one the board may give none."""
+"""So long a worker that gives up waits for an answer of the store; at the last one it may give none."""
+QUESTIONS = 3
+"""So many it asks about a server: whether there is a note, and the note twice, whose seal is looked at each time."""
 FETCHING_S = 3600.0
 """Parts may take so long to come from other hosts."""
 GOODBYE_S = 3.0
@@ -28,7 +30,7 @@ SLACK_S = 0.1
 def longest(client: Client, scenario: Scenario) -> float:
     """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes in this run."""
     asked = {request.message.verb for request in client.under_way.values()}
-    board_s = (ASK_S * scenario.servers + SLOWEST_S) * bool(scenario.places)
+    board_s = (QUESTIONS * ASK_S * scenario.servers + SLOWEST_S) * bool(scenario.places)
     if asked == {Verb.BYE}:
         return GOODBYE_S + board_s
     saves = Verb.SAVE in asked or (
