@@ -19,8 +19,8 @@ PARTS_S = 600.0
 """As trainer/worker/train.py: the first worker waits so long for parts of which nothing comes."""
 ASK_S = 5.0
 """So long a worker that gives up waits for an answer of the store; at the last one it may give none."""
-QUESTIONS = 3
-"""So many it asks about a server: whether there is a note, and the note twice, whose seal is looked at each time."""
+QUESTIONS = 6
+"""So many it asks about a server that has left a note: whether it is there, and what it says, three times (SealedBoard)."""
 FETCHING_S = 3600.0
 """Parts may take so long to come from other hosts."""
 GOODBYE_S = 3.0
