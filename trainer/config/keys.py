@@ -361,6 +361,11 @@ def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
+def is_of(key: str, groups: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or in one of these groups."""
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
+
+
 def key_of(override: str) -> str:
     """The config key that an override sets: ``+optimizer.lr=0.1`` gives ``optimizer.lr``, and ``db@data.x=3`` ``db``."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.config.keys import leaves
+from trainer.config.keys import is_of, leaves
 from trainer.config.run_config import RunConfig
 from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
@@ -51,4 +51,4 @@ def _is_of_each_host(key: str, value: Any) -> bool:
     is_text = isinstance(value, str) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
     if key.startswith("data.") and is_text and key not in WORDS_OF_DATA:
         return True
-    return any(key == group or key.startswith(f"{group}.") for group in OF_EACH_HOST)
+    return is_of(key, OF_EACH_HOST)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import store
-from trainer.config.keys import leaves, spelled
+from trainer.config.keys import is_of, leaves, spelled
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
@@ -178,7 +178,7 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
     current, matters, harmless = config.plain(), list[str](), list[str]()
     for key, line in differences(about.config, hide(current, values(current)), plan.strategy != about.strategy):
-        if _is_of(key, HARMLESS) or async_resume.counts_for_others(plan, about, key):
+        if is_of(key, HARMLESS) or async_resume.counts_for_others(plan, about, key):
             harmless.append(line)
         elif key != PRECISION:
             matters.append(line)
@@ -279,13 +279,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strateg
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
         own = other_strategy and key.startswith("strategy.") and key not in CLIPS
-        if old.get(key) != new.get(key) and not own and not _is_of(key, OF_THE_COMMAND):
+        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
             yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
-
-
-def _is_of(key: str, groups: Sequence[str]) -> bool:
-    """Whether a key is one of these, or in one of these groups."""
-    return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
 def _precision(plan: Plan, about: store.About) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from trainer.config.keys import key_of
+from trainer.config.keys import is_of, key_of
 from trainer.visible import printed
 
 MOST = 30
@@ -49,7 +49,7 @@ def model_name(recipe: str, which: str) -> str:
 
 def _briefly(overrides: Sequence[str]) -> list[str]:
     """Shorten each override as far as it still differs from the others."""
-    told = [o for o in overrides if not any(key_of(o) == k or key_of(o).startswith(f"{k}.") for k in UNTOLD)]
+    told = [o for o in overrides if not is_of(key_of(o), UNTOLD)]
     last = {key_of(o): o for o in told}
     return [_short(o, _unlike(key, list(last))) for key, o in last.items()]
 
