@@ -25,6 +25,13 @@ class Cut(dist.HashStore):
         return bool(super().check(keys))
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_store_that_does_not_answer_is_named_in_time_and_answers_count_when_the_way_is_open_again() -> None:
     store = Cut()
     patient = PatientStore(store, "the store of host 0", 0.1)
@@ -48,6 +55,22 @@ def test_who_has_less_time_asks_the_same_board_with_less_patience() -> None:
     board.set("key", "note")
     assert board.within(1000).get("key") == b"note"
     assert board.within(2000).store.patience_s == 1000, "never with more"
+
+
+def test_questions_that_are_asked_together_share_one_patience() -> None:
+    time, store = Clock(), Cut()
+    soon = SealedBoard(PatientStore(store, "the store", 1000, time), b"s" * 32).within(5.0)
+    store.open.set()
+    for _ in range(2):
+        time.now += 2.0
+        assert not soon.check(["key"])
+    store.open.clear()
+    threading.Timer(0.2, lambda: setattr(time, "now", time.now + 2.0)).start()
+    with pytest.raises(NoNote, match=r"the store did not answer within 5 s"):
+        soon.check(["key"])
+    store.open.set()
+    with pytest.raises(NoNote):
+        soon.check(["key"])
 
 
 def test_error_of_the_store_is_told_with_its_name() -> None:

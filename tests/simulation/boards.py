@@ -59,6 +59,7 @@ class FarStore:
 
     def __init__(self, store: Store, host: int, now: Callable[[], float], waits: Callable[[float], None], patience_s: float = PATIENCE_S) -> None:  # fmt: skip
         self.store, self.host, self.now, self.waits, self.patience_s = store, host, now, waits, patience_s
+        self.in_all = False
         self.mine: dict[str, str] = {}
         """What is on its way to the store."""
 
@@ -73,9 +74,9 @@ class FarStore:
         return self.store.disturbed(self.host, self.now())
 
     def within(self, seconds: float) -> FarStore:
-        """The same connection, with less patience."""
+        """The same connection, for questions that are asked now and have so much patience together."""
         told = FarStore(self.store, self.host, self.now, self.waits, min(self.patience_s, seconds))
-        told.mine = self.mine
+        told.mine, told.in_all = self.mine, True
         return told
 
     def set(self, key: str, value: str) -> None:
@@ -109,10 +110,13 @@ class FarStore:
 
     def _wait(self, seconds: float) -> None:
         self.store.world.injected["answer of the board is late"] += 1
-        self.waits(min(seconds, self.patience_s))
-        if seconds > self.patience_s:
+        patience_s = self.patience_s
+        if self.in_all:
+            self.patience_s = max(0.0, patience_s - seconds)
+        self.waits(min(seconds, patience_s))
+        if seconds > patience_s:
             self.store.world.injected["no answer of the board"] += 1
-            raise NoNote(f"the store of host 0 did not answer within {self.patience_s:g} s (strategy.timeout_s)")
+            raise NoNote(f"the store of host 0 did not answer within {patience_s:g} s (strategy.timeout_s)")
 
 
 class FarBoard(SealedBoard):

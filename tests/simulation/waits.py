@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.simulation.boards import SLOWEST_S
 from tests.simulation.scenario import TIMEOUT_S, Scenario
 from tests.simulation.world import Violation
 from trainer.strategies.pserver.protocol.messages import SAVES, Verb
@@ -18,9 +17,9 @@ WRITES = 3.0
 PARTS_S = 600.0
 """As trainer/worker/train.py: the first worker waits so long for parts of which nothing comes."""
 ASK_S = 5.0
-"""So long a worker that gives up waits for an answer of the store; at the last one it may give none."""
-QUESTIONS = 6
-"""So many it asks about a server that has left a note: whether it is there, and what it says, three times (SealedBoard)."""
+"""So long a worker waits for what the store says of servers: of those that are silent, and when it gives up."""
+LOOKS = 2
+"""So often it may ask at the end of a wait: at once after the other."""
 FETCHING_S = 3600.0
 """Parts may take so long to come from other hosts."""
 GOODBYE_S = 3.0
@@ -30,7 +29,7 @@ SLACK_S = 0.1
 def longest(client: Client, scenario: Scenario) -> float:
     """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes in this run."""
     asked = {request.message.verb for request in client.under_way.values()}
-    board_s = (QUESTIONS * ASK_S * scenario.servers + SLOWEST_S) * bool(scenario.places)
+    board_s = LOOKS * ASK_S * bool(scenario.places)
     if asked == {Verb.BYE}:
         return GOODBYE_S + board_s
     saves = Verb.SAVE in asked or (

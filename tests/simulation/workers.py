@@ -124,9 +124,9 @@ class Ways:
     def started_again(self) -> dict[int, int]:
         return self.worker.sees(self.count) if self.worker.scenario.server_returns else {}
 
-    def some_save(self, servers: Iterable[int]) -> bool:
-        found = connections.some_save(self.worker.impatient, servers)
-        self.worker.found_saving += found
+    def saving(self, servers: Iterable[int]) -> set[int]:
+        found = connections.saving(self.worker.board, servers)  # type: ignore[arg-type]
+        self.worker.found_saving += bool(found)
         return found
 
     def wait(self, seconds: float) -> None:
@@ -188,7 +188,6 @@ class SimulatedWorker(Process):
         super().__init__(world, f"worker {rank}")
         self.saved, self.number, self.address = saved, number, b"%d.%d" % (rank, number)
         self.board = board if place is None else FarBoard(FarStore(place[0], place[1], self._real_time, self._waits))
-        self.impatient = self.board if place is None else self.board.within(connections.ASK_S)
         self.notes = self.board.under("checkpoint")
         self.returned = Returned(self.notes)  # type: ignore[arg-type]
         self.life = self.epoch = self.update = self.asked = self.last_stop = self.saved_last = 0

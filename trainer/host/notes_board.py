@@ -77,7 +77,7 @@ class OwnBoard(Board, Protocol):
         """Return a part of this board, whose keys get a prefix."""
 
     def within(self, seconds: float) -> OwnBoard:
-        """Return the same board for questions that are given up with :class:`NoNote` after so long."""
+        """Return the same board for questions that are asked now; they are given up with :class:`NoNote` when all together took so long."""
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ class Patient(Protocol):
     """Protocol of a store whose answers are not waited for without end."""
 
     def within(self, seconds: float) -> Any:
-        """Return the same store, whose answers are waited for no longer than that."""
+        """Return the same store, whose answers are together waited for no longer than that."""
 
 
 class FolderBoard:

@@ -30,6 +30,7 @@ class PatientStore:
 
     def __init__(self, store: Any, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.store, self.name, self.patience_s, self.clock = store, name, patience_s, clock
+        self._in_all: Patience | None = None
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -38,8 +39,10 @@ class PatientStore:
         return PatientStore(self._ask(self.store.clone), self.name, self.patience_s, self.clock)
 
     def within(self, seconds: float) -> PatientStore:
-        """Return the same store for questions that are given up after so long."""
-        return PatientStore(self.store, self.name, min(self.patience_s, seconds), self.clock)
+        """Return the same store for questions that are asked now, which together are given up after so long."""
+        store = PatientStore(self.store, self.name, min(self.patience_s, seconds), self.clock)
+        store._in_all = Patience(store.patience_s, self.clock)
+        return store
 
     def set(self, key: str, value: str) -> None:
         """Set a key of the store, within the time limit."""
@@ -68,7 +71,7 @@ class PatientStore:
             self._thread.start()
         box: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._jobs.put((job, box))
-        patience = Patience(self.patience_s, self.clock)
+        patience = self._in_all or Patience(self.patience_s, self.clock)
         while (left := patience.left()) > 0.0:
             with suppress(queue.Empty):
                 answer, error = box.get(timeout=min(LOOK_S, left))

@@ -367,7 +367,7 @@ class Client:
 
     def _some_server_saves(self) -> bool:
         """Whether what is under way waits at a server that answers nobody while it writes."""
-        return self.connections.some_save({r.server for r in self.under_way.values()})
+        return bool(self.connections.saving({r.server for r in self.under_way.values()}))
 
     def _send_again(self) -> None:
         now = self.connections.now()

@@ -12,7 +12,7 @@ import torch
 import zmq
 
 from trainer.errors import Missing
-from trainer.host.notes_board import Board, FolderBoard, NoNote, SealedBoard
+from trainer.host.notes_board import FolderBoard, NoNote, OwnBoard, SealedBoard
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, SAVING, Message, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
@@ -24,13 +24,17 @@ LOOK_S = 1.0
 """So often a worker that waits looks whether a server was started again."""
 
 
-def some_save(board: Board, servers: Iterable[int]) -> bool:
-    """Whether one of these servers has left a note that it writes its part of a checkpoint. False if the board does not answer."""
-    notes = [SAVING.format(server) for server in servers]
+def saving(board: OwnBoard, servers: Iterable[int]) -> set[int]:
+    """Those of these servers that have left a note that they write; those of which the board says nothing in time are not among them."""
+    asked, found = board.within(ASK_S), set()
     try:
-        return any(board.check([note]) and board.get(note) for note in notes)
+        for server in servers:
+            note = SAVING.format(server)
+            if asked.check([note]) and asked.get(note):
+                found.add(server)
     except NoNote:
-        return False
+        pass
+    return found
 
 
 class Address(NamedTuple):
@@ -116,8 +120,8 @@ class Sockets:
                 found[note.server] = int(note.known.partition(" ")[0])
         return found
 
-    def some_save(self, servers: Iterable[int]) -> bool:
-        return some_save(self.seat.store.within(ASK_S), servers)
+    def saving(self, servers: Iterable[int]) -> set[int]:
+        return saving(self.seat.store, servers)
 
     def now(self) -> float:
         return time.monotonic()

@@ -41,8 +41,8 @@ class Connections(Protocol):
         """The servers that were restarted since the last call, and the numbers of their lives.
         From now on messages go to these lives, and nothing more comes from the lives before."""
 
-    def some_save(self, servers: Iterable[int]) -> bool:
-        """Whether one of these servers reports that it writes its part of a checkpoint and answers nobody meanwhile."""
+    def saving(self, servers: Iterable[int]) -> set[int]:
+        """Those of these servers that report that they write their part of a checkpoint, and answer nobody meanwhile."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has arrived, at most ``seconds``."""

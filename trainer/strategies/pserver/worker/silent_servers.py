@@ -51,14 +51,16 @@ class SilentServers:
         if patience_s <= self.patience_s or not client.connections.far:
             return
         now = client.connections.now()
-        for server in {request.server for request in client.under_way.values()}:
-            silent_s = now - self.times[server]
-            if silent_s > self.patience_s:
-                if not client.connections.some_save([server]):
-                    name = client.names[server]
-                    raise Missing(f"{name} has said nothing to worker {client.rank} for {self.patience_s:g} s (strategy.timeout_s)", [name])  # fmt: skip
-                self.heard(server)
-            elif silent_s > ASKED_AFTER * self.patience_s and not self._is_asked(server):
+        awaited = sorted({request.server for request in client.under_way.values()})
+        silent = [server for server in awaited if now - self.times[server] > self.patience_s]
+        saving = client.connections.saving(silent) if silent else set()
+        if gone := [client.names[server] for server in silent if server not in saving]:
+            who = ", ".join(gone)
+            raise Missing(f"{who} said nothing to worker {client.rank} for {self.patience_s:g} s (strategy.timeout_s)", gone)  # fmt: skip
+        for server in saving:
+            self.heard(server)
+        for server in awaited:
+            if now - self.times[server] > ASKED_AFTER * self.patience_s and not self._is_asked(server):
                 client.ask(server, Message(Verb.STATS))
 
     def _is_asked(self, server: int) -> bool:
