@@ -18,7 +18,7 @@ from trainer.run_folder.lives import number
 from trainer.run_folder.points import Points
 
 STATUS_EVERY_S = 0.5
-KEPT = ("metrics", "best", "samples", "step", "epoch", "elsewhere", "data_waited", "_validated")
+KEPT = ("metrics", "best", "samples", "step", "told", "epoch", "elsewhere", "data_waited", "_validated")
 """What a report that goes on has from the one before."""
 OWN = "[worker "
 """How a line begins that has one worker's own values (execution.log_workers)."""
@@ -33,12 +33,14 @@ class Waits(Protocol):
 
 
 class Window(NamedTuple):
-    """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples."""
+    """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples of all
+    lines before, and at which update the last of them came (after a resume that was in the life before)."""
 
     time: float
     step: int
     waited: float
     samples: int
+    told: int
 
     def later(self, seconds: float) -> Window:
         """This window moved ``seconds`` later, to leave out time that does not count."""
@@ -75,13 +77,13 @@ class Report:
         self.total_steps = total_steps
         self.metrics: dict[str, float] = {}
         self.best: dict[str, float] = {}
-        self.samples = 0
+        self.samples = self.told = 0
         self.step = 0
         self.epoch = 0
         self.data_waited = 0.0
         self.started = time.perf_counter()
         self.elsewhere = 0.0
-        self._window = self._window_before = Window(self.started, 0, 0.0, 0)
+        self._window = self._window_before = Window(self.started, 0, 0.0, 0, 0)
         self._next_status = 0.0
         self._validated = -1
         self._refused = False
@@ -142,12 +144,14 @@ class Report:
         since = self._window_before if rest and self._window_before.step else self._window
         warm = since.step > 0 or step == self.total_steps  # the first batch's time is that of starting
         seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
+        share = updates / max(step - since.told, updates)  # of this life; the line tells of the life before as well
         perf = {
-            "perf/samples_per_s": (self.samples - since.samples) / seconds,
+            "perf/samples_per_s": (self.samples - since.samples) * share / seconds,
             "perf/step_s": seconds / updates,
             "perf/data_wait": (feed.waited - since.waited) / seconds,
         }
-        self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples)
+        self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples, step)
+        self.told = step
         self.data_waited = feed.waited
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no update"
@@ -297,15 +301,16 @@ class Report:
     def load(
         self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float, metric: str | None = None
     ) -> None:
-        """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints do not tell of which.)"""
+        """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints tell neither of which,
+        nor when the last line came.)"""
         for name in KEPT:
-            setattr(self, name, kept[name])
+            setattr(self, name, kept.get(name, self.step) if name == "told" else kept[name])
         if metric in (None, self.watched.metric):
             self.watched.load(watched)
         self.pulse.update(self.step)
         now = time.perf_counter()
         self.started = now - seconds
-        self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples)
+        self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples, self.told)
 
     def outcome(self) -> dict[str, Any]:
         """The outcome of the run: final and best metrics, updates, samples, seconds."""
