@@ -16,7 +16,19 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Run, declared
 from trainer.checkpoint import durable_folder
 from trainer.host import pulse
-from trainer.strategies.pserver.protocol.messages import STOPS, TELLS, WANTS_DENSE, Kind, Message, Record, Verb, text
+from trainer.strategies.lost_workers import ADMITTED
+from trainer.strategies.pserver.protocol.messages import (
+    COMES,
+    FINISHED,
+    STOPS,
+    TELLS,
+    WANTS_DENSE,
+    Kind,
+    Message,
+    Record,
+    Verb,
+    text,
+)
 from trainer.strategies.pserver.server.machine import LOOK_S, Server
 from trainer.strategies.pserver.server.part_writer import PartWriter
 from trainer.strategies.pserver.server.turns import MOST_WAITING
@@ -245,6 +257,23 @@ def test_blocks_go_to_nobody_who_asks_while_others_hold_them(first: Played, tmp_
     answer = second.asks(1, Verb.LEASE, lease).mapping()
     assert (answer["block"], answer["again"]) == (3, True), "others may have had it: what servers have of it counts"
     assert second.asks(1, Verb.LEASE, lease).mapping()["block"] == -1
+
+
+def test_blocks_of_the_life_before_go_to_anybody_when_the_next_life_was_let_in(tmp_path: Path, board: Notes) -> None:
+    """It may have heard that the epoch is over, from the server's life before, and asks for none of them any more."""
+    first = Played(tmp_path, board)
+    first.starts()
+    lease = text({"epoch": 0, "blocks": 2, "done": []})
+    assert [first.asks(rank, Verb.LEASE, lease).mapping()["block"] for rank in (1, 0)] == [0, 1]
+    first.asks(0, Verb.SAVE, text({"folder": "checkpoints/step-1", "checkpoint": True}))
+    second = again(tmp_path, board)
+    board.set(ADMITTED.format(1, 9), "0")
+    finished = Record(Kind.IDS, np.array([1]), FINISHED)
+    second.hello(0, told(0, epoch=0, blocks=2, held=[]), finished)
+    back = told(0, epoch=0, blocks=2, held=[])
+    second.incarnations[1] = second.asks(1, Verb.HELLO, back, sequence=9, flags=TELLS | COMES).incarnation
+    answer = second.asks(0, Verb.LEASE, lease).mapping()
+    assert (answer["block"], answer["again"]) == (0, True)
 
 
 def test_sums_that_are_over_stay_so(first: Played, tmp_path: Path, board: Notes) -> None:

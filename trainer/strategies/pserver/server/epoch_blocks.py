@@ -114,8 +114,7 @@ class Leases:
     def lose(self, rank: int) -> None:
         """Give a lost worker's blocks to others, or drop them."""
         now = self.epoch
-        for block in [b for b, whose in now.kept.items() if whose == rank]:
-            self._let_go(block)
+        self.let_go(rank)
         for block in sorted(b for b, holder in now.out.items() if holder.rank == rank):
             holder = now.out.pop(block)
             if self.take_over:
@@ -124,14 +123,16 @@ class Leases:
                 now.dropped.add(block)
                 self.dropped += 1
 
-    def _let_go(self, block: int) -> None:
-        """A block that was kept for a worker which is lost."""
-        if self.take_over:
-            self.epoch.kept[block] = NOBODY
-            return
-        del self.epoch.kept[block]
-        self.epoch.dropped.add(block)
-        self.dropped += 1
+    def let_go(self, rank: int) -> None:
+        """Keep no block for a worker any more: the life that had it is over."""
+        now = self.epoch
+        for block in [b for b, whose in now.kept.items() if whose == rank]:
+            if self.take_over:
+                now.kept[block] = NOBODY
+            else:
+                del now.kept[block]
+                now.dropped.add(block)
+                self.dropped += 1
 
     def state(self) -> dict[str, Any]:
         """The blocks of the present epoch as plain numbers, for ``load``."""
