@@ -10,8 +10,9 @@ from trainer.data.source import Splits
 
 
 class Placement:
-    """Moves a batch to the device (asynchronously if pinned), and turns uint8 images into normalised floats there.
+    """Moves a batch to the device, and turns uint8 images into normalised floats there.
 
+    A pinned batch is copied to a GPU on a stream of its own, while the GPU still computes the update before it.
     Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
     """
 
@@ -21,14 +22,14 @@ class Placement:
         self.device = device
         self.dtype = dtype
         self.channels_last = channels_last
+        self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         shape = (-1, 1, 1)
         self.mean = torch.tensor(splits.mean, device=device, dtype=dtype).view(shape) if splits.mean else None
         self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
 
     def __call__(self, inputs: Inputs, labels: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
-        if self.device.type != "cpu":
-            inputs = each(lambda tensor: tensor.to(self.device, non_blocking=True), inputs)
-            labels = labels.to(self.device, non_blocking=True)
+        if self.copies is not None:
+            inputs, labels = self._copied(self.copies, inputs, labels)
         if isinstance(inputs, dict):
             return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
         given = inputs
@@ -41,6 +42,20 @@ class Placement:
         if self.mean is not None and self.std is not None:
             inputs = inputs.clone() if inputs is given else inputs
             self._normalise(inputs, self.mean, self.std)
+        return inputs, labels
+
+    def _copied(self, copies: torch.cuda.Stream, inputs: Inputs, labels: torch.Tensor) -> tuple[Inputs, torch.Tensor]:
+        """The batch on the GPU; what is computed from now on waits for it."""
+        computes = torch.cuda.current_stream(self.device)
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            moved = tensor.to(self.device, non_blocking=True)
+            moved.record_stream(computes)
+            return moved
+
+        with torch.cuda.stream(copies):
+            inputs, labels = each(copied, inputs), copied(labels)
+        computes.wait_stream(copies)
         return inputs, labels
 
     def _normalise(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> None:
