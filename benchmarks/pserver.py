@@ -415,9 +415,10 @@ def snapshots(repetitions: int, rows: int = 2_000_000, columns: int = 16) -> Non
             clock = [time.perf_counter()]
             tensors = {f"table|t|{key}": value for key, value in table.state().items()}
             clock.append(time.perf_counter())
-            target = snapshot.begin(Path(folder) / "persistables")
-            snapshot.write_part(target, 0, tensors, meta)
-            snapshot.complete(target, 1)
+            target = Path(folder) / "persistables"
+            written = snapshot.begin(target, 0)
+            snapshot.write_part(written, 0, tensors, meta)
+            snapshot.complete(written, 1, target)
             clock.append(time.perf_counter())
             found = snapshot.read(target)
             clock.append(time.perf_counter())

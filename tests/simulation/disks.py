@@ -15,6 +15,7 @@ from tests.simulation.part_writer import Moment
 from tests.simulation.world import Violation, World
 from trainer.checkpoint.streamed import Streamed
 from trainer.errors import RunFailed
+from trainer.strategies.pserver.protocol import snapshot
 from trainer.weights.server_files import part_name
 
 WORKERS = 0
@@ -109,12 +110,13 @@ class Disks:
 
     # --- a worker's ------------------------------------------------------------------------------------------------
 
-    def begin(self, folder: Path) -> Path:
+    def begin(self, folder: Path, rank: int) -> Path:
         """As :func:`snapshot.begin`."""
+        own = snapshot.of_worker(folder, rank)
         for host, of, name in [*self.files]:
-            if (host, of) == (WORKERS, str(folder)):
+            if (host, of) == (WORKERS, str(own)):
                 del self.files[host, of, name]
-        return folder
+        return own
 
     def mark(self, folder: Path) -> str:
         """As :func:`snapshot_parts.mark`."""
@@ -140,13 +142,13 @@ class Disks:
         """Whether a server's part is there."""
         return (WORKERS, str(folder), part_name(server)) in self.files
 
-    def complete(self, folder: Path, servers: int) -> None:
+    def complete(self, folder: Path, servers: int, place: Path | None = None) -> None:
         """As :func:`snapshot.complete`, and what completes a checkpoint: the snapshot is complete now.
 
         Raises:
             Violation: it has not what the servers have written.
         """
-        self.world.say(f"    the snapshot {folder} is complete")
+        self.world.say(f"    the snapshot {place or folder} is complete")
         for server in range(servers):
             if self.files.get((WORKERS, str(folder), part_name(server))) != self.written.get((str(folder), server)):
                 raise Violation(f"the snapshot {folder} has not what server {server} has written")

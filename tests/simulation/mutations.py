@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.simulation import part_writer, run
 from trainer.host.notes_board import NoNote
+from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.index_intervals import Intervals
 from trainer.strategies.pserver.protocol.messages import RESTS, SAVES, WAKES, Kind, Malformed, Message, Verb
 from trainer.strategies.pserver.server import (
@@ -793,5 +794,6 @@ MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
     "who_has_waited_in_vain_waits_for_the_board_as_well": lambda: patch.object(connections, "ASK_S", 1e9),
     "blocks_of_the_life_before_are_kept_for_who_was_let_in": lambda: patch.object(regained, "COMES", 0),
+    "all_workers_save_into_one_folder": lambda: patch.object(snapshot, "of_worker", lambda folder, rank: folder),
     "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
 }  # fmt: skip

@@ -22,7 +22,7 @@ MARKER = "COMPLETE"
 
 
 TIMES = 10
-"""A folder is removed so often at most: others may leave a note in it meanwhile."""
+"""A folder is removed or replaced so often at most: others may leave a note in it, or replace it, meanwhile."""
 
 
 def begin(folder: Path) -> Path:
@@ -85,32 +85,40 @@ def is_written(folder: Path, name: str) -> bool:
     return path.is_file() and seal_of(path).is_file()
 
 
-def complete(folder: Path, names: Sequence[str], version: int) -> None:
+def complete(folder: Path, names: Sequence[str], version: int, place: Path | None = None) -> None:
     """Make a durable folder of the files that were written: all of them, under its name, at once. Called once, at the end.
 
     Args:
         version: of the files' format, which :func:`whole` asks for.
+        place: the folder that it becomes, where several may write one and each under a name of its own; None: ``folder``.
 
     Raises:
-        UserError: one is missing or damaged.
+        UserError: one is missing or damaged, or the place holds something else.
     """
-    check_own(folder)
+    place = place or folder
+    check_own(place)
     partial = partial_of(folder)
     durable_text(partial / MARKER, _marker(seals(folder, names), version))
     for path in partial.iterdir():  # seals, and files of somebody who did not get to the end
         if path.name not in (*names, MARKER):
             path.unlink()
-    put_in_place(folder)
+    put_in_place(partial, place)
 
 
-def put_in_place(folder: Path) -> None:
+def put_in_place(partial: Path, folder: Path) -> None:
     """The folder to come, in which all files are synced, takes its name; one of that name steps aside until then."""
-    partial, previous = partial_of(folder), previous_of(folder)
+    previous = previous_of(folder)
     sync(partial)
-    if os.path.lexists(folder):
-        remove(previous)
-        os.rename(folder, previous)
-    os.rename(partial, folder)
+    for left in reversed(range(TIMES)):
+        try:
+            if os.path.lexists(folder):
+                remove(previous)
+                os.rename(folder, previous)
+            os.rename(partial, folder)
+            break
+        except OSError:  # another process may put its own there at the same moment
+            if not left:
+                raise
     sync(folder.parent)
     remove(previous)
 

@@ -161,7 +161,7 @@ class Remote:
             raise
         for path in unfinished.iterdir():
             durable_folder.sync(path)
-        durable_folder.put_in_place(folder)
+        durable_folder.put_in_place(unfinished, folder)
         return store.check(folder, verify=False)
 
     def fetch_run(self, step: str, run_dir: Path, names: Sequence[str]) -> None:

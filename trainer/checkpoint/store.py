@@ -30,6 +30,8 @@ ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
 UNNAMED = re.compile(rf"{LATEST}\.\d+\.tmp")
 """What a death or a full disk leaves of the file with the name of the newest."""
 OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")
+PERSISTABLES = re.compile(r"persistables\.by-\d+\.partial")
+"""Parts of persistables that were not completed."""
 FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|best\.safetensors|(checkpoint|index)\.json|COMPLETE")
 """What a checkpoint has."""
 LINKED = "full-*.safetensors"
@@ -331,15 +333,16 @@ def set_aside_newer(checkpoint: Path) -> None:
 
 
 def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
-    """Of checkpoints before the newest; None: of all."""
+    """Of checkpoints before the newest; None: of all, and of persistables."""
     for path in _entries(checkpoints):
-        if (newest is None or path.name < newest.name) and _is_left(path):
+        may_stay = newest is not None and (path.name >= newest.name or PERSISTABLES.fullmatch(path.name))
+        if not may_stay and _is_left(path):
             durable_folder.remove(path)
 
 
 def _is_left(path: Path) -> bool:
     """Whether a folder is what was not completed, or what was not removed to its end."""
-    if UNNAMED.fullmatch(path.name):
+    if UNNAMED.fullmatch(path.name) or PERSISTABLES.fullmatch(path.name):
         return True
     if aside := ASIDE.fullmatch(path.name):
         return aside[2] == "partial" or (path.with_name(aside[1]) / durable_folder.MARKER).is_file()

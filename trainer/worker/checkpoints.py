@@ -91,7 +91,8 @@ class Checkpoints:
         self.writer = BackgroundWriter(told.background)
         self.best = BestOfCheckpoints()
         self.told_at = -TELL_EVERY_S
-        self.gave_up = self.others_hang = False
+        self.given_up: list[Path] = []
+        self.others_hang = False
         self.leaving = False
         self.updates_done = False
         self.passed_on = False
@@ -306,7 +307,7 @@ class Checkpoints:
         _try(lambda: self.best.seal(folder))
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
-            self.gave_up = True
+            self.given_up.append(folder)
             durable_folder.begin(folder)
             self.board.set(NOT_WRITTEN.format(folder.name), failed)
             print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
@@ -337,8 +338,8 @@ class Checkpoints:
         checkpoint that was given up."""
         self.others_hang = others_hang and not self.writer.wait(HUNG_S)
         self.writer.wait()
-        if self.gave_up:
-            store.forget_unfinished(self.folder)
+        for folder in self.given_up:
+            durable_folder.begin(folder)
 
 
 def _try(hold: Callable[[], None]) -> None:

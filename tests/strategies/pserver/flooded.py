@@ -49,7 +49,7 @@ def main() -> None:
         while cluster.sockets[0].closed_until is None:
             time.sleep(0.01)
         print("full", flush=True)
-        target = snapshot.begin(folder / "persistables")
+        target = snapshot.begin(folder / "persistables", 0)
         behind = {"folder": "checkpoints/step-1", "checkpoint": True, "behind": True}
         for asked in ({"folder": str(target)}, behind):
             fill(full)

@@ -105,10 +105,10 @@ def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -
     with Cluster(run) as cluster:
         [worker] = crew(cluster)
         push([worker], OLD, 100)
-        target = snapshot.begin(tmp_path / "persistables")
-        saves = [worker.client.ask(s, Message(Verb.SAVE, records=[text({"folder": str(target)})])) for s in (0, 1)]
+        target, written = tmp_path / "persistables", snapshot.begin(tmp_path / "persistables", 0)
+        saves = [worker.client.ask(s, Message(Verb.SAVE, records=[text({"folder": str(written)})])) for s in (0, 1)]
         worker.client.wait(saves)
-        snapshot.complete(target, 2)
+        snapshot.complete(written, 2, target)
         worker.die()
     run["config"]["strategy"]["load_from"] = str(target)
     model = nn.Linear(1, 1)

@@ -334,7 +334,7 @@ def test_flood_of_connections_keeps_nobody_from_saving(tmp_path: Path) -> None:
         for word in ("full", "saved", "pushed"):
             says(word)
         assert process.wait(600) == 0
-        assert (tmp_path / "persistables.partial" / "server-0.safetensors").is_file()
+        assert (tmp_path / "persistables.by-0.partial" / "server-0.safetensors").is_file()
         written = tmp_path / "checkpoints" / "step-1.partial" / "server-0.safetensors"
         wait_for(written.is_file, 30, f"{written} is written by the copy of the server")
     finally:

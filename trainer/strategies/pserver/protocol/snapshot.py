@@ -4,8 +4,8 @@
     index.json               format version, number of servers, tables, dense pieces, meta
     COMPLETE                 size and checksum of every other file, and a checksum of itself
 
-Parts are written into ``<folder>.partial``, which takes the folder's name once it is complete. An older snapshot of that
-name steps aside as ``<folder>.previous`` until then, where :func:`read` finds it should the machine stop in between.
+Parts are written into ``<folder>.by-<rank>.partial``, which takes the folder's name once it is complete. An older snapshot
+of that name steps aside as ``<folder>.previous`` until then, where :func:`read` finds it should the machine stop in between.
 """
 
 from __future__ import annotations
@@ -45,16 +45,22 @@ class Snapshot:
     parts: list[ServerFile] = field(default_factory=list)
 
 
-def begin(folder: Path) -> Path:
-    """Remove parts of a save that was never completed, before the servers write. Returns the folder."""
-    return durable_folder.begin(folder)
+def begin(folder: Path, rank: int) -> Path:
+    """Return the folder into which a worker has the servers write, before they do. What it has left there is removed."""
+    return durable_folder.begin(of_worker(folder, rank))
+
+
+def of_worker(folder: Path, rank: int) -> Path:
+    """The folder in which a worker makes a snapshot. Each has one of its own: one that was stopped and taken for lost may wake
+    while another one saves in its place."""
+    return folder.with_name(f"{folder.name}.by-{rank}")
 
 
 def write_part(folder: Path, server: int, tensors: Mapping[str, Streamed], meta: Mapping[str, Any]) -> None:
     """Write one server's part of a snapshot; the snapshot exists only after :func:`complete`.
 
     Args:
-        folder: of the snapshot to come; an older one there stays as it is until then.
+        folder: that :func:`begin` has returned.
         meta: JSON. ``tables`` (name -> dim, dtype, kernel, rows here) and ``dense`` (a list of pieces) enter the index.
 
     Raises:
@@ -64,20 +70,23 @@ def write_part(folder: Path, server: int, tensors: Mapping[str, Streamed], meta:
     durable_folder.write(folder, part_name(server), lambda path: streamed.write(path, tensors, header))
 
 
-def complete(folder: Path, servers: int) -> None:
+def complete(written: Path, servers: int, folder: Path) -> None:
     """Make the parts of servers 0..servers-1 the snapshot of a folder; called once, after all parts are written.
+
+    Args:
+        written: the folder that :func:`begin` has returned.
 
     Raises:
         UserError: a part is missing or damaged, or two parts describe one table differently.
     """
     durable_folder.check_own(folder)
     names = [part_name(server) for server in range(servers)]
-    durable_folder.seals(folder, names)
-    partial = durable_folder.partial_of(folder)
+    durable_folder.seals(written, names)
+    partial = durable_folder.partial_of(written)
     metas = [ServerFile(server, partial / part_name(server)).meta for server in range(servers)]
     index = json.dumps(_index(partial, metas), indent=1)
-    durable_folder.write(folder, INDEX, lambda path: path.write_text(index))
-    durable_folder.complete(folder, [*names, INDEX], FORMAT)
+    durable_folder.write(written, INDEX, lambda path: path.write_text(index))
+    durable_folder.complete(written, [*names, INDEX], FORMAT, folder)
 
 
 def read(folder: Path, verify: bool = True) -> Snapshot:

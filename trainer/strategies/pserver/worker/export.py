@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.checkpoint import durable_folder
 from trainer.checkpoint.writer import leave_failure
 from trainer.errors import RunFailed
 from trainer.strategies.pserver.protocol import snapshot, snapshot_parts
@@ -59,8 +60,13 @@ def save_persistables(client: Client, folder: Path) -> None:
     Args:
         folder: in a folder of the run's folder.
     """
-    apart = save_parts(client, snapshot.begin(folder), checkpoint=False)
-    snapshot.complete(folder, len(client.servers))
+    written = snapshot.begin(folder, client.rank)
+    try:
+        apart = save_parts(client, written, checkpoint=False)
+        snapshot.complete(written, len(client.servers), folder)
+    except BaseException:
+        durable_folder.begin(written)
+        raise
     _done_with(client, apart)
     print(f"persistables of {counted(len(client.servers), 'server')}: {folder}", flush=True)
 
