@@ -321,3 +321,16 @@ def test_a_server_writes_before_it_answers_where_nobody_writes_behind(
         asked["mark"] = "shared.7.tmp"  # a file that is not here
     assert play.asks(0, Verb.SAVE, text(asked)).verb == Verb.DONE
     assert durable_folder.is_written(tmp_path / "checkpoints" / "step-1", "server-0.safetensors")
+
+
+def test_a_part_for_another_host_that_nobody_fetched_goes_with_the_next_save(tmp_path: Path) -> None:
+    """Who had it written is lost, and another worker has all saved in a folder of its own."""
+    play = Played(tmp_path, Notes())
+    play.starts()
+    first, second = (tmp_path / "checkpoints" / f"persistables.by-{rank}" for rank in (0, 1))
+    for rank, folder in enumerate((first, second)):
+        play.asks(rank, Verb.SAVE, text({"folder": f"checkpoints/{folder.name}", "mark": "shared.7.tmp"}))
+        assert durable_folder.is_written(folder, "server-0.safetensors")
+    assert not durable_folder.partial_of(first).exists()
+    play.asks(1, Verb.SAVE, text({"folder": f"checkpoints/{second.name}", "mark": "shared.7.tmp"}))
+    assert durable_folder.is_written(second, "server-0.safetensors"), "the same once more"

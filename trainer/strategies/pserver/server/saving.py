@@ -99,6 +99,8 @@ class Saving:
             else:
                 with self._said():
                     write()
+        if self.apart not in (None, folder):  # who had it written fetches it no more
+            snapshot_parts.forget(self.apart, self.parameters.server)
         self.saver = message.rank, message.incarnation, message.number
         self.apart = apart
         return Message(Verb.DONE, flags=self.flags)
