@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from trainer.config.instantiate import call_target
@@ -30,7 +30,7 @@ from trainer.data.sampler import (
 )
 from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
-from trainer.errors import RunFailed, why
+from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
@@ -40,10 +40,11 @@ from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy, whole
+from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
+from trainer.worker.best_model import keep_best
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
-from trainer.worker.model import Updaters, arithmetic, build_model, save
+from trainer.worker.model import Updaters, arithmetic, build_model
 from trainer.worker.nonfinite import KINDS
 from trainer.worker.settings import seed_all
 from trainer.worker.user_strategy import check_abilities, check_set_up
@@ -82,24 +83,15 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         compiling=", compiling the model" if config.compile else "",
         guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
     )
-    return _following(run, config, plan) if plan.mode == "train" else run
+    return _following(run, config, plan, seat) if plan.mode == "train" else run
 
 
-def _following(run: Training, config: RunConfig, plan: Plan) -> Training:
+def _following(run: Training, config: RunConfig, plan: Plan, seat: Seat) -> Training:
     """Add to a training worker what follows validations: the best model, averaged weights, early stop."""
-    folder, model = Path(plan.run_dir), run.model
-
-    def keep_best() -> None:
-        with whole(run.strategy):
-            try:
-                save(model, folder / "checkpoints" / "best.safetensors")
-            except (OSError, SafetensorError) as error:  # a full disk: the training goes on, as without a checkpoint
-                print(f"the best model cannot be written: {why(error)}; the one before stays, and the next best one is written", flush=True)  # fmt: skip
-
     return replace(
         run,
-        keep_best=keep_best,
-        ema=averaged_weights(model, config.ema),
+        keep_best=partial(keep_best, run.model, run.strategy, seat, Path(plan.run_dir)),
+        ema=averaged_weights(run.model, config.ema),
         mean=not plan.traits.same_everywhere,
         early_stop=_early_stop(config.early_stop, plan.lower),
         plateau=is_plateau(config.scheduler._target_),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,21 @@ def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractCon
     return lambda: torch.autocast(device.type, DTYPES[precision])
 
 
-def save(model: nn.Module, path: Path) -> None:
+class Superseded(Exception):
+    """Raised within :func:`save` where the old file is to stay."""
+
+
+def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True) -> None:
     """Save a model: its parameters and buffers as a safetensors file, which replaces the old one.
-    It tells the tables that are left out."""
+    It tells the tables that are left out.
+
+    Args:
+        counts: asked when all is written; False: the old file stays.
+    """
     from safetensors.torch import save_model
 
-    with replacing(path) as part, without_empty_tables(model) as absent:
+    with suppress(Superseded), replacing(path) as part, without_empty_tables(model) as absent:
         # One entry alone: safetensors writes several in an order of chance, and equal models have equal files.
         save_model(model, str(part), metadata={tensor_files.LEFT_OUT: " ".join(absent)} if absent else {"format": "pt"})
+        if not counts():
+            raise Superseded
