@@ -28,7 +28,6 @@ from trainer.strategies.pserver.server import (
     members,
     pulls,
     pushes,
-    regained,
     rules,
     saving,
     shard,
@@ -669,6 +668,11 @@ def blocks_of_a_life_that_a_server_never_heard_of_stay_its_own(
         original(self, rank, hello)
 
 
+@replaces(liveness.Liveness, "_forget_kept_blocks")
+def blocks_of_the_life_before_are_kept_for_who_was_let_in(_: Any, self: liveness.Liveness, rank: int) -> None:
+    pass
+
+
 @replaces(lease_requests.LeaseRequests, "stood_still")
 def a_stop_counts_as_hanging(_: Any, self: lease_requests.LeaseRequests) -> None:
     pass
@@ -793,7 +797,6 @@ def steps_under_way_count_at_a_server_that_was_started_again(original: Any, self
 MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
     "who_has_waited_in_vain_waits_for_the_board_as_well": lambda: patch.object(connections, "ASK_S", 1e9),
-    "blocks_of_the_life_before_are_kept_for_who_was_let_in": lambda: patch.object(regained, "COMES", 0),
     "all_workers_save_into_one_folder": lambda: patch.object(snapshot, "of_worker", lambda folder, rank: folder),
     "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
 }  # fmt: skip

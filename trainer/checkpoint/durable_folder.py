@@ -8,6 +8,7 @@ marker that holds all seals is written, and ``.partial`` takes the folder's name
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -137,8 +138,8 @@ def whole(folder: Path, version: int, verify: bool = True, but: str = "") -> Pat
         folder = previous_of(folder)
     if not folder.is_dir():
         why = "there is no such folder"
-        if partial_of(folder).is_dir():
-            why += f"; {partial_of(folder).name} holds parts of a snapshot that was not completed"
+        if parts := sorted(folder.parent.glob(f"{glob.escape(folder.name)}*.partial")):
+            why += f"; {parts[0].name} holds parts of a snapshot that was not completed"
         raise refused(folder, why)
     for name, seal in files(folder, version).items():
         if name == but:

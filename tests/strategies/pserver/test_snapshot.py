@@ -12,7 +12,7 @@ import torch
 from trainer.checkpoint import streamed
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol import snapshot
-from trainer.strategies.pserver.protocol.snapshot import complete, read, write_part
+from trainer.strategies.pserver.protocol.snapshot import of_worker, read, write_part
 
 SERVERS = 3
 
@@ -27,7 +27,11 @@ def write(folder, value=1.0, servers=SERVERS, **extra):
         dense = [{"name": "fc", "start": server, "stop": server + 2}]
         meta = {"tables": {"user": table}, "dense": dense, "step": value, "mine": server, **extra}
         streams = {name: streamed.of(tensor.numpy()) for name, tensor in tensors(server, value).items()}
-        write_part(folder, server, streams, meta)
+        write_part(of_worker(folder, 0), server, streams, meta)
+
+
+def complete(folder, servers):
+    snapshot.complete(of_worker(folder, 0), servers, folder)
 
 
 def save(folder, value=1.0, servers=SERVERS):
@@ -61,8 +65,8 @@ def test_what_was_written_is_read(tmp_path):
 
 def test_killed_between_the_parts_there_is_no_snapshot(tmp_path):
     write(tmp_path / "last", servers=2)
-    assert "last.partial" in refused(tmp_path / "last", ".")
-    assert "not completed" in refused(tmp_path / "last.partial", "COMPLETE")
+    assert "last.by-0.partial" in refused(tmp_path / "last", ".")
+    assert "not completed" in refused(tmp_path / "last.by-0.partial", "COMPLETE")
     with pytest.raises(UserError, match=r"server-2\.safetensors"):
         complete(tmp_path / "last", SERVERS)
 
@@ -75,7 +79,7 @@ def test_killed_between_the_parts_the_older_one_stays(tmp_path):
 
 def test_a_part_that_grew_or_shrank_before_the_end_is_refused(tmp_path):
     write(tmp_path / "last")
-    with (tmp_path / "last.partial" / "server-1.safetensors").open("ab") as file:
+    with (tmp_path / "last.by-0.partial" / "server-1.safetensors").open("ab") as file:
         file.write(b"x")
     with pytest.raises(UserError, match=r"server-1\.safetensors"):
         complete(tmp_path / "last", SERVERS)
@@ -84,7 +88,7 @@ def test_a_part_that_grew_or_shrank_before_the_end_is_refused(tmp_path):
 def test_parts_that_disagree_about_a_table_are_refused(tmp_path):
     write(tmp_path / "last")
     meta = {"tables": {"user": {"dim": 9, "dtype": "float32", "kernel": "sgd", "rows": 1}}}
-    write_part(tmp_path / "last", 1, {}, meta)
+    write_part(of_worker(tmp_path / "last", 0), 1, {}, meta)
     with pytest.raises(UserError, match=r"server-1\.safetensors"):
         complete(tmp_path / "last", SERVERS)
 

@@ -65,6 +65,8 @@ class Liveness:
             self.board.set(LIFE.format(rank), str(life))
             if before or coming:  # a server that was started again has blocks of the life before, and never heard of it
                 self._forget_life_before(rank, message)
+            elif message.flags & COMES:
+                self._forget_kept_blocks(rank)
             if coming:
                 self.board.set(f"fenced/worker/{rank}", "its process ended")
                 self._changed()
@@ -86,6 +88,11 @@ class Liveness:
         self.leases.lose(rank)
         if self.parameters.rule is not None:
             self.parameters.rule.forget(rank)
+
+    def _forget_kept_blocks(self, rank: int) -> None:
+        """Of a worker that was let in by this server's life before, and has told which blocks it holds: what this server kept
+        for it beside those was its life's before. It may not ask for work any more."""
+        self.leases.let_go(rank)
 
     def admit(self, message: Message) -> Message:
         """ADMIT: the first worker lets another one in that was lost and has come back; the clock is 1 where it takes part."""

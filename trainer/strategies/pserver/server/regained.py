@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.strategies.pserver.protocol.messages import ACKNOWLEDGED, COMES, FINISHED, PRESENT, TELLS, Kind, Message
+from trainer.strategies.pserver.protocol.messages import ACKNOWLEDGED, FINISHED, PRESENT, TELLS, Kind, Message
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.epoch_blocks import Holder, Leases
 from trainer.strategies.pserver.server.members import Member, Members
@@ -55,10 +55,6 @@ class Regained:
             Holder(member.rank, member.life), int(told.get("epoch", -1)), int(told.get("blocks", 0)),
             [int(block) for block in told.get("held", ())], [] if finished is None else finished.tolist(),
         )  # fmt: skip
-        if (
-            message.flags & COMES
-        ):  # it has come back, and has told what it holds: what is kept beside that was its life's before
-            self.leases.let_go(member.rank)
 
 
 def _sum(message: Message, told: dict[str, Any], which: int) -> ToldSum:
