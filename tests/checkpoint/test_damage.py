@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from torch import nn
 
 import trainer
 from tests.checkpoint import disk, saving
 from trainer.checkpoint import durable_folder, store, tensor_tree, writer
 from trainer.errors import UserError
-from trainer.worker import build
+from trainer.worker import best_model
 from trainer.worker import checkpoints as of_worker
 
 FILES = (
@@ -276,17 +275,17 @@ def test_a_full_disk_at_a_validation_costs_the_best_model_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, tries = (
-        build.save,
+        best_model.save,
         iter((OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device"))),
     )
 
-    def full(model: nn.Module, path: Path) -> None:
+    def full(*arguments: Any) -> None:
         if (error := next(tries, None)) is not None:
             raise error
-        save(model, path)
+        save(*arguments)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(build, "save", full)
+    monkeypatch.setattr(best_model, "save", full)
     trainer.run(
         [
             "+recipe=digits_lenet",
