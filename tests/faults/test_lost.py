@@ -133,6 +133,18 @@ def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str,
     assert (run / "checkpoints" / "persistables" / "COMPLETE").is_file()
 
 
+@pytest.mark.long
+def test_first_worker_that_wakes_leaves_alone_what_another_one_has_saved_in_its_place(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = trainer(
+        *(o for o in BASE if not o.startswith("launch.")), "strategy=pserver_async", "epochs=1", "limit_train_batches=3", "model._target_=tests.faults.waking.Waking",
+        f"+model.run={run}", "strategy.lost_after_s=3", "launch.nproc=2", "launch.max_restarts=0", cwd=tmp_path, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert (run / "awake").exists() and list(read(run / "result.json")["lost_workers"]) == ["0"]
+    assert {path.name for path in (run / "checkpoints").glob("persistables*")} == {"persistables"}
+
+
 def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
     with running(tmp_path, "strategy=pserver_async", "data.on_lost_worker=drop", GATES) as (process, run, everybody):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
