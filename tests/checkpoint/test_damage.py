@@ -271,6 +271,13 @@ def test_a_note_that_comes_while_a_checkpoint_is_given_up_does_not_stay(
     assert not list(tmp_path.iterdir())
 
 
+def test_who_completes_an_older_checkpoint_late_does_not_name_it_the_newest(tmp_path: Path) -> None:
+    saving.save(tmp_path, 20, keep_last=2)
+    saving.save(tmp_path, 10, keep_last=2)
+    assert (tmp_path / store.LATEST).read_text() == "step-000000020\n"
+    assert [store.step_of(path.name) for path in store.found(tmp_path)] == [20, 10]
+
+
 def test_a_full_disk_at_a_validation_costs_the_best_model_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,8 @@ def _known(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
-    """Make the parts of a run's checkpoint that are written a whole one, and the newest.
+    """Make the parts of a run's checkpoint that are written a whole one, and the newest (unless who completes it was stopped
+    meanwhile, and others have saved a newer one).
 
     Raises:
         UserError: a file is missing or damaged.
@@ -292,7 +293,7 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     beside = [name for name in (*linked, BEST) if durable_folder.is_written(folder, name)]
     durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT)
     try:
-        durable_folder.durable_text(folder.parent / LATEST, folder.name + "\n")
+        durable_folder.durable_text(folder.parent / LATEST, found(folder.parent)[0].name + "\n")
     except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there
         durable_folder.remove(folder.parent / LATEST)
 
