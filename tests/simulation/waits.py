@@ -52,8 +52,10 @@ def watched(take_until: Callable[..., None]) -> Callable[..., None]:
         def timed() -> None:
             nonlocal elsewhere
             before = world.now - worker.stopped_s
-            meanwhile()  # type: ignore[misc]
-            elsewhere += world.now - worker.stopped_s - before
+            try:
+                meanwhile()  # type: ignore[misc]
+            finally:  # it may have waited in there, and failed
+                elsewhere += world.now - worker.stopped_s - before
 
         try:
             take_until(self, done, patience_s, meanwhile and timed)
