@@ -165,7 +165,8 @@ class Checkpoints:
         """
         self._pass_on()
         waits = not decides and _meetings(run) == self.waits_at
-        if (decides or waits) and _leads(run) and (leaving := self._decides(run)) is not None:
+        leads = (decides or waits) and _leads(run)
+        if leads and (leaving := self._decides(run)) is not None and not self._was_lost():
             self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run) - waits}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
@@ -209,12 +210,15 @@ class Checkpoints:
     def _ask(self, run: Training) -> None:
         """The first worker says when all are to save, others look whether it has."""
         if self.target is not None:
-            return
+            if run.step <= self.target:
+                return
+            # who said so had been stopped, was taken for lost, and woke too late
+            self.asked, self.target, self.leaving = self.asked + 1, None, False
         key = f"after/{self.asked}"
         self._pass_on()
         if _is_first(run):
             leaving = self._is_asked_to_leave()
-            if leaving or self._late():
+            if (leaving or self._late()) and not self._was_lost():
                 self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
                 self.board.set(key, f"{self.target} {int(leaving)}")
                 self.leaving = leaving
@@ -230,6 +234,10 @@ class Checkpoints:
 
     def _is_asked_to_leave(self) -> bool:
         return bool(self.request) or bool(self.seat.store.check([LEAVE]))
+
+    def _was_lost(self) -> bool:
+        """Whether this worker was stopped and taken for lost: what it knows of the others is old, and another one leads."""
+        return is_lost(self.seat.store, self.seat.rank)
 
     def _late(self) -> bool:
         every = self.told.every_minutes

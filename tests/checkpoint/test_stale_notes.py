@@ -1,0 +1,44 @@
+"""What a first worker says that was stopped, taken for lost, and wakes, keeps nobody from saving later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.config.schema import CheckpointConfig
+from trainer.host.notes_board import SealedBoard
+from trainer.worker.checkpoints import Checkpoints
+
+
+def of_worker(rank: int, store: Any, folder: Path) -> Checkpoints:
+    seat: Any = SimpleNamespace(rank=rank, size=2, store=store)
+    told = CheckpointConfig(every_minutes=1e-9, every_epochs=None, background=False)
+    return Checkpoints(folder, told, seat, True, 99, 9, {}, 0.0)
+
+
+def at(step: int, index: int) -> Any:
+    strategy = SimpleNamespace(members=lambda: (index, 2), next_meeting=lambda now: now + 2)
+    return SimpleNamespace(step=step, strategy=strategy, lockstep=True)
+
+
+def test_an_update_that_is_past_is_waited_for_no_more(tmp_path: Path) -> None:
+    store = SealedBoard(dist.HashStore(), b"secret")
+    first, second = (of_worker(rank, store, tmp_path) for rank in (0, 1))
+    first._ask(at(19, 0))
+    second._ask(at(25, 1))
+    assert (first.target, second.target) == (21, 21)
+    second._ask(at(25, 1))
+    assert second.target is None and second.asked == 1
+    second._ask(at(26, 0))
+    assert second.target == 28, "it leads now, and says when all save"
+
+
+def test_who_was_lost_says_nothing(tmp_path: Path) -> None:
+    store = SealedBoard(dist.HashStore(), b"secret")
+    first = of_worker(0, store, tmp_path)
+    store.set("fenced/worker/0", "nothing was heard of it for 10 s")
+    first._ask(at(19, 0))
+    assert first.target is None and not first.board.check(["after/0"])
