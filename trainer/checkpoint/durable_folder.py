@@ -138,7 +138,7 @@ def whole(folder: Path, version: int, verify: bool = True, but: str = "") -> Pat
         folder = previous_of(folder)
     if not folder.is_dir():
         why = "there is no such folder"
-        if parts := sorted(folder.parent.glob(f"{glob.escape(folder.name)}*.partial")):
+        if parts := sorted(folder.parent.glob(f"{glob.escape(folder.name)}.*partial")):
             why += f"; {parts[0].name} holds parts of a snapshot that was not completed"
         raise refused(folder, why)
     for name, seal in files(folder, version).items():

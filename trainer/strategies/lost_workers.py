@@ -6,10 +6,13 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from trainer.host.notes_board import Board
+from trainer.host.notes_board import Board, NoNote, OwnBoard
 
 ADMITTED = "admitted/worker/{}/{}"
 """Note of a server: who had that life of a worker let in."""
+
+ASK_S = 5.0
+"""So long a worker waits for what the board says of itself."""
 
 
 def new_life() -> int:
@@ -21,6 +24,15 @@ def is_lost(board: Board, rank: int) -> bool:
     """Whether a worker was lost, and no restarted one has been let in for it."""
     key = f"fenced/worker/{rank}"
     return bool(board.check([key]) and board.get(key))
+
+
+def was_lost(board: OwnBoard, rank: int) -> bool:
+    """In the worker of that rank: whether it was stopped and taken for lost, so that another one does its work by now. A board
+    that does not answer for a while counts as no."""
+    try:
+        return is_lost(board.within(ASK_S), rank)
+    except NoNote:
+        return False
 
 
 @runtime_checkable

@@ -9,13 +9,9 @@ from torch import nn
 
 from trainer.checkpoint.store import BEST, CHECKPOINTS
 from trainer.errors import why
-from trainer.host.notes_board import NoNote
 from trainer.strategies.contract import Seat, Strategy, whole
-from trainer.strategies.lost_workers import is_lost
+from trainer.strategies.lost_workers import was_lost
 from trainer.worker.model import save
-
-ASK_S = 5.0
-"""So long this worker waits to hear whether it was lost; no answer counts as no."""
 
 
 def keep_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -> None:
@@ -26,13 +22,6 @@ def keep_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -
     """
     with whole(strategy):
         try:
-            save(model, run_dir / CHECKPOINTS / BEST, lambda: not _was_lost(seat))
+            save(model, run_dir / CHECKPOINTS / BEST, lambda: not was_lost(seat.store, seat.rank))
         except (OSError, SafetensorError) as error:  # a full disk: the training goes on, as without a checkpoint
             print(f"the best model cannot be written: {why(error)}; the one before stays, and the next best one is written", flush=True)  # fmt: skip
-
-
-def _was_lost(seat: Seat) -> bool:
-    try:
-        return is_lost(seat.store.within(ASK_S), seat.rank)
-    except NoNote:
-        return False

@@ -20,7 +20,7 @@ from trainer.errors import Preempted, RunFailed, why
 from trainer.host.signals import LEAVE, StopRequest
 from trainer.run_folder import tracking_file
 from trainer.strategies.contract import Seat
-from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost
+from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost, was_lost
 from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
@@ -166,7 +166,7 @@ class Checkpoints:
         self._pass_on()
         waits = not decides and _meetings(run) == self.waits_at
         leads = (decides or waits) and _leads(run)
-        if leads and (leaving := self._decides(run)) is not None and not self._was_lost():
+        if leads and (leaving := self._decides(run)) is not None and not was_lost(self.seat.store, self.seat.rank):
             self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run) - waits}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
@@ -218,7 +218,7 @@ class Checkpoints:
         self._pass_on()
         if _is_first(run):
             leaving = self._is_asked_to_leave()
-            if (leaving or self._late()) and not self._was_lost():
+            if (leaving or self._late()) and not was_lost(self.seat.store, self.seat.rank):
                 self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
                 self.board.set(key, f"{self.target} {int(leaving)}")
                 self.leaving = leaving
@@ -234,10 +234,6 @@ class Checkpoints:
 
     def _is_asked_to_leave(self) -> bool:
         return bool(self.request) or bool(self.seat.store.check([LEAVE]))
-
-    def _was_lost(self) -> bool:
-        """Whether this worker was stopped and taken for lost: what it knows of the others is old, and another one leads."""
-        return is_lost(self.seat.store, self.seat.rank)
 
     def _late(self) -> bool:
         every = self.told.every_minutes

@@ -90,3 +90,13 @@ def test_parts_that_a_dead_worker_left_are_removed_when_the_run_goes_on_and_not_
     assert left(folder) == {"persistables.by-1.partial", newest.name}
     store.forget_unfinished(folder.parent)
     assert left(folder) == {newest.name}
+
+
+def test_parts_of_a_folder_whose_name_goes_on_are_not_taken_for_its_own(folder: Path) -> None:
+    written(folder.with_name("persistables2"), 0)
+    with pytest.raises(UserError) as error:
+        snapshot.read(folder)
+    assert error.value.why == "there is no such folder"
+    written(folder, 1)
+    with pytest.raises(UserError, match=r"persistables\.by-1\.partial holds parts"):
+        snapshot.read(folder)
