@@ -42,3 +42,20 @@ def test_who_was_lost_says_nothing(tmp_path: Path) -> None:
     store.set("fenced/worker/0", "nothing was heard of it for 10 s")
     first._ask(at(19, 0))
     assert first.target is None and not first.board.check(["after/0"])
+
+
+def test_who_leads_next_takes_what_the_lost_one_has_said_last(tmp_path: Path) -> None:
+    """The others have read it, and wait for that update; another note under its key would be read by nobody."""
+    store = SealedBoard(dist.HashStore(), b"secret")
+    first, second = (of_worker(rank, store, tmp_path) for rank in (0, 1))
+    first._ask(at(19, 0))
+    second._ask(at(20, 0))
+    assert second.target == 21
+
+
+def test_who_may_stop_all_next_does_not_say_it_twice(tmp_path: Path) -> None:
+    """Without a common step: some may have read already what the lost one has said."""
+    store = SealedBoard(dist.HashStore(), b"secret")
+    second = of_worker(1, store, tmp_path)
+    second.board.set("stop/0", "0 3")
+    assert not second._may_say("stop/0") and second._may_say("stop/1")

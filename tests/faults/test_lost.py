@@ -155,18 +155,54 @@ def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
     assert EPOCHS * PER_EPOCH * 0.8 < told["pushes"] <= EPOCHS * PER_EPOCH
 
 
-def test_stopped_worker_is_done_without_and_refused_when_it_wakes(tmp_path: Path) -> None:
+def test_stopped_worker_is_ended_before_others_do_its_work(tmp_path: Path) -> None:
+    """It cannot wake, and go on with what another worker does in its place by then."""
     silence = patient(2)
     with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
         sleeper = member(run, "workerlog.1", everybody)
         sleeper.send_signal(signal.SIGSTOP)
+        wait_for(lambda: not alive([sleeper]), 15 + silence, "it is ended")
+        log, why = run / "serverlog.0", f"nothing was heard of it for {silence:g} s"
+        wait_for(lambda: f"worker 1 is lost: {why}" in log.read_text(), 15, "its server has heard of that")
+        let_go(run, "first", "second")
+        ended(process, tmp_path, 0, 120)
+    assert f"worker 1 was lost ({why}) and is ended" in screen(tmp_path)
+    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
+    assert served(run)["pushes"] == EPOCHS * PER_EPOCH
+
+
+def test_another_process_takes_the_place_of_a_stopped_worker(tmp_path: Path) -> None:
+    silence = patient(2)
+    options = ("strategy=pserver_async", f"strategy.lost_after_s={silence}", "launch.max_restarts=1", GATES)
+    with running(tmp_path, *options) as (process, run, everybody):
+        member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
+        log = run / "workerlog.1"
+        wait_for(lambda: "is there again" in log.read_text(), 60 + silence, "another one is started")
+        let_go(run, "first")
+        wait_for(lambda: "takes part again" in log.read_text(), 60, "it is let in")
+        let_go(run, "second")
+        ended(process, tmp_path, 0, 120)
+    assert "restart 1 of 1: worker 1 is started again; the others go on meanwhile" in screen(tmp_path)
+    result = read(run / "result.json")
+    assert result["lost_workers"] == {} and result["returned"] == [f"worker 1 was lost (nothing was heard of it for {silence:g} s) and is ended"]  # fmt: skip
+    assert served(run)["pushes"] == EPOCHS * PER_EPOCH
+
+
+def test_worker_that_wakes_before_its_launcher_is_refused(tmp_path: Path) -> None:
+    """As on a host that was suspended while others went on."""
+    silence = patient(2)
+    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
+        sleeper, launcher = member(run, "workerlog.1", everybody), psutil.Process(process.pid)
+        launcher.suspend()
+        sleeper.suspend()
         log = run / "serverlog.0"
-        wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 15 + silence, "it is declared lost")
+        wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 30 + silence, "it is declared lost")
         seen = len(points(run, "train/loss"))
         let_go(run, "first")
         wait_for(lambda: len(points(run, "train/loss")) > seen, 15, "the others go on")
-        sleeper.send_signal(signal.SIGCONT)
+        sleeper.resume()
         wait_for(lambda: not alive([sleeper]), 30, "the woken worker ends")
+        launcher.resume()
         let_go(run, "second")
         ended(process, tmp_path, 0, 120)
     assert "ATTENTION" in screen(tmp_path)

@@ -132,6 +132,30 @@ def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_eve
     assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (silent for 30 s) and is ended"}
 
 
+@pytest.mark.parametrize("only", [False, True])
+def test_worker_of_which_servers_hear_nothing_is_ended_at_once(tmp_path: Path, only: bool) -> None:
+    """Also by a launcher that has no other process: workers of others go on. Another process may be started in its place."""
+    stopped, now = Scripted(tmp_path / "1", after=10**9), iter(range(10**6))
+    role = Role("worker", 2, "none:none", ["cpu"] * (1 if only else 2), 1 if only else 0, apart=True)
+    members = [StartedProcess(role, 1, stopped, life=7)]
+    if not only:
+        members.append(StartedProcess(role, 0, Scripted(tmp_path / "0", after=9, value=1), life=6))
+    notes, deaths = Notes({"silent/worker/1/7": "silent for 30 s", "silent/worker/0/5": "of a life before"}), list[RunFailed]()  # fmt: skip
+    found = Supervisor(members, [notes], lambda signs, wait: None, lambda: float(next(now)), again=lambda member, death: deaths.append(death)).watch()  # fmt: skip
+    words = f"worker 1 was lost (silent for 30 s) and is ended\n  its log: {tmp_path}/1"
+    assert found.lost == {1: words} and [str(death) for death in deaths] == [words] and isinstance(deaths[0], Died)
+    assert stopped.heard == ["SIGKILL"] and notes["lost/worker/1/7"] == "its process ended"
+
+
+def test_worker_that_has_done_its_work_is_not_ended_for_its_silence(tmp_path: Path) -> None:
+    done, now = Scripted(tmp_path / "1", value=2), iter(range(10**6))
+    done.returned = True
+    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
+    members = [StartedProcess(role, 0, Scripted(tmp_path / "0", value=1), 6), StartedProcess(role, 1, done, 7)]
+    Supervisor(members, [Notes({"silent/worker/1/7": "silent"})], lambda signs, wait: None, lambda: float(next(now))).watch()  # fmt: skip
+    assert "SIGKILL" not in done.heard
+
+
 def test_worker_that_was_let_in_again_is_waited_for(tmp_path: Path) -> None:
     found = watched([Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=9, value=2)], True, Notes({"fenced/worker/1": ""}), seconds=LINGER_S)  # fmt: skip
     assert found.of == {"worker": {0: 1, 1: 2}}

@@ -25,7 +25,7 @@ from tests.simulation.waits import FETCHING_S, MARGIN_S, PARTS_S, WRITES
 from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
-from trainer.strategies.lost_workers import is_lost
+from trainer.strategies.lost_workers import SILENT, is_lost
 from trainer.strategies.pserver.protocol.messages import RESUMES, Message, Verb
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
@@ -396,6 +396,7 @@ class Play:
             may += 2 * FETCHING_S
         if (since := self.world.now - self.world.moved) > may:
             raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")
+        self._end_silent()
         if all(s.ended for s in self.servers):
             running = [w for w in self.workers if w.rank not in self.gone]
             if all(is_lost(self.board, w.rank) for w in running):
@@ -404,6 +405,14 @@ class Play:
                     for worker in running:
                         worker.kill()
         self.world.after(1.0, self.look)
+
+    def _end_silent(self) -> None:
+        """As launch/supervisor.py, where the launcher is not stopped or cut off itself."""
+        for worker in () if self.scenario.helpless else self.workers:
+            reached = self.hosts is None or self.hosts.store.comes_back(self._host(worker.rank)) <= self.world.now
+            if reached and self.board.check([SILENT.format(worker.rank, worker.life)]) and not worker.ended:
+                self.world.injected["ended for its silence"] += not worker.dead
+                worker.kill()
 
     def fails(self, why: str, host: int = 0) -> None:
         """The launcher ends all processes; of several hosts its own, and tells the others."""

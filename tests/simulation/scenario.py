@@ -32,6 +32,8 @@ ON_HOSTS = (7, 9)
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 MOST_SAVES = 12
 """Stops of a run whose disks are slower than all else."""
+HELPLESS = 3
+"""In one run of so many, the launcher is stopped."""
 WRITES_FIRST = 4
 """In one run of so many, a server answers SAVE when its disk is done; in the others its disk is slow after the answer."""
 FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
@@ -74,6 +76,7 @@ class Scenario:
         others: how many workers and servers go on in each life after the first, if not as many. vectors: of the model; 0: one per server.
         close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
         places: the host of each worker, then of each server; empty: all on one.
+        helpless: the launcher is stopped itself, and ends no silent worker.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a batch takes, by worker.
@@ -114,6 +117,7 @@ class Scenario:
     others: tuple[tuple[int, int], ...] = ()
     vectors: int = 0
     places: tuple[int, ...] = ()
+    helpless: bool = False
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -147,6 +151,7 @@ class Scenario:
             disk_s=r.choice((0.0, 0.5, 15.0)),
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
             faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)),
+            helpless=seed % HELPLESS == 0,
         )  # fmt: skip
         return (
             scenario._drawn_later(random.Random(~seed))

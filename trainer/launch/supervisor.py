@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.errors import RunFailed
+from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import Board
 from trainer.launch.first_failure import POLL_S, failed_first
 from trainer.launch.process import Failure
-from trainer.strategies.lost_workers import ADMITTED
+from trainer.strategies.lost_workers import ADMITTED, SILENT
 
 LINGER_S = 5
 STAY_S = 30
 """So long a process may run on that has done its work: a thread of the user's own may still send something."""
+LOOK_S = 0.5
+"""Between two looks at what servers say of the workers."""
 END_S = 3
 """So long the end of processes that got SIGKILL is waited for."""
 
@@ -163,6 +165,9 @@ class Supervisor:
         self._dismissed: dict[str, float] = {}
         self._stayed = set[str]()
         """Since when those may end that have done their work, and who of them was killed."""
+        self._looked = clock()
+        self._silent: dict[str, str] = {}
+        """Why servers had processes ended."""
 
     def watch(self) -> HostResults:
         """Watch the processes to their end; returns what they returned, and why lost ones were done without.
@@ -180,6 +185,7 @@ class Supervisor:
                     raise self._cause(member)
                 member.handle.signal(signal.SIGKILL)  # its own words count then, and not how it ended
             self._end_dismissed()
+            self._end_silent()
             for rank, why in self.look().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
@@ -205,10 +211,10 @@ class Supervisor:
             if member.role.apart:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
-        if not self._can_do_without(member):
+        if not self._can_do_without(member) and _which(member) not in self._silent:
             self._replace(member)
             return
-        death = failed_first([member])
+        death = self._death(member)
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
             # until it is let in again, which the life before may have been
@@ -221,6 +227,12 @@ class Supervisor:
         self.lost[member.rank] = str(death)
         self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
+
+    def _death(self, member: StartedProcess) -> RunFailed:
+        """Why it was lost."""
+        if why := self._silent.get(_which(member)):
+            return Died(f"{member} was lost ({why}) and is ended\n  its log: {member.handle.log}", str(member))
+        return failed_first([member])
 
     def _replace(self, member: StartedProcess) -> None:
         """Start another process in its place.
@@ -288,6 +300,18 @@ class Supervisor:
             if since is not None and self.clock() - since > STAY_S and _which(member) not in self._stayed:
                 self._stayed.add(_which(member))
                 print(f"\n{member} has done its work, and does not end within {STAY_S} s: it is killed\n", flush=True)
+                member.handle.signal(signal.SIGKILL)
+
+    def _end_silent(self) -> None:
+        """End workers that do nothing according to the servers, which wait for that: the others can do without them."""
+        if self.clock() - self._looked < LOOK_S:
+            return
+        self._looked = self.clock()
+        for member in self.running:
+            note = SILENT.format(member.rank, member.life)
+            at_work = member.role.name == "worker" and member.role.apart and not member.handle.returned
+            if at_work and member.handle.failure is None and self.board[0].check([note]):
+                self._silent.setdefault(_which(member), self.board[0].get(note).decode())
                 member.handle.signal(signal.SIGKILL)
 
     def _well(self, member: StartedProcess) -> bool:

@@ -11,6 +11,9 @@ from trainer.host.notes_board import Board, NoNote, OwnBoard
 ADMITTED = "admitted/worker/{}/{}"
 """Note of a server: who had that life of a worker let in."""
 
+SILENT = "silent/worker/{}/{}"
+"""Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its work."""
+
 ASK_S = 5.0
 """So long a worker waits for what the board says of itself."""
 

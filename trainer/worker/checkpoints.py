@@ -166,8 +166,8 @@ class Checkpoints:
         self._pass_on()
         waits = not decides and _meetings(run) == self.waits_at
         leads = (decides or waits) and _leads(run)
-        if leads and (leaving := self._decides(run)) is not None and not was_lost(self.seat.store, self.seat.rank):
-            self.board.set(f"stop/{self.asked}", f"{int(leaving)} {_meetings(run) - waits}")
+        if leads and (leaving := self._decides(run)) is not None and self._may_say(key := f"stop/{self.asked}"):
+            self.board.set(key, f"{int(leaving)} {_meetings(run) - waits}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
@@ -218,13 +218,18 @@ class Checkpoints:
         self._pass_on()
         if _is_first(run):
             leaving = self._is_asked_to_leave()
-            if (leaving or self._late()) and not was_lost(self.seat.store, self.seat.rank):
-                self.target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
-                self.board.set(key, f"{self.target} {int(leaving)}")
-                self.leaving = leaving
-        elif self.board.check([key]):
-            target, leaves = self.board.get(key).split()
-            self.target, self.leaving = int(target), bool(int(leaves))
+            if not (leaving or self._late()):
+                return
+            if self._may_say(key):
+                target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
+                self.board.set(key, f"{target} {int(leaving)}")
+        if self.board.check([key]):  # it may be that of a first worker which is lost by now
+            target, leaves = map(int, self.board.get(key).split())
+            self.target, self.leaving = target, bool(leaves)
+
+    def _may_say(self, key: str) -> bool:
+        """Whether the others have not gone on without this worker meanwhile, and another one has not said what it is about to say."""
+        return not self.board.check([key]) and not was_lost(self.seat.store, self.seat.rank)
 
     def _pass_on(self) -> None:
         """A worker was asked to leave: the others are to know."""

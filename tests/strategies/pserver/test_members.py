@@ -135,6 +135,34 @@ def test_first_cause_of_a_loss_is_told_whoever_declares_the_worker_lost_next() -
         workers[0].close()
 
 
+def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_it() -> None:
+    """If its launcher does not end it, the others wait no longer; where nobody is left, or the run ends with it, nobody waits at all."""
+    with Cluster(config("async", 3, 1, lost_after_s=10.0)) as cluster:
+        [server] = cluster.servers
+    clock = [100.0]
+    server.members.now = lambda: clock[0]
+    for rank in range(3):
+        server.members.hello(rank, rank + 5)
+    server.parameters.ready = True
+    board, members = server.liveness.board, server.members
+    clock[0] += 8.0
+    members.heard(0)
+    clock[0] += 2.5
+    server.liveness.look_after()
+    notes = [f"silent/worker/{rank}/{rank + 5}" for rank in range(3)]
+    assert [board.check([note]) for note in notes] == [False, True, True] and members.present() == [0, 1, 2]
+    board.set("lost/worker/1/6", "its process ended")
+    server.liveness.look_after()
+    assert members.present() == [0, 2] and members.all[1].lost == "nothing was heard of it for 10 s"
+    clock[0] += 3.0
+    members.heard(0)
+    server.liveness.look_after()
+    assert members.present() == [0] and members.all[2].lost == "nothing was heard of it for 10 s"
+    clock[0] += 10.5
+    server.liveness.look_after()
+    assert members.present() == [] and not board.check([notes[0]])
+
+
 def test_server_that_was_stopped_gives_everybody_its_time_again() -> None:
     """Whether it was stopped while it waited for messages or while it worked."""
     with Cluster(config("sync", 2, 1, lost_after_s=10.0)) as cluster:

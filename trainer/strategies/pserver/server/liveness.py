@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import Board
-from trainer.strategies.lost_workers import ADMITTED
+from trainer.strategies.lost_workers import ADMITTED, SILENT
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
@@ -18,6 +18,8 @@ from trainer.strategies.pserver.server.turns import Turns
 
 EVER = 1 << 62
 """Pushes that a server may lack that was started again."""
+ENDING_S = 3.0
+"""So long the launcher of a silent worker has to end it; then it is lost all the same."""
 LIFE = "life/worker/{}"
 """Note of a server: the present life of a worker, for the life after of a server."""
 
@@ -127,7 +129,7 @@ class Liveness:
         """Declare lost whoever is silent, whose process has failed, or whom another server has lost; a process that
         ended well counts as leaving."""
         for rank in self.members.silent():
-            self.lose(rank, f"nothing was heard of it for {self.members.lost_after_s:g} s")
+            self._have_ended(rank, f"nothing was heard of it for {self.members.lost_after_s:g} s")
         for rank in self.members.present():
             member, worker = self.members.all[rank], f"worker/{rank}"
             fenced = f"fenced/{worker}/{member.life}" if member.life else f"fenced/{worker}"
@@ -138,16 +140,27 @@ class Liveness:
             elif self.board.check([fenced]) and (why := self.board.get(fenced).decode()):
                 self.lose(rank, why)
 
+    def _have_ended(self, rank: int, why: str) -> None:
+        """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke later might
+        go on with what others do in its place by then."""
+        note = SILENT.format(rank, self.members.all[rank].life)
+        if rank in self.members.silent(ENDING_S) or len(self.members.present()) == 1 or self._cannot_go_on(rank):
+            self.lose(rank, why)
+        elif not self.board.check([note]):
+            print(f"worker {rank} is silent: {why}", flush=True)
+            self.board.set(note, why)
+
     def lose(self, rank: int, why: str) -> None:
         """Declare a worker lost: nothing more is taken from it, its work goes to others. Where another server has lost
-        that life before, its reason counts: what follows from a loss is not its cause.
+        that life before, or has had its process ended, its reason counts: what follows from a loss is not its cause.
 
         Raises:
             Missing: the run cannot go on without it.
         """
-        fenced = f"fenced/worker/{rank}/{self.members.all[rank].life}"
-        if self.board.check([fenced]):
-            why = self.board.get(fenced).decode()
+        life = self.members.all[rank].life
+        fenced = f"fenced/worker/{rank}/{life}"
+        if before := [note for note in (fenced, SILENT.format(rank, life)) if self.board.check([note])]:
+            why = self.board.get(before[0]).decode()
         print(f"worker {rank} is lost: {why}", flush=True)
         self.members.lose(rank, why)
         self.board.set(fenced, why)

@@ -182,9 +182,9 @@ class Members:
         member.lost = why
         member.fenced.add(member.life)
 
-    def silent(self) -> list[int]:
-        """Ranks of present workers that have not been heard for too long."""
-        limit = self.now() - self.lost_after_s
+    def silent(self, besides_s: float = 0.0) -> list[int]:
+        """Ranks of present workers that have not been heard for too long, and so many seconds besides."""
+        limit = self.now() - self.lost_after_s - besides_s
         return [m.rank for m in self.all if m.heard < limit and m.present and m.life]
 
 
