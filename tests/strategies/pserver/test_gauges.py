@@ -97,3 +97,26 @@ def test_rates_of_a_server_that_was_started_again_are_not_those_since_its_life_b
     client.greetings += 1
     assert "server0/pushes_per_s" not in rates(14.0, 200)
     assert rates(15.0, 230)["server0/pushes_per_s"] == 30.0
+
+
+def test_rates_at_the_end_are_not_those_of_its_last_milliseconds() -> None:
+    """A question may be under way then, or just answered; a run that is over sooner than that has rates, too."""
+    answers = iter([(10.0, 1000), (12.0, 1200), (12.01, 1200), (12.3, 1200)])
+
+    def ask(server: int, message: Message) -> SimpleNamespace:
+        seconds, count = next(answers)
+        told = {"seconds": seconds, "waiting": 0, "rows": 1, "staleness": {}, **dict.fromkeys(gauges.COUNTS, count)}
+        return SimpleNamespace(server=0, answer=Message(Verb.DONE, records=[text(told)]))
+
+    client = SimpleNamespace(greetings=0, servers=[0], ask=ask, wait=lambda requests: None)
+    counted = gauges.Gauges(client)  # type: ignore[arg-type]
+    counted.requests = counted._ask()
+    assert "server0/pushes_per_s" not in counted._told(counted.requests)
+    counted.requests = counted._ask()
+    assert counted.last()["server0/pushes_per_s"] == pytest.approx(200 / 2.01)
+    assert "server0/pushes_per_s" not in counted.last(), "0.3 s later"
+
+    answers = iter([(10.0, 1000), (10.1, 1010)])
+    counted = gauges.Gauges(client)  # type: ignore[arg-type]
+    counted.requests = counted._ask()
+    assert counted.last()["server0/pushes_per_s"] == pytest.approx(100.0)

@@ -11,6 +11,8 @@ from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.requests import Request
 
 GAUGES_EVERY_S = 2.0
+SHORTEST_S = 0.5
+"""No rates are told of less time, where some were told before: at the end of a run there may be no push in it."""
 COUNTS = ("pushes", "pulls", "bytes_in", "bytes_out")
 
 
@@ -22,6 +24,7 @@ class Gauges:
         self.asked_at = -GAUGES_EVERY_S
         self.requests: list[Request] = []
         self.before: dict[int, dict[str, float]] = {}
+        self.rated = set[int]()
         self.greetings = client.greetings
 
     def now(self) -> dict[str, float]:
@@ -38,11 +41,12 @@ class Gauges:
         return found | {f"server{s}/queue": float(queued.count(s)) for s in self.client.servers}
 
     def last(self) -> dict[str, float]:
-        """The servers' values at the end; waits for them."""
-        self.client.wait(self.requests)
+        """The servers' values at the end; waits for them. Rates are since the values that were told last."""
         asks = self._ask()
-        self.client.wait(asks)
-        return self._told([*self.requests, *asks])
+        self.client.wait([*self.requests, *asks])
+        if not self.before:
+            self._told(self.requests)
+        return self._told(asks)
 
     def _ask(self) -> list[Request]:
         return [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
@@ -62,7 +66,9 @@ class Gauges:
         before = self.before.get(server)
         self.before[server] = {k: float(now[k]) for k in ("seconds", *COUNTS)}
         found = {"waiting": float(now["waiting"]), "rows": float(now["rows"])}
-        if before is not None and (seconds := now["seconds"] - before["seconds"]) > 0:
+        seconds = now["seconds"] - before["seconds"] if before is not None else 0.0
+        if before is not None and seconds > (SHORTEST_S if server in self.rated else 0.0):
+            self.rated.add(server)
             rate = {k: (now[k] - before[k]) / seconds for k in COUNTS}
             found |= {"pushes_per_s": rate["pushes"], "pulls_per_s": rate["pulls"]}
             found["mb_per_s"] = (rate["bytes_in"] + rate["bytes_out"]) / 1e6
