@@ -165,7 +165,7 @@ HARD = {
     "one name": "b", "signs": "~+", "stars": "token='\\'", "words in quotes": "'a ", "numbers": "token=1,", "lines": "password: x\n", "equals": "password=",
 }  # fmt: skip
 AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
-LENGTH = 30_000
+LENGTH = 15_000
 
 
 @pytest.mark.parametrize(

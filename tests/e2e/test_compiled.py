@@ -52,6 +52,7 @@ def test_row_lookups_of_every_server_mode_stay_outside_the_compiled_graph(tmp_pa
     compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1 launch.servers=2")
 
 
+@pytest.mark.long
 def test_inductor_s_code_equals_eager_and_goes_to_a_cache_of_its_own(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
