@@ -166,7 +166,7 @@ def test_stopped_worker_is_ended_before_others_do_its_work(tmp_path: Path) -> No
         wait_for(lambda: f"worker 1 is lost: {why}" in log.read_text(), 15, "its server has heard of that")
         let_go(run, "first", "second")
         ended(process, tmp_path, 0, 120)
-    assert f"worker 1 was lost ({why}) and is ended" in screen(tmp_path)
+    assert f"worker 1 was lost and is ended: {why}" in screen(tmp_path)
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
     assert served(run)["pushes"] == EPOCHS * PER_EPOCH
 
@@ -184,7 +184,7 @@ def test_another_process_takes_the_place_of_a_stopped_worker(tmp_path: Path) -> 
         ended(process, tmp_path, 0, 120)
     assert "restart 1 of 1: worker 1 is started again; the others go on meanwhile" in screen(tmp_path)
     result = read(run / "result.json")
-    assert result["lost_workers"] == {} and result["returned"] == [f"worker 1 was lost (nothing was heard of it for {silence:g} s) and is ended"]  # fmt: skip
+    assert result["lost_workers"] == {} and result["returned"] == [f"worker 1 was lost and is ended: nothing was heard of it for {silence:g} s (strategy.lost_after_s)"]  # fmt: skip
     assert served(run)["pushes"] == EPOCHS * PER_EPOCH
 
 
@@ -236,7 +236,7 @@ def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
         member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
         let_go(run, "first", "second")
         ended(process, tmp_path, 0)
-    assert f"worker 1 was lost (nothing was heard of it for {silence:g} s) and is ended" in screen(tmp_path)
+    assert f"worker 1 was lost and is ended: nothing was heard of it for {silence:g} s" in screen(tmp_path)
     assert list(read(run / "result.json")["lost_workers"]) == ["1"]
 
 

@@ -129,22 +129,50 @@ def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_eve
     stopped = Scripted(tmp_path / "1", after=10**9)
     notes = Notes({"fenced/worker/1": "silent for 30 s"})
     found = watched([Scripted(tmp_path / "0", value=1), stopped], True, notes, seconds=LINGER_S)
-    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (silent for 30 s) and is ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost and is ended: silent for 30 s"}
 
 
-@pytest.mark.parametrize("only", [False, True])
-def test_worker_of_which_servers_hear_nothing_is_ended_at_once(tmp_path: Path, only: bool) -> None:
-    """Also by a launcher that has no other process: workers of others go on. Another process may be started in its place."""
-    stopped, now = Scripted(tmp_path / "1", after=10**9), iter(range(10**6))
-    role = Role("worker", 2, "none:none", ["cpu"] * (1 if only else 2), 1 if only else 0, apart=True)
-    members = [StartedProcess(role, 1, stopped, life=7)]
-    if not only:
-        members.append(StartedProcess(role, 0, Scripted(tmp_path / "0", after=9, value=1), life=6))
-    notes, deaths = Notes({"silent/worker/1/7": "silent for 30 s", "silent/worker/0/5": "of a life before"}), list[RunFailed]()  # fmt: skip
-    found = Supervisor(members, [notes], lambda signs, wait: None, lambda: float(next(now)), again=lambda member, death: deaths.append(death)).watch()  # fmt: skip
-    words = f"worker 1 was lost (silent for 30 s) and is ended\n  its log: {tmp_path}/1"
-    assert found.lost == {1: words} and [str(death) for death in deaths] == [words] and isinstance(deaths[0], Died)
+def silent(tmp_path: Path, rank: int, others: list[StartedProcess], notes: Notes) -> tuple[Supervisor, Scripted, list[RunFailed]]:  # fmt: skip
+    """The supervisor of a stopped worker and of others on its host."""
+    stopped, now, deaths = Scripted(tmp_path / "stopped", after=10**9), iter(range(10**6)), list[RunFailed]()
+    role = Role("worker", 3, "none:none", ["cpu"], rank, apart=True)
+    members = [StartedProcess(role, rank, stopped, life=7), *others]
+    supervisor = Supervisor(members, [notes], lambda signs, wait: None, lambda: float(next(now)))
+    supervisor.again = lambda member, death: deaths.append(death)
+    return supervisor, stopped, deaths
+
+
+SILENCE = "worker {} was lost and is ended: silent for 30 s\n  its log: {}/stopped"
+
+
+def test_worker_of_which_servers_hear_nothing_is_ended_at_once(tmp_path: Path) -> None:
+    """Another process may be started in its place. A note about a life before, or one that was taken back, ends nobody."""
+    role = Role("worker", 3, "none:none", ["cpu"] * 2, apart=True)
+    handles = [Scripted(tmp_path / f"{n}", after=9, value=1) for n in range(2)]
+    others = [StartedProcess(role, rank, handle, life=6) for rank, handle in zip((0, 2), handles, strict=True)]
+    notes = Notes({"silent/worker/1/7": "silent for 30 s", "silent/worker/0/5": "silent", "silent/worker/2/6": ""})
+    supervisor, stopped, deaths = silent(tmp_path, 1, others, notes)
+    words = SILENCE.format(1, tmp_path)
+    assert supervisor.watch().lost == {1: words}
+    assert [str(death) for death in deaths] == [words] and isinstance(deaths[0], Died)
     assert stopped.heard == ["SIGKILL"] and notes["lost/worker/1/7"] == "its process ended"
+    assert all("SIGKILL" not in handle.heard for handle in handles)
+
+
+@pytest.mark.parametrize(("rank", "serves"), [(0, False), (0, True), (2, False), (2, True)])
+def test_host_whose_only_worker_is_silent_ends_as_if_it_had_died(tmp_path: Path, rank: int, serves: bool) -> None:
+    """Unless it serves the workers of others; but host 0 keeps what the run comes to. The others hear of it by ``ends_all``."""
+    served = Scripted(tmp_path / "server", after=5, value="served")
+    server = StartedProcess(Role("server", 2, "none:none", ["cpu"], 1), 1, served)
+    notes = Notes({f"silent/worker/{rank}/7": "silent for 30 s"})
+    supervisor, stopped, _ = silent(tmp_path, rank, [server] * serves, notes)
+    if rank and serves:
+        assert supervisor.watch().lost == {rank: SILENCE.format(rank, tmp_path)}
+    else:
+        with pytest.raises(Died) as ended:
+            supervisor.watch()
+        assert str(ended.value) == SILENCE.format(rank, tmp_path) and supervisor.ends_all == serves
+    assert stopped.heard == ["SIGKILL"]
 
 
 def test_worker_that_has_done_its_work_is_not_ended_for_its_silence(tmp_path: Path) -> None:
@@ -167,7 +195,7 @@ def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
     members = [StartedProcess(role, 0, done), StartedProcess(role, 1, back, life=7, returns=True)]
     found = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: next(now) * LINGER_S).watch()
-    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (it was started again) and is ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost and is ended: it was started again"}
 
 
 def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path: Path) -> None:
@@ -180,7 +208,7 @@ def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path
     supervisor = Supervisor(members, [Notes({"fenced/worker/1": ""})], lambda signs, wait: None, lambda: next(now) * LINGER_S)  # fmt: skip
     supervisor.again = lambda member, death: third
     found = supervisor.watch()
-    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost (its process ended) and is ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost and is ended: its process ended"}
 
 
 @pytest.mark.parametrize("words", ["worker 1 was declared lost: nothing was heard of it for 30 s", "ValueError: 3"])

@@ -798,5 +798,6 @@ MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
     "who_has_waited_in_vain_waits_for_the_board_as_well": lambda: patch.object(connections, "ASK_S", 1e9),
     "all_workers_save_into_one_folder": lambda: patch.object(snapshot, "of_worker", lambda folder, rank: folder),
+    "who_is_silent_is_lost_before_it_is_ended": lambda: patch.object(liveness, "ENDING_S", 0.0),
     "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
 }  # fmt: skip

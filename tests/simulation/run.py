@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.lost_workers import SILENT, is_lost
 from trainer.strategies.pserver.protocol.messages import RESUMES, Message, Verb
+from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
 
@@ -221,7 +222,21 @@ class Play:
             self.server_ended, resume, self.unsure(), life, again, self.hosts and self.hosts.of_server(number),
         )  # fmt: skip
         server.resumes_at = partial(self._resumes_at, number)
+        liveness = server.machine.liveness
+        liveness.lose = partial(self._loses, liveness, liveness.lose)  # type: ignore[method-assign]
         return server
+
+    def _loses(self, liveness: Liveness, lose: Callable[[int, str], None], rank: int, why: str) -> None:
+        """A server takes a worker for lost.
+
+        Raises:
+            Violation: others do its work from now on, and it may wake, although its launcher could have ended it.
+        """
+        worker, silence = self.workers[rank], why.startswith("nothing was heard") and not is_lost(self.board, rank)
+        alone = liveness.members.present() == [rank] or liveness._cannot_go_on(rank)
+        if silence and not (alone or worker.dead or worker.ended or self.scenario.helpless or self.hosts):
+            raise Violation(f"worker {rank} is taken for lost, and may wake")
+        lose(rank, why)
 
     def _resumes_at(self, server: int, rank: int) -> int:
         """The steps from which a worker goes on, as long as it waits for that server to know; 0: it does not wait for that."""
@@ -410,7 +425,8 @@ class Play:
         """As launch/supervisor.py, where the launcher is not stopped or cut off itself."""
         for worker in () if self.scenario.helpless else self.workers:
             reached = self.hosts is None or self.hosts.store.comes_back(self._host(worker.rank)) <= self.world.now
-            if reached and self.board.check([SILENT.format(worker.rank, worker.life)]) and not worker.ended:
+            note = SILENT.format(worker.rank, worker.life)
+            if reached and not worker.ended and self.board.check([note]) and self.board.get(note):
                 self.world.injected["ended for its silence"] += not worker.dead
                 worker.kill()
 

@@ -258,11 +258,11 @@ class SimulatedServer(Process):
         self.world.at(self.stopped_until, self.goes_on)
 
     def _look_after(self) -> None:
-        """Who is missing: looked for only if there is a new note, a new life or a silence, because nothing else tells it."""
+        """Who is missing: looked for only if there is a new note, a new life, a silence or its end, because nothing else tells it."""
         members = self.machine.members
         news = self.board.changes, sum([len(m.lives) for m in members.all])
         far = isinstance(self.board, FarBoard) and self.board.disturbed
-        if news != self.news or members.silent() or far:
+        if news != self.news or members.silent() or self.machine.liveness.asked or far:
             self.news = news
             self.look_after()
 

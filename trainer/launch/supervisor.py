@@ -211,7 +211,7 @@ class Supervisor:
             if member.role.apart:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
-        if not self._can_do_without(member) and _which(member) not in self._silent:
+        if not self._can_do_without(member):
             self._replace(member)
             return
         death = self._death(member)
@@ -231,7 +231,7 @@ class Supervisor:
     def _death(self, member: StartedProcess) -> RunFailed:
         """Why it was lost."""
         if why := self._silent.get(_which(member)):
-            return Died(f"{member} was lost ({why}) and is ended\n  its log: {member.handle.log}", str(member))
+            return Died(f"{member} was lost and is ended: {why}\n  its log: {member.handle.log}", str(member))
         return failed_first([member])
 
     def _replace(self, member: StartedProcess) -> None:
@@ -260,6 +260,8 @@ class Supervisor:
         Such words are a server's that cannot go on, or a worker's that had them from a server. Once another worker has been let
         in for the dead one, nothing follows from that death any more.
         """
+        if _which(member) in self._silent:
+            return self._death(member)
         failure = member.handle.failure
         if failure is not None and failure.told and (failure.follows or not member.role.apart):
             for death in reversed(self.deaths):
@@ -309,9 +311,11 @@ class Supervisor:
         self._looked = self.clock()
         for member in self.running:
             note = SILENT.format(member.rank, member.life)
-            at_work = member.role.name == "worker" and member.role.apart and not member.handle.returned
-            if at_work and member.handle.failure is None and self.board[0].check([note]):
-                self._silent.setdefault(_which(member), self.board[0].get(note).decode())
+            if not (member.role.name == "worker" and member.role.apart and self.board[0].check([note])):
+                continue
+            why = self.board[0].get(note).decode()
+            if why and not member.handle.returned and member.handle.failure is None:
+                self._silent[_which(member)] = why
                 member.handle.signal(signal.SIGKILL)
 
     def _well(self, member: StartedProcess) -> bool:
@@ -346,7 +350,7 @@ class Supervisor:
         if now - self._unneeded_since <= LINGER_S:
             return False
         for member in self.running:
-            self.lost[member.rank] = f"{member} was lost ({why[member.rank]}) and is ended"
+            self.lost[member.rank] = f"{member} was lost and is ended: {why[member.rank]}"
             print(f"\nATTENTION: {self.lost[member.rank]}\n", flush=True)
         return True
 

@@ -12,7 +12,8 @@ ADMITTED = "admitted/worker/{}/{}"
 """Note of a server: who had that life of a worker let in."""
 
 SILENT = "silent/worker/{}/{}"
-"""Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its work."""
+"""Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its work; empty: it
+was heard again."""
 
 ASK_S = 5.0
 """So long a worker waits for what the board says of itself."""

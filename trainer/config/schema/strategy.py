@@ -90,7 +90,9 @@ class PserverStrategy(StrategyConfig):
     _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
     timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
     transport: str = key("auto", "tcp: encrypted; on one host ipc: Unix sockets; auto: these with shared memory, between hosts tcp", choices=("auto", "ipc", "tcp"))  # fmt: skip
-    lost_after_s: float = key(10.0, "silence after which a worker counts as lost", "seconds", gt=0, le=LONGEST_S)
+    lost_after_s: float = key(
+        10.0, "silence after which a worker is ended and counts as lost", "seconds", gt=0, le=LONGEST_S
+    )
     handshake_s: float = key(10.0, "servers close a connection that has not said by then who it is", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
     ledger: bool = key(False, "servers write each piece of work that they apply to ledger.N.tsv")
     on_nonfinite: str = key("refuse", "values of a push or the start that are NaN or infinite: end the run, or apply them", choices=("refuse", "apply"))  # fmt: skip

@@ -31,6 +31,7 @@ class Liveness:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
             ``lost/worker/N/LIFE``: that life has, and another one comes. ``done/worker/N``: it has ended well.
             ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost. ``life/worker/N``: its present life.
+            ``silent/worker/N/LIFE``: its launcher is to end it, or, empty, not any more.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """
@@ -43,6 +44,8 @@ class Liveness:
         self.regained = regained
         self.meetings = meetings
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
+        self.asked: dict[int, str] = {}
+        """Notes of this server about workers that are silent, by rank."""
         for member in members.all if regained.again else ():
             if board.check([note := LIFE.format(member.rank)]):
                 member.expected = int(board.get(note))
@@ -126,10 +129,15 @@ class Liveness:
             self._changed()
 
     def look_after(self) -> None:
-        """Declare lost whoever is silent, whose process has failed, or whom another server has lost; a process that
+        """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a process that
         ended well counts as leaving."""
-        for rank in self.members.silent():
-            self._have_ended(rank, f"nothing was heard of it for {self.members.lost_after_s:g} s")
+        silent = self.members.silent()
+        for rank in [rank for rank in self.asked if rank not in silent]:
+            self.board.set(self.asked.pop(rank), "")
+        for rank in silent:
+            self._have_ended(
+                rank, f"nothing was heard of it for {self.members.lost_after_s:g} s (strategy.lost_after_s)"
+            )
         for rank in self.members.present():
             member, worker = self.members.all[rank], f"worker/{rank}"
             fenced = f"fenced/{worker}/{member.life}" if member.life else f"fenced/{worker}"
@@ -143,12 +151,12 @@ class Liveness:
     def _have_ended(self, rank: int, why: str) -> None:
         """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke later might
         go on with what others do in its place by then."""
-        note = SILENT.format(rank, self.members.all[rank].life)
         if rank in self.members.silent(ENDING_S) or len(self.members.present()) == 1 or self._cannot_go_on(rank):
             self.lose(rank, why)
-        elif not self.board.check([note]):
+        elif rank not in self.asked:
             print(f"worker {rank} is silent: {why}", flush=True)
-            self.board.set(note, why)
+            self.asked[rank] = SILENT.format(rank, self.members.all[rank].life)
+            self.board.set(self.asked[rank], why)
 
     def lose(self, rank: int, why: str) -> None:
         """Declare a worker lost: nothing more is taken from it, its work goes to others. Where another server has lost
@@ -159,8 +167,9 @@ class Liveness:
         """
         life = self.members.all[rank].life
         fenced = f"fenced/worker/{rank}/{life}"
-        if before := [note for note in (fenced, SILENT.format(rank, life)) if self.board.check([note])]:
-            why = self.board.get(before[0]).decode()
+        told = [self.board.get(n).decode() for n in (fenced, SILENT.format(rank, life)) if self.board.check([n])]
+        why = next(filter(None, told), why)
+        self.asked.pop(rank, None)
         print(f"worker {rank} is lost: {why}", flush=True)
         self.members.lose(rank, why)
         self.board.set(fenced, why)

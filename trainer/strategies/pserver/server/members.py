@@ -107,7 +107,7 @@ class Members:
 
     Args:
         size: how many there are.
-        lost_after_s: silence after which one that has come counts as lost.
+        lost_after_s: silence after which one that has come is to be ended, and counts as lost soon.
         now: the clock.
         first: what incarnations begin with (:func:`first_incarnation`).
     """

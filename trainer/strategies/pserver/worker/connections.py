@@ -76,7 +76,7 @@ class Sockets:
 
     Args:
         seat: the worker. addresses: of the servers.
-        lost_after_s: silence after which servers count a worker as lost.
+        lost_after_s: silence after which servers have a worker ended.
         io_threads: ZeroMQ's threads.
     """
 
