@@ -159,11 +159,16 @@ def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_
     assert board.get(notes[2]) and members.present() == [0, 1, 2]
     board.set("lost/worker/1/6", "its process ended")
     server.liveness.look_after()
-    assert members.present() == [0, 2] and members.all[1].lost == "nothing was heard of it for 10 s (strategy.lost_after_s)"
+    assert (
+        members.present() == [0, 2]
+        and members.all[1].lost == "nothing was heard of it for 10 s (strategy.lost_after_s)"
+    )
     clock[0] += 3.0
     members.heard(0)
     server.liveness.look_after()
-    assert members.present() == [0] and members.all[2].lost == "nothing was heard of it for 10 s (strategy.lost_after_s)"
+    assert (
+        members.present() == [0] and members.all[2].lost == "nothing was heard of it for 10 s (strategy.lost_after_s)"
+    )
     clock[0] += 10.5
     server.liveness.look_after()
     assert members.present() == [] and not board.check([notes[0]])
