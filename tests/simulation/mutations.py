@@ -794,6 +794,19 @@ def steps_under_way_count_at_a_server_that_was_started_again(original: Any, self
 
 
 # A patch inside of a function that waits would last while others run.
+@replaces(worker.PserverWorker, "agree")
+def a_validation_is_divided_among_those_of_before(
+    _: Any, self: worker.PserverWorker, action: Callable[[int, int], Any], settle: Callable[[], None] = lambda: None
+) -> Any:  # fmt: skip
+    while True:
+        index, count = self.members()
+        settle()
+        done = action(index, count)
+        self._sum(np.zeros(1), SAVES)
+        if len(self.present) == count:
+            return done
+
+
 MUTATIONS |= {
     "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
     "who_has_waited_in_vain_waits_for_the_board_as_well": lambda: patch.object(connections, "ASK_S", 1e9),

@@ -32,6 +32,8 @@ ON_HOSTS = (7, 9)
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 MOST_SAVES = 12
 """Stops of a run whose disks are slower than all else."""
+SHARED_VALIDATIONS = 7, 19
+"""Runs whose seeds leave this in such a division have validations that workers divide among themselves."""
 HELPLESS = 3
 """In one run of so many, the launcher is stopped."""
 WRITES_FIRST = 4
@@ -77,6 +79,7 @@ class Scenario:
         close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
         places: the host of each worker, then of each server; empty: all on one.
         helpless: the launcher is stopped itself, and ends no silent worker.
+        shares: workers divide the validation among themselves, and repeat it where one is lost meanwhile.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
         disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a batch takes, by worker.
@@ -118,6 +121,7 @@ class Scenario:
     vectors: int = 0
     places: tuple[int, ...] = ()
     helpless: bool = False
+    shares: bool = False
 
     @staticmethod
     def drawn(seed: int, mode: str | None = None) -> Scenario:
@@ -152,6 +156,7 @@ class Scenario:
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
             faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)),
             helpless=seed % HELPLESS == 0,
+            shares=_is_one_of(SHARED_VALIDATIONS, seed),
         )  # fmt: skip
         return (
             scenario._drawn_later(random.Random(~seed))

@@ -124,6 +124,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "steps_under_way_count_at_a_server_that_was_started_again": (None, 1515536),
     "blocks_of_the_life_before_are_kept_for_who_was_let_in": (None, 1891566),
     "who_is_silent_is_lost_before_it_is_ended": (None, 125),
+    "a_validation_is_divided_among_those_of_before": (None, 3218),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the
 search begins at 0."""

@@ -366,12 +366,18 @@ class SimulatedWorker(Process):
                 self.strategy.close()
 
     def _validate(self, strategy: PserverWorker, last: bool) -> None:
-        strategy.synchronize()
-        if last:
-            self.settled(strategy)
-        if self.scenario.evaluates:
-            self._evaluate(strategy)
-        self._sum(strategy)
+        def shared(index: int, count: int) -> None:
+            if last:
+                self.settled(strategy)
+            if self.scenario.evaluates:
+                self._evaluate(strategy)
+            self._sum(strategy, count)
+
+        if self.scenario.shares:
+            strategy.agree(shared, strategy.synchronize)
+        else:
+            strategy.synchronize()
+            shared(*strategy.members())
 
     def _strategy(self) -> PserverWorker:
         kind, seat = KINDS[self.scenario.mode], _seat(self.rank, self.scenario.workers, self.scenario.servers)
@@ -561,10 +567,16 @@ class SimulatedWorker(Process):
             rows.grad = torch.full_like(rows, -1.0)
             table.used.append(Looked(found, rows))
 
-    def _sum(self, strategy: PserverWorker) -> None:
-        """As a validation does: a sum over those who take part, and perhaps those who were lost meanwhile; each once."""
-        mine = torch.tensor([1.0, 2.0**self.rank], dtype=torch.float64)
-        count, bits = (int(n) for n in strategy.all_reduce_sum(mine).tolist())
+    def _sum(self, strategy: PserverWorker, workers: int) -> None:
+        """As a validation does: a sum over those who take part, and perhaps those who were lost meanwhile; each once.
+
+        Args:
+            workers: among so many this one has divided the samples.
+        """
+        mine = torch.tensor([1.0, 2.0**self.rank, workers], dtype=torch.float64)
+        count, bits, all_workers = (int(n) for n in strategy.all_reduce_sum(mine).tolist())
+        if all_workers != workers * count:
+            raise Violation(f"worker {self.rank} divides the validation among {workers}, and others among others")
         if bits.bit_count() != count or any(not bits >> rank & 1 for rank in strategy.present):
             raise Violation(f"worker {self.rank}: a sum over {strategy.present} is of {count}: {bits:b}")
 

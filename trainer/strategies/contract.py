@@ -277,8 +277,13 @@ class Strategy(ABC):
         """This worker's index among the workers that take part now, and their number, the same for all of them."""
         return self.seat.rank, self.seat.size
 
-    def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
-        """Return the result of ``action(index, count)``, called with ``members``, again if one is lost meanwhile."""
+    def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
+        """Return the result of ``action(index, count)``, called with ``members``, again if one is lost meanwhile.
+
+        Args:
+            settle: a collective call before the action, each time: after it all workers know the same members.
+        """
+        settle()
         return action(*self.members())
 
     @abstractmethod

@@ -333,12 +333,11 @@ def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple
     """The task's sums over the validation samples, this worker's number among those who took part, the user's metrics."""
 
     def shared(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
-        settle()
         sums = run.strategy.all_reduce_sum(_evaluated(run, index, count))
         parts = run.own.gathered(run.strategy.all_reduce_sum, index, count)
         return sums, index, run.own.values(parts)
 
-    return run.strategy.agree(shared)
+    return run.strategy.agree(shared, settle)
 
 
 def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:

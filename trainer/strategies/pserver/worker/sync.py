@@ -77,9 +77,10 @@ class PserverSync(PserverWorker):
         self.base = self.pulls.versions[0] - self.steps
         self.stale = True
 
-    def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
+    def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
         if self.options.on_lost_worker == "continue":
-            return super().agree(action)
+            return super().agree(action, settle)
+        settle()
         return action(*self.members())  # a lost worker ends the run
 
     def finish_pushes(self) -> None:

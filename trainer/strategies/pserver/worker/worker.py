@@ -292,8 +292,9 @@ class PserverWorker(Retelling, Halting, Strategy):
     def members(self) -> tuple[int, int]:
         return self.present.index(self.seat.rank), len(self.present)
 
-    def agree(self, action: Callable[[int, int], Agreed]) -> Agreed:
+    def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
         while True:
+            settle()  # who waits in it may stop with others, and knows other members then
             index, count = self.members()
             done = action(index, count)
             self._sum(np.zeros(1), SAVES)
