@@ -26,6 +26,7 @@ class History:
     Attributes:
         open: workers that the run went on without and that are not made good, the latest last; killed: those of them that were.
         own, names: the error that ends the run, and the workers that it names as its cause.
+        last: the worker after whose end all that are left wait to be let in; with it the run ends.
     """
 
     def __init__(self, seed: int, folder: Path) -> None:
@@ -36,7 +37,7 @@ class History:
             "server": Role("server", self.servers, "none:none", ["cpu"] * self.servers),
         }
         self.lives, self.open, self.killed, self.own = 0, list[str](), set[str](), ""
-        self.names = list[str]()
+        self.names, self.last = list[str](), ""
         self.left = self.draw.randint(0, 6)
         self.now = {str(m): m for m in [self._new("worker", n) for n in range(self.size)] + [self._new("server", n) for n in range(self.servers)]}  # fmt: skip
         self.first = list(self.now.values())
@@ -75,10 +76,16 @@ class History:
         what = self.draw.choice(("kill a worker", "fence a worker", "let in", "kill a server"))
         if what.endswith("a worker") and len(workers) > 1:
             who = self.draw.choice(workers)
+            if not [name for name in workers if name != who and name not in self.waits]:
+                if len(workers) < sum(name.startswith("worker") for name in self.now):
+                    return None  # another one has failed, and lingers: both would be the last
+                self.last = who
             if what == "kill a worker":
                 self._kill(who)
             else:
                 self._tells(who, f"{who} was declared lost", ends_run=False)
+            if self.last:
+                (self.killed.add if what == "kill a worker" else self.killed.discard)(who)
         if what == "let in" and self.waits:
             who, life = self.waits.popitem()
             self.open.remove(who)
@@ -107,7 +114,7 @@ class History:
 
     def cause(self) -> tuple[str, bool]:
         """How the error begins that the run is to end with, and whether it is a death."""
-        causes = [name for name in self.open if name in self.names]
+        causes = [self.last] if self.last else [name for name in self.open if name in self.names]
         if not causes:
             return self.own, False
         died = causes[-1] in self.killed

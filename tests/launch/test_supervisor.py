@@ -155,7 +155,7 @@ def test_worker_of_which_servers_hear_nothing_is_ended_at_once(tmp_path: Path) -
     words = SILENCE.format(1, tmp_path)
     assert supervisor.watch().lost == {1: words}
     assert [str(death) for death in deaths] == [words] and isinstance(deaths[0], Died)
-    assert stopped.heard == ["SIGKILL"] and notes["lost/worker/1/7"] == "its process ended"
+    assert stopped.heard == ["SIGKILL"] and notes["lost/worker/1/7"] == "silent for 30 s"
     assert all("SIGKILL" not in handle.heard for handle in handles)
 
 
@@ -189,26 +189,29 @@ def test_worker_that_was_let_in_again_is_waited_for(tmp_path: Path) -> None:
     assert found.of == {"worker": {0: 1, 1: 2}}
 
 
+TOO_LATE = "it was started again, and the run was over before it could take part"
+
+
 def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp_path: Path) -> None:
     now = iter(range(10**6))
     done, back = Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=10**9)
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
     members = [StartedProcess(role, 0, done), StartedProcess(role, 1, back, life=7, returns=True)]
     found = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: next(now) * LINGER_S).watch()
-    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost and is ended: it was started again"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1 was lost and is ended: {TOO_LATE}"}
 
 
 def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path: Path) -> None:
     """It said goodbye, died before its process had ended, and was started again: the servers have ended, and nobody lets it in."""
     now = iter(range(10**6))
-    done, dies, back = Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", code=-9), Scripted(tmp_path / "2", after=10**9)  # fmt: skip
+    done, dies, back = Scripted(tmp_path / "0", value=1, after=3), Scripted(tmp_path / "1", code=-9), Scripted(tmp_path / "2", after=10**9)  # fmt: skip
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
     members = [StartedProcess(role, 0, done), StartedProcess(role, 1, dies, life=7, returns=True)]
     third = StartedProcess(role, 1, back, life=8, returns=True)
-    supervisor = Supervisor(members, [Notes({"fenced/worker/1": ""})], lambda signs, wait: None, lambda: next(now) * LINGER_S)  # fmt: skip
+    supervisor = Supervisor(members, [Notes({"fenced/worker/1": "", "admitted/worker/1/7": "0"})], lambda signs, wait: None, lambda: next(now) * LINGER_S)  # fmt: skip
     supervisor.again = lambda member, death: third
     found = supervisor.watch()
-    assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost and is ended: its process ended"}
+    assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1 was lost and is ended: {TOO_LATE}"}
 
 
 @pytest.mark.parametrize("words", ["worker 1 was declared lost: nothing was heard of it for 30 s", "ValueError: 3"])

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import Board
+from trainer.host.signals import LEAVE
 from trainer.launch.first_failure import POLL_S, failed_first
 from trainer.launch.process import Failure
 from trainer.strategies.lost_workers import ADMITTED, SILENT
@@ -211,21 +212,21 @@ class Supervisor:
             if member.role.apart:
                 self.board[0].set(f"done/{member.role.name}/{member.rank}", "its process has done its work")
             return
+        death, why = self._death(member), self._silent.get(_which(member), "its process ended")
         if not self._can_do_without(member):
-            self._replace(member)
+            self._replace(member, death)
             return
-        death = self._death(member)
         if member.life:
-            self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", "its process ended")
+            self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", why)
             # until it is let in again, which the life before may have been
-            self.board[0].set(f"fenced/{member.role.name}/{member.rank}", "its process ended")
+            self.board[0].set(f"fenced/{member.role.name}/{member.rank}", why)
         other = self._other(member, death)
         self.deaths = [before for before in self.deaths if str(before.of) != str(member)]
         self.deaths.append(Death(member, death, other.life if other is not None else 0))
         if other is not None:
             return
         self.lost[member.rank] = str(death)
-        self.board[0].set(f"lost/{member.role.name}/{member.rank}", "its process ended")
+        self.board[0].set(f"lost/{member.role.name}/{member.rank}", why)
         print(f"\nATTENTION: {self.lost[member.rank]}\n  the others go on without it\n", flush=True)
 
     def _death(self, member: StartedProcess) -> RunFailed:
@@ -234,19 +235,22 @@ class Supervisor:
             return Died(f"{member} was lost and is ended: {why}\n  its log: {member.handle.log}", str(member))
         return failed_first([member])
 
-    def _replace(self, member: StartedProcess) -> None:
+    def _replace(self, member: StartedProcess, death: RunFailed) -> None:
         """Start another process in its place.
 
         Raises:
             RunFailed: none is.
         """
-        death = failed_first([member])
         if member.role.apart or self._other(member, death) is None:
             raise self._cause(member)
 
     def _other(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
-        """Have another process started in its place; it is one of the members from now on, and the dead one none."""
-        if (other := self.again(member, death)) is not None:
+        """Have another process started in its place; it is one of the members from now on, and the dead one none.
+
+        A worker would come too late where others have done their work, or save what they have and leave.
+        """
+        late = member.role.name == "worker" and (self.results["worker"] or self.board[0].check([LEAVE]))
+        if (other := None if late else self.again(member, death)) is not None:
             self.running.append(other)
             self.members.append(other)
         if other is not None or member.role.apart:
@@ -263,7 +267,13 @@ class Supervisor:
         if _which(member) in self._silent:
             return self._death(member)
         failure = member.handle.failure
-        if failure is not None and failure.told and (failure.follows or not member.role.apart):
+        dead = {str(death.of) for death in self.deaths}
+        if (
+            failure is not None
+            and failure.told
+            and (failure.follows or not member.role.apart)
+            and {*failure.missing} <= dead
+        ):
             for death in reversed(self.deaths):
                 let_in = ADMITTED.format(death.of.rank, death.life)
                 if re.search(rf"\b{death.of}\b", failure.words) and not (death.life and self.board[0].check([let_in])):
@@ -279,13 +289,21 @@ class Supervisor:
         """
         role = member.role
         others = (
-            any(m.role.name == role.name for m in self.running if m is not member)
+            any(m.role.name == role.name and self._goes_on(m) for m in self.running if m is not member)
             or self.results[role.name]
             # a host with a server goes on for the workers of others; only the host of the first worker keeps what the run comes to
             or (role.first_rank > 0 and role.here < role.size and any(not m.role.apart for m in self.running))
         )
         failure = member.handle.failure
         return member.role.apart and bool(others) and (failure is None or _ends_alone(member))
+
+    def _goes_on(self, member: StartedProcess) -> bool:
+        """Whether a process takes part, and has neither died as well, which may not be seen yet, nor is silent."""
+        member.handle.look()
+        has_died = member.handle.exitcode is not None and not self._well(member)
+        if has_died and (member.handle.failure is None or _ends_alone(member)):
+            return False
+        return _which(member) not in self._silent and self._takes_part(member)
 
     def _dismiss(self) -> None:
         """Let those end that have returned: all of a role together, as long as none of them can be done without."""
@@ -358,8 +376,10 @@ class Supervisor:
         """Why each that runs was declared lost by the others, and was not let in again; empty if one was not."""
         why = {}
         for member in self.running:
-            key, told = f"fenced/{member.role.name}/{member.rank}", "it was started again" if member.returns else ""
-            if self.board[0].check([key]):
+            key, told = f"fenced/{member.role.name}/{member.rank}", ""
+            if not self._takes_part(member):
+                told = "it was started again, and the run was over before it could take part"
+            elif self.board[0].check([key]):
                 told = self.board[0].get(key).decode()
             if not (member.role.apart and told):
                 return {}
