@@ -25,7 +25,7 @@ from tests.simulation.waits import FETCHING_S, MARGIN_S, PARTS_S, WRITES
 from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
-from trainer.strategies.lost_workers import SILENT, is_lost
+from trainer.strategies.lost_workers import ADMITTED, SILENT, is_lost
 from trainer.strategies.pserver.protocol.messages import RESUMES, Message, Verb
 from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.worker.geo import PserverGeo
@@ -360,7 +360,7 @@ class Play:
             self._tells(rank, f"done/worker/{rank}", "well")
             self._done()
             return
-        others = [w for w in self.workers if w.rank not in self.gone or not self.gone[w.rank]]
+        others = [w for w in self.workers if self._goes_on(w)]
         if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
             self.fails(f"worker {rank}: {why}", self._host(rank))
         elif why == KILLED and self.unneeded_since is None and len(self.came_back) < self.scenario.returns:
@@ -368,6 +368,11 @@ class Play:
         else:
             self._tells(rank, f"lost/worker/{rank}", "its process ended")
             self._done()
+
+    def _goes_on(self, worker: SimulatedWorker) -> bool:
+        """Whether it has not died, and does not wait to be let in."""
+        waits = worker.number > 0 and not self.board.check([ADMITTED.format(worker.rank, worker.life)])
+        return not (worker.dead or waits or self.gone.get(worker.rank))
 
     def _host(self, rank: int) -> int:
         return self.hosts.of_worker(rank)[1] if self.hosts else 0
@@ -475,7 +480,11 @@ class Play:
         lost_by_servers = {
             rank for s in self.servers for rank, m in enumerate(s.machine.members.all) if m.lost or m.coming
         }
-        lost = lost_by_servers | {rank for rank, why in self.gone.items() if why}
+        lost = (
+            lost_by_servers
+            | {rank for rank, why in self.gone.items() if why}
+            | {w.rank for w in self.workers if not self._goes_on(w)}
+        )
         lost = {rank for rank in lost if self._may_be_lost(rank)}
         stops = self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"
         before_start = 0 in {*lost, *self.came_back} and not all(s.machine.parameters.ready for s in self.servers)
