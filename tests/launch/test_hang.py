@@ -321,6 +321,7 @@ def missed(
     [
         (("worker 1",), "worker 1", "worker 1 hangs, after 11 updates"),
         (("worker 1", "worker 2"), "worker 1, worker 2", "worker 1, worker 2 hang, after 11 updates"),
+        (("worker 1", "worker 3"), "worker 1", "worker 1 hangs, after 11 updates"),
         (("server 0",), "server 0", "server 0 does not even answer: it is stopped, after 13 updates"),
         (("worker 1", "server 0"), "server 0", "server 0 does not even answer: it is stopped, after 13 updates"),
     ],

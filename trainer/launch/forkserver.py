@@ -181,7 +181,7 @@ def _watched(
             error.update = error.done.get(error.who, error.update)
         why = str(error) or BY_CTRL_C
         asked = isinstance(error, AskedToLeave)  # all hosts, as where there is something to save
-        if supervisor.ends_all or asked:
+        if supervisor.ends_all or asked or others.meeting.serves:  # without host 0 nobody goes on
             others.end(why, asked)
         else:
             others.lose([f"{m.role.name}/{m.rank}" for m in members if not m.handle.well], "its host has ended")

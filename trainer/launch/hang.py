@@ -102,7 +102,8 @@ class Hang:
 
     @contextmanager
     def found_by_others(self, running: Sequence[StartedProcess], restarts: bool) -> Iterator[None]:
-        """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed them stays.
+        """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed them stays. (Of
+        some that are missed, others may have been lost before.)
 
         Args:
             running: the processes that have not ended, when the others have missed some.
@@ -115,11 +116,12 @@ class Hang:
             yield
         except Missing as error:
             silent = [m for m in running if m.handle.failure is None and not m.handle.returned]
-            if not (restarts and error.who and {*error.who} <= {str(m) for m in silent}):
+            who = [name for name in error.who if name in map(str, running)]
+            if not (restarts and who and {*who} <= {str(m) for m in silent}):
                 raise
             beats = {str(member): pulse.look(self.pulses[str(member)]) for member in silent}
             found = _silent_ones(silent, beats)
-            raise _death(found, error.who, error.who, first_line(error), silent[0].handle.log.parent) from error
+            raise _death(found, who, who, first_line(error), silent[0].handle.log.parent) from error
 
 
 def _silent_ones(members: Sequence[StartedProcess], beats: Mapping[str, Beat], host: str = "") -> dict[str, Silent]:
