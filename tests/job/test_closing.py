@@ -364,3 +364,23 @@ def test_what_a_run_has_lost_is_in_its_tags(ready: job.Ready, tmp_path: Path) ->
     }
     closing._close_tracking(Result("done", str(tmp_path)), tmp_path, mine, [], tracker)  # type: ignore[arg-type]
     assert not [name for name in tracker.tags if name.startswith("trainer.")], "of nothing nothing is told"
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_what_a_worker_left_that_was_ended_does_not_stay_in_a_run_that_is_done(
+    execute: Execute, tmp_path: Path, well: bool
+) -> None:
+    """Of one that goes on later, it goes when it does."""
+    kept = ("best.safetensors", "latest", "step-000000009", "persistables", "mine.partial", ".mine.12-0123abcd")
+    left = (".best.safetensors.12-0123abcd", "latest.12.tmp", "persistables.by-0.partial", "step-000000019.partial")
+
+    def start(run_dir: Path) -> dict[str, Any]:
+        for name in (*kept, *left):
+            path = run_dir / "checkpoints" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("") if "best" in name or "latest" in name or "mine" in name else path.mkdir()
+        (run_dir / "checkpoints/step-000000009/COMPLETE").touch()
+        return {"steps": 9} if well else fails(run_dir)
+
+    execute(start)
+    assert {path.name for path in (tmp_path / "run/checkpoints").iterdir()} == {*kept, *(() if well else left)}

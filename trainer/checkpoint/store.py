@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.checkpoint import durable_folder
 from trainer.errors import UserError, why
+from trainer.host import files
 
 FORMAT = 1
 GIVEN_UP = "aside-"
@@ -318,7 +319,7 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
 
 
 def forget_unfinished(checkpoints: Path) -> None:
-    """Of a run's checkpoints, remove those that were not completed, before the run goes on."""
+    """Of a run's checkpoints, remove those that were not completed, when nobody writes one: before the run goes on, and at its end."""
     _forget_unfinished(checkpoints, None)
 
 
@@ -334,9 +335,10 @@ def set_aside_newer(checkpoint: Path) -> None:
 
 
 def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
-    """Of checkpoints before the newest; None: of all, and of persistables."""
+    """Of checkpoints before the newest; None: of all, of persistables and of the best weights."""
     for path in _entries(checkpoints):
-        may_stay = newest is not None and (path.name >= newest.name or PERSISTABLES.fullmatch(path.name))
+        is_of_others = PERSISTABLES.fullmatch(path.name) or files.is_part(path)
+        may_stay = newest is not None and (path.name >= newest.name or is_of_others)
         if not may_stay and _is_left(path):
             durable_folder.remove(path)
 
@@ -345,6 +347,8 @@ def _is_left(path: Path) -> bool:
     """Whether a folder is what was not completed, or what was not removed to its end."""
     if UNNAMED.fullmatch(path.name) or PERSISTABLES.fullmatch(path.name):
         return True
+    if part := files.PART.match(path.name):
+        return part[1] == BEST
     if aside := ASIDE.fullmatch(path.name):
         return aside[2] == "partial" or (path.with_name(aside[1]) / durable_folder.MARKER).is_file()
     if not NAME.fullmatch(path.name) or not path.is_dir() or (path / durable_folder.MARKER).exists():

@@ -55,6 +55,7 @@ class Closing:
 
 def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
     """Close a run: status, result, pictures, the end of the MLflow run; a failing step does not stop the others."""
+    from trainer.checkpoint import store
     from trainer.run_folder.json_files import leave
     from trainer.terminal.screen import Screen
 
@@ -70,6 +71,9 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
         from trainer.tracking.mlflow_run import LOGS
 
         scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
+    if result.status == "done" and ready.plan.mode == "train" and not ready.plan.node_rank:
+        with closing.step("what lost workers have left of checkpoints"):
+            store.forget_unfinished(run_dir / store.CHECKPOINTS)
     if result.status == "done" and tracker is not None:
         with closing.step("the trained model for MLflow"):
             tracker.trained(run_dir)
