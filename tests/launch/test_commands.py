@@ -14,7 +14,7 @@ from trainer.errors import RunFailed
 from trainer.launch import supervisor
 from trainer.launch.forkserver import launch
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.supervisor import Role
+from trainer.launch.started import Role
 from trainer.launch.task_process import main
 from trainer.launch.tasks import Commands, Task, TaskHandle
 

@@ -27,7 +27,8 @@ from trainer.host.notes_board import FolderLost, NoNote
 from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
-from trainer.launch.supervisor import HostResults, Role
+from trainer.launch.started import Role
+from trainer.launch.supervisor import HostResults
 from trainer.strategies.pserver.worker.requests import Fenced
 
 pytestmark = pytest.mark.usefixtures("warm")

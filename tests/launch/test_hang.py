@@ -18,7 +18,8 @@ from trainer.launch import first_failure, hang
 from trainer.launch.hang import Hang
 from trainer.launch.process import Failure
 from trainer.launch.silent_workers import SilentWorkers
-from trainer.launch.supervisor import STAY_S, Role, StartedProcess, Supervisor
+from trainer.launch.started import Role, StartedProcess
+from trainer.launch.supervisor import STAY_S, Supervisor
 from trainer.strategies.lost_workers import ADMITTED
 
 NEVER = 10**9

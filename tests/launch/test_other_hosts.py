@@ -10,7 +10,7 @@ from tests.launch.test_supervisor import Notes
 from trainer.errors import AskedToLeave, RunFailed
 from trainer.launch.other_hosts import LOOK_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.supervisor import Role
+from trainer.launch.started import Role
 
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 

@@ -20,7 +20,7 @@ from trainer.job.ready import Ready, get_ready
 from trainer.launch.engine import Start
 from trainer.launch.returns import Returns
 from trainer.launch.start import _roles
-from trainer.launch.supervisor import Role, StartedProcess
+from trainer.launch.started import Role, StartedProcess
 from trainer.planning.deaths import Deaths
 
 

@@ -13,7 +13,8 @@ import pytest
 from tests.notes import Notes
 from trainer.errors import Died, RunFailed
 from trainer.launch.process import Failure
-from trainer.launch.supervisor import LINGER_S, HostResults, Role, StartedProcess, Supervisor, end
+from trainer.launch.started import Role, StartedProcess
+from trainer.launch.supervisor import LINGER_S, HostResults, Supervisor, end
 
 
 @dataclass

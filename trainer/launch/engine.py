@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainer.host.notes_board import OwnBoard
 from trainer.launch.meeting_place import Place
-from trainer.launch.supervisor import Handle, Role
+from trainer.launch.started import Handle, Role
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from trainer.host.signals import signal_name
 
 if TYPE_CHECKING:
     from trainer.launch.process import Failure
-    from trainer.launch.supervisor import StartedProcess
+    from trainer.launch.started import StartedProcess
 
 POLL_S = 0.1
 """Longest time between two looks at the processes."""

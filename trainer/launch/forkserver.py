@@ -36,7 +36,8 @@ from trainer.launch.process import Child, resolve
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
 from trainer.launch.silent_workers import SilentWorkers
-from trainer.launch.supervisor import END_S, Handle, HostResults, Role, StartedProcess, Supervisor, end
+from trainer.launch.started import Handle, Role, StartedProcess
+from trainer.launch.supervisor import END_S, HostResults, Supervisor, end
 from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.planning.deaths import Deaths
 from trainer.run_folder.hold import Hold

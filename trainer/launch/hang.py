@@ -13,7 +13,7 @@ from trainer.host import pulse
 from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.pulse import Beat
 from trainer.launch.silent_workers import Silent, SilentWorkers
-from trainer.launch.supervisor import StartedProcess
+from trainer.launch.started import StartedProcess
 from trainer.wording import counted
 
 LOOK_S = 0.5

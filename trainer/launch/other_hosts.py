@@ -13,7 +13,7 @@ from trainer.errors import AskedToLeave, RunFailed
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.patience import Patience
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.supervisor import Role
+from trainer.launch.started import Role
 
 ENDED, ASKED, LEFT = "ended", "ended/asked", "left/host/{}"
 LOOK_S = 0.5

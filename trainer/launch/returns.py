@@ -10,7 +10,8 @@ from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.server_snapshot import snapshot_of
-from trainer.launch.supervisor import END_S, Handle, StartedProcess, end
+from trainer.launch.started import Handle, StartedProcess
+from trainer.launch.supervisor import END_S, end
 from trainer.launch.whereabouts import Whereabouts
 from trainer.planning.deaths import Deaths, LostAtServer
 from trainer.strategies.lost_workers import new_life

@@ -31,7 +31,7 @@ from trainer.terminal.status import read_status
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
-    from trainer.launch.supervisor import Role
+    from trainer.launch.started import Role
 
 
 SERVED = "served until its workers had left"
@@ -107,7 +107,7 @@ def has_begun(run_dir: Path) -> bool:
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     """What to start on this host."""
-    from trainer.launch.supervisor import Role
+    from trainer.launch.started import Role
 
     roles, survives = [], plan.traits.survives
     # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had answered

@@ -278,11 +278,8 @@ class Strategy(ABC):
         return self.seat.rank, self.seat.size
 
     def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
-        """Return the result of ``action(index, count)``, called with ``members``, again if one is lost meanwhile.
-
-        Args:
-            settle: a collective call before the action, each time: after it all workers know the same members.
-        """
+        """Return the result of ``action(index, count)``, called with ``members`` after the collective call ``settle``, by which all know
+        the same members; both again if one is lost meanwhile."""
         settle()
         return action(*self.members())
 

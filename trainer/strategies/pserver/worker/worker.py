@@ -366,8 +366,7 @@ class PserverWorker(Retelling, Halting, Strategy):
         """Restore what :meth:`state` returned."""
 
     def begin_anew(self, workers: int) -> None:
-        """Begin from another worker's state, or that of other numbers of processes.
-        Of it only the place in the data counts."""
+        """Begin from another worker's state, or that of other numbers of processes: only the place in the data counts."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
