@@ -82,12 +82,14 @@ class FarStore:
     def set(self, key: str, value: str) -> None:
         """A note; where nothing passes it arrives later, even if its process has given up."""
         seconds = self.store.seconds(self.host, self.now())
-        if not seconds:
+        arrives = self.now() + seconds
+        if arrives <= self.store.world.now:
             self.store.notes.set(key, value)
             return
-        self.mine[key] = value
-        self.store.world.at(self.now() + seconds, self._arrives, key, value)
-        self._wait(seconds)
+        self.mine[key] = value  # its process may be ahead of the world, in the middle of what takes time
+        self.store.world.at(arrives, self._arrives, key, value)
+        if seconds:
+            self._wait(seconds)
 
     def _arrives(self, key: str, value: str) -> None:
         self.store.notes.set(key, value)

@@ -274,9 +274,9 @@ class SimulatedServer(Process):
         self.disks.moments[folder, self.number] = Moment.of(self)
         if self.writer.count == began:  # a server that writes in its turn does nothing else
             self.world.injected["slow disk"] += self.scenario.disk_s > 0
-            self.busy += self.scenario.disk_s
             if self.scenario.disk_s:
                 self.machine.saving._say("now")
+                self.busy += self.scenario.disk_s
                 self.world.after(self.busy, self._saved)
         return answer
 

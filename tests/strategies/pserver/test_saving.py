@@ -173,6 +173,19 @@ def test_worker_waits_while_a_server_writes_and_no_longer(writes_s: float, least
     assert least_s <= ways.time <= most_s
 
 
+def test_a_server_that_is_gone_while_it_writes_is_waited_for_once_and_not_at_each_request() -> None:
+    """Its note stays, because nobody takes it back. Once the server is heard, another write has its own time."""
+    ways = Ways(1e9)
+    client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
+    for most_s in (SAVE_S + 250.0, 150.0):
+        began = ways.time
+        with pytest.raises(Missing, match="server 0 did not answer PULL of worker 0"):
+            client.wait([client.ask(0, Message(Verb.PULL))])
+        assert ways.time - began <= most_s
+    client.silent.heard(0)
+    assert client.silent.write([0]) == {0}
+
+
 @pytest.mark.parametrize(
     ("far", "there_s", "writes_s", "least_s", "most_s"),
     [

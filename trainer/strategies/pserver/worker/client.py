@@ -367,7 +367,7 @@ class Client:
 
     def _some_server_saves(self) -> bool:
         """Whether what is under way waits at a server that answers nobody while it writes."""
-        return bool(self.connections.saving({r.server for r in self.under_way.values()}))
+        return bool(self.silent.write({r.server for r in self.under_way.values()}))
 
     def _send_again(self) -> None:
         now = self.connections.now()

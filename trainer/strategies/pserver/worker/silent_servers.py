@@ -6,10 +6,11 @@ other hosts are asked for a sign of life.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trainer.errors import Missing
-from trainer.strategies.pserver.protocol.messages import Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVE_S, Message, Verb
 
 if TYPE_CHECKING:
     from trainer.strategies.pserver.worker.client import Client
@@ -28,10 +29,13 @@ class SilentServers:
     def __init__(self, client: Client, patience_s: float) -> None:
         self.client, self.patience_s = client, patience_s
         self.times = [0.0] * client.connections.count
+        self.writes_since: dict[int, float] = {}
+        """When this worker first found a server's note that it writes, of those of which it has heard nothing since."""
 
     def heard(self, server: int) -> None:
         """A server has answered something."""
         self.times[server] = self.client.connections.now()
+        self.writes_since.pop(server, None)
 
     def begin(self) -> None:
         """This worker begins to wait: what was before is no silence."""
@@ -40,6 +44,13 @@ class SilentServers:
     def away(self, seconds: float) -> None:
         """Add the seconds in which this worker took nothing; those are no server's silence."""
         self.times = [time + seconds for time in self.times]
+        self.writes_since = {server: since + seconds for server, since in self.writes_since.items()}
+
+    def write(self, servers: Iterable[int]) -> set[int]:
+        """Those of these servers that answer nobody because they write, according to their notes. The note of one that is gone stays:
+        it counts for :data:`SAVE_S`, however many requests wait for that server meanwhile."""
+        now, found = self.client.connections.now(), self.client.connections.saving(servers)
+        return {server for server in found if now - self.writes_since.setdefault(server, now) < SAVE_S}
 
     def look(self, patience_s: float) -> None:
         """In a wait that may take so long: ask servers that say nothing, among those that this worker waits for.
@@ -53,12 +64,12 @@ class SilentServers:
         now = client.connections.now()
         awaited = sorted({request.server for request in client.under_way.values()})
         silent = [server for server in awaited if now - self.times[server] > self.patience_s]
-        saving = client.connections.saving(silent) if silent else set()
-        if gone := [client.names[server] for server in silent if server not in saving]:
+        writing = self.write(silent) if silent else set()
+        if gone := [client.names[server] for server in silent if server not in writing]:
             who = ", ".join(gone)
             raise Missing(f"{who} said nothing to worker {client.rank} for {self.patience_s:g} s (strategy.timeout_s)", gone)  # fmt: skip
-        for server in saving:
-            self.heard(server)
+        for server in writing:
+            self.times[server] = now
         for server in awaited:
             if now - self.times[server] > ASKED_AFTER * self.patience_s and not self._is_asked(server):
                 client.ask(server, Message(Verb.STATS))
