@@ -176,6 +176,28 @@ def test_host_whose_only_worker_is_silent_ends_as_if_it_had_died(tmp_path: Path,
     assert stopped.heard == ["SIGKILL"]
 
 
+@pytest.mark.parametrize("words", ["", "the loss is not finite"])
+def test_what_a_worker_sends_as_it_is_ended_for_its_silence_counts(tmp_path: Path, words: str) -> None:
+    """It woke at that moment, and has done its work, or tells why the run cannot go on."""
+    role = Role("worker", 3, "none:none", ["cpu"] * 2, apart=True)
+    other = StartedProcess(role, 0, Scripted(tmp_path / "0", after=9, value=1), life=6)
+    supervisor, wakes, _ = silent(tmp_path, 1, [other], Notes({"silent/worker/1/7": "silent for 30 s"}))
+    kill = wakes.signal
+
+    def says(number: signal.Signals) -> None:
+        kill(number)
+        wakes.value, wakes.failure = 2, Failure(time.monotonic_ns(), words, True, ends_run=True) if words else None
+        wakes.look = lambda: setattr(wakes, "returned", not words)  # type: ignore[method-assign]
+
+    wakes.signal = says  # type: ignore[method-assign]
+    if words:
+        with pytest.raises(RunFailed, match=f"^worker 1: {words}"):
+            supervisor.watch()
+    else:
+        found = supervisor.watch()
+        assert found.of["worker"] == {0: 1, 1: 2} and not found.lost
+
+
 def test_worker_that_has_done_its_work_is_not_ended_for_its_silence(tmp_path: Path) -> None:
     done, now = Scripted(tmp_path / "1", value=2), iter(range(10**6))
     done.returned = True

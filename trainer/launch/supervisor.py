@@ -123,6 +123,8 @@ class Supervisor:
     def _ended(self, member: StartedProcess) -> None:
         """Keep what it returned, or go on without it."""
         member.handle.look()  # what it sent before it ended
+        if member.handle.failure is not None:
+            self._silent.pop(_which(member), None)  # its own words count
         self.running.remove(member)
         if self._well(member):
             self.results[member.role.name][member.rank] = member.handle.value
@@ -255,7 +257,8 @@ class Supervisor:
 
     def _well(self, member: StartedProcess) -> bool:
         """Whether it has done its work, and has ended by itself, or only because it was killed after that."""
-        return member.handle.well or (member.handle.returned and _which(member) in self._stayed)
+        killed = _which(member) in self._stayed or _which(member) in self._silent
+        return member.handle.well or (member.handle.returned and killed)
 
     def at_work(self) -> list[StartedProcess]:
         """The workers that run, take part and have not returned; if there are none, those that wait to be let in.
