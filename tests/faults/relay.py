@@ -12,6 +12,7 @@ Python brings alone, and so starts in a moment.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import socket
 import subprocess
@@ -66,6 +67,7 @@ class Relay:
         self.elsewhere: dict[tuple[int, str], str] = {}
         self.told: Counter[str] = Counter()
         self.listening: list[asyncio.Server] = []
+        self.numbers = itertools.count()
 
     @property
     def counts(self) -> Counter[str]:
@@ -90,7 +92,7 @@ class Relay:
             await self._join(storm, target, reader, writer)
 
         if target.startswith("ipc:"):
-            path = self.folder / str(len(self.elsewhere))
+            path = self.folder / str(next(self.numbers))  # two workers may ask at once
             self.listening.append(await asyncio.start_unix_server(join, path))
             return f"ipc://{path}"
         self.listening.append(await asyncio.start_server(join, "127.0.0.1", 0))

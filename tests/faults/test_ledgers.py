@@ -5,6 +5,7 @@ With ``TRAINER_LEDGERS=FILE`` each run leaves a line there, of which ``python -m
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import time
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from tests.faults.ledger_table import leave
-from tests.faults.relay import relaying
+from tests.faults.relay import Relay, relaying
 from tests.faults.stormy import DOOR, SEED
 from tests.ledgers import Lines, lines_of
 from tests.pace import wait_for
@@ -226,3 +227,16 @@ def test_every_batch_stands_once_in_every_ledger(tmp_path: Path, seed: int) -> N
 @pytest.mark.parametrize("seed", range(10, 110))
 def test_every_batch_stands_once_in_every_ledger_of_a_hundred_runs(tmp_path: Path, seed: int) -> None:
     one_run(tmp_path, Scenario(seed, 8, 4))
+
+
+def test_relay_gives_each_way_an_endpoint_of_its_own(tmp_path: Path) -> None:
+    """Also where workers ask at the same moment: else one would talk to another one's server."""
+
+    async def asked() -> list[str]:
+        relay = Relay(tmp_path, "1")
+        ways = await asyncio.gather(*(relay._listen(rank, f"ipc://{tmp_path}/server") for rank in range(5)))
+        for one in relay.listening:
+            one.close()
+        return ways
+
+    assert len({*asyncio.run(asked())}) == 5
