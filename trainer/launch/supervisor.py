@@ -14,7 +14,7 @@ from trainer.host.notes_board import Board
 from trainer.host.signals import LEAVE
 from trainer.launch.first_failure import POLL_S, failed_first
 from trainer.launch.started import Handle, StartedProcess
-from trainer.strategies.lost_workers import ADMITTED, SILENT
+from trainer.strategies.lost_workers import ADMITTED, SILENT, note_of
 
 LINGER_S = 5
 STAY_S = 30
@@ -247,11 +247,10 @@ class Supervisor:
             return
         self._looked = self.clock()
         for member in self.running:
-            note = SILENT.format(member.rank, member.life)
-            if not (member.role.name == "worker" and member.role.apart and self.board[0].check([note])):
+            at_work = not member.handle.returned and member.handle.failure is None
+            if not (member.role.name == "worker" and member.role.apart and at_work):
                 continue
-            why = self.board[0].get(note).decode()
-            if why and not member.handle.returned and member.handle.failure is None:
+            if why := note_of(self.board[0], SILENT.format(member.rank, member.life)):
                 self._silent[_which(member)] = why
                 member.handle.signal(signal.SIGKILL)
 
@@ -296,11 +295,9 @@ class Supervisor:
         """Why each that runs was declared lost by the others, and was not let in again; empty if one was not."""
         why = {}
         for member in self.running:
-            key, told = f"fenced/{member.role.name}/{member.rank}", ""
-            if not self._takes_part(member):
-                told = "it was started again, and the run was over before it could take part"
-            elif self.board[0].check([key]):
-                told = self.board[0].get(key).decode()
+            told = "it was started again, and the run was over before it could take part"
+            if self._takes_part(member):
+                told = note_of(self.board[0], f"fenced/{member.role.name}/{member.rank}")
             if not (member.role.apart and told):
                 return {}
             why[member.rank] = told

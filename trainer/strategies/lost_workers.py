@@ -24,10 +24,14 @@ def new_life() -> int:
     return secrets.randbits(62) | 1
 
 
+def note_of(board: Board, key: str) -> str:
+    """What a note says; empty: there is none, or it was taken back."""
+    return board.get(key).decode() if board.check([key]) else ""
+
+
 def is_lost(board: Board, rank: int) -> bool:
     """Whether a worker was lost, and no restarted one has been let in for it."""
-    key = f"fenced/worker/{rank}"
-    return bool(board.check([key]) and board.get(key))
+    return bool(note_of(board, f"fenced/worker/{rank}"))
 
 
 def was_lost(board: OwnBoard, rank: int) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import Board
-from trainer.strategies.lost_workers import ADMITTED, SILENT
+from trainer.strategies.lost_workers import ADMITTED, SILENT, note_of
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import NotYet, failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
@@ -145,7 +145,7 @@ class Liveness:
                 self._leave(member)
             elif self.board.check([f"lost/{worker}"]) or self.board.check([f"lost/{worker}/{member.life}"]):
                 self.lose(rank, "its process ended")
-            elif self.board.check([fenced]) and (why := self.board.get(fenced).decode()):
+            elif why := note_of(self.board, fenced):
                 self.lose(rank, why)
 
     def _have_ended(self, rank: int, why: str) -> None:
@@ -167,8 +167,7 @@ class Liveness:
         """
         life = self.members.all[rank].life
         fenced = f"fenced/worker/{rank}/{life}"
-        told = [self.board.get(n).decode() for n in (fenced, SILENT.format(rank, life)) if self.board.check([n])]
-        why = next(filter(None, told), why)
+        why = note_of(self.board, fenced) or note_of(self.board, SILENT.format(rank, life)) or why
         self.asked.pop(rank, None)
         print(f"worker {rank} is lost: {why}", flush=True)
         self.members.lose(rank, why)
