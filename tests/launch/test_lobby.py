@@ -118,14 +118,22 @@ def test_host_that_has_left_has_not_died_and_one_started_again_has() -> None:
     assert world.lobby.waiting() == [1]
 
 
-def test_who_comes_in_is_let_in_after_one_checkpoint_and_not_before_the_hosts_have_met() -> None:
-    world, run = World(), SealedBoard(dist.HashStore(), b"run")
+def test_who_comes_in_is_let_in_after_one_checkpoint_and_not_before_the_hosts_have_met(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Run(SealedBoard):
+        def set(self, key: str, value: str) -> None:
+            super().set(key, value)
+            assert "came in" not in capsys.readouterr().out, "what is told is true: the workers have been asked"
+
+    world, run = World(), Run(dist.HashStore(), b"run")
     world.live(1)
     world.tell(3)
     world.lobby.watch(None)
     assert not world.lobby.resized
     world.lobby.watch(run)
     assert world.lobby.resized and run.check([LEAVE])
+    assert "host 3 came in: all save a checkpoint, and go on together" in capsys.readouterr().out
     world.tell(1, ended=1, how="preempted")
     assert [host.how for host in world.lobby.settle(60)] == ["preempted"]
     assert world.lobby.gather(1, 60, 0) == [0, 1, 3]

@@ -51,7 +51,7 @@ class Board(Protocol):
     """Protocol of a key-value board between the processes of a run; torch.distributed's stores have its methods."""
 
     def set(self, key: str, value: str) -> Any:
-        """Write a note under a key, replacing the note that is there."""
+        """Write a note under a key, replacing the note that is there. Whoever looks after this method has returned finds it."""
 
     def get(self, key: str) -> bytes:
         """Wait for the note under a key, and return it."""
@@ -178,6 +178,7 @@ class SealedBoard:
         before = max(self._written.get(key, 0), self._seen.get(key, (0, ""))[0])
         self._written[key] = at = max(time.time_ns(), before + 1)
         self.store.set(self.prefix + key, f"{self._seal(key, at, value)} {at} {value}")
+        self.store.check([self.prefix + key])  # a TCPStore does not answer to set, and does one thing after the other
 
     def get(self, key: str) -> bytes:
         """Wait for a note with a valid hash, and return it."""

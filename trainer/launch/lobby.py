@@ -182,8 +182,8 @@ class Lobby:
         if run is not None and self.waiting() and not self.resized:
             self.resized = True
             who = " and ".join(f"host {n}" for n in sorted(self.waiting()))
-            print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
             run.set(LEAVE, "")
+            print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
 
     def death_of(self, hosts: Sequence[int]) -> Died:
         """The error for a life that has lost hosts.
