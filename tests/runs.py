@@ -118,14 +118,18 @@ def read(path: Path) -> dict[str, Any]:
 
 def points(run_dir: Path, name: str) -> list[float]:
     """All values of a metric in metrics.jsonl, in order."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [p["metrics"][name] for p in map(json.loads, lines) if name in p["metrics"]]
+    return [p["metrics"][name] for p in _told(run_dir) if name in p["metrics"]]
 
 
 def losses(run_dir: Path) -> list[tuple[int, float]]:
     """Updates and training losses in metrics.jsonl, in order."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [(p["step"], p["metrics"]["train/loss"]) for p in lines if "train/loss" in p["metrics"]]
+    return [(p["step"], p["metrics"]["train/loss"]) for p in _told(run_dir) if "train/loss" in p["metrics"]]
+
+
+def _told(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are written whole."""
+    whole, _, _ = (run_dir / "metrics.jsonl").read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def mlflow_runs(folder: Path) -> list[Any]:

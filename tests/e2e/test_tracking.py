@@ -128,9 +128,8 @@ def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path:
         there = len(points(run, "train/loss"))
         wait_for(lambda: "does not answer" in (tmp_path / "screen.txt").read_text(), 60, "the run says so")
         wait_for(lambda: len(points(run, "train/loss")) > there + 20, 60, "training goes on")
-        before = read(run / "tracking.json")["sent_bytes"]
         server.start()
-        wait_for(lambda: read(run / "tracking.json").get("sent_bytes", 0) > before, 60, "points are sent again")
+        wait_for(lambda: len(losses_until(run, read(run / "tracking.json").get("sent_bytes", 0))) > there + 20, 60, "points are sent again")  # fmt: skip
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:

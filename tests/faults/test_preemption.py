@@ -188,7 +188,7 @@ def writes(process: psutil.Process, log: Path) -> bool:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_grace_time_ends_a_run_that_does_not_come_to_its_checkpoint(tmp_path: Path, nproc: int) -> None:
-    with at_the_gate(tmp_path, f"launch.nproc={nproc}", "tracking=none", "checkpoint.every_steps=10", "checkpoint.grace_s=0.2") as (process, run):  # fmt: skip
+    with at_the_gate(tmp_path, f"launch.nproc={nproc}", "tracking=none", "checkpoint.every_steps=10", "checkpoint.background=false", "checkpoint.grace_s=0.2") as (process, run):  # fmt: skip
         process.send_signal(signal.SIGTERM)
         screen = ended(process, tmp_path)
     assert process.returncode == 130, screen
@@ -226,6 +226,7 @@ def test_torchruns_ranks_save_when_its_agent_is_ended(tmp_path: Path) -> None:
     try:
         wait_for(lambda: (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15, 90, "the ranks wait")  # fmt: skip
         process.terminate()
+        wait_for(lambda: "got SIGTERM" in (run / "workerlog.0").read_text(), 30, "it says so")
         (run / "go").touch()
         process.wait(60)
     finally:

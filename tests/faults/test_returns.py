@@ -113,7 +113,7 @@ def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path:
 
 
 def test_all_begin_anew_when_a_server_is_killed_before_there_is_a_checkpoint(tmp_path: Path) -> None:
-    never = ("checkpoint.every_steps=null", "checkpoint.every_minutes=null")
+    never = ("checkpoint.every_steps=null", "checkpoint.every_minutes=null", "checkpoint.every_epochs=2")
     with at_the_gate(tmp_path, *MODES["async"], *never, checkpoint=False) as (process, run, everybody):
         member(run, "serverlog.1", everybody).kill()
         wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")

@@ -32,6 +32,10 @@ MODES = {
 }  # fmt: skip
 
 
+PAST = "callbacks=[{{_target_:tests.faults.gate.Gate,at:{},until:past,rank:0}}]"
+"""The first worker waits after that update, and all the others for it at the end of their epoch."""
+
+
 @contextmanager
 def held(folder: Path, mode: str, *overrides: str) -> Iterator[tuple[Started, Path]]:
     """A run of which the copies of both servers are about to write their parts of the first checkpoint."""
@@ -72,9 +76,10 @@ def whole(run: Path) -> list[str]:
 @pytest.mark.parametrize("mode", MODES)
 def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mode: str, tmp_path: Path) -> None:
     every = 60 if mode == "sync" else 30  # of the first worker, which leases a third of the updates on a busy machine
-    rhythm = ("checkpoint.every_epochs=null", "checkpoint.every_minutes=null", f"checkpoint.every_steps={every}")
+    rhythm = ("checkpoint.every_epochs=null", "checkpoint.every_minutes=null", f"checkpoint.every_steps={every}", PAST.format(every + 1))  # fmt: skip
     with held(tmp_path, mode, *rhythm, "checkpoint.keep_last=9") as (process, run):
         before = applied(run)
+        (run / "past").touch()
         wait_for((run / "model.safetensors").exists, 60, "the training comes to its end meanwhile")
         assert applied(run) > before and whole(run) == [] and process.poll() is None
         (run / GO).touch()
@@ -164,12 +169,15 @@ def test_a_launcher_that_is_killed_takes_the_copies_with_it_and_the_run_goes_on(
 
 
 def test_preemption_waits_for_the_copies(tmp_path: Path) -> None:
-    with held(tmp_path, "async") as (process, run):
-        (run / GO).touch()
+    gate = PAST.format(10)
+    with held(tmp_path, "async", gate) as (process, run):
         process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "got SIGTERM" in screen(tmp_path), 20, "it says so")
+        (run / "past").touch()
+        (run / GO).touch()
     assert process.returncode == 75, screen(tmp_path)
     assert whole(run)
-    ended = trainer(*BASE, *MODES["async"], "resume=auto", cwd=tmp_path)
+    ended = trainer(*BASE, *MODES["async"], gate, "resume=auto", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     for server in range(2):
         assert sum(1 for _ in (run / f"ledger.{server}.tsv").open()) > WORK // 2

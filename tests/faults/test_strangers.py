@@ -21,7 +21,7 @@ from tests.faults.gate import WAITS
 from tests.faults.stranger import said_by_nobody
 from tests.launch.test_roles import commands
 from tests.pace import patient, wait_for
-from tests.runs import ROOT, environment, family, read, start
+from tests.runs import ROOT, alive, environment, family, read, start
 from trainer.host.notes_board import FolderBoard
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -181,4 +181,4 @@ def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tm
         run.kill()
     # of the worker whose note was seen first, if the server has not seen both at once
     assert re.search(r"worker [01]\b.* its process ended|worker [01] was declared lost \(its process ended\)", (tmp_path / "screen.txt").read_text())  # fmt: skip
-    wait_for(lambda: not [p for p in everybody if p.is_running()], 30, "all processes end")
+    wait_for(lambda: not alive(everybody), 30, "all processes end")

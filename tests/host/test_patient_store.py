@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import signal
-import subprocess
-import sys
 import threading
 import weakref
 
 import pytest
 import torch.distributed as dist
 
+from tests.store_elsewhere import stop, store_elsewhere
 from trainer.host.notes_board import NoNote, SealedBoard
 from trainer.host.patient_store import PatientStore
 
@@ -91,28 +89,15 @@ def test_board_in_it_is_a_board() -> None:
     assert board.check(["key"]) and board.get("key") == b"note" and not board.check(["another"])
 
 
-SERVES = """
-import time, torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-"""
-
-
 def test_note_is_there_when_it_has_been_written_and_otherwise_that_is_an_error() -> None:
     """A TCPStore alone sends what is set, and does not hear whether it has come."""
-    with subprocess.Popen([sys.executable, "-c", SERVES], stdout=subprocess.PIPE, text=True) as serves:
-        assert serves.stdout is not None
-        try:
-            store = dist.TCPStore("127.0.0.1", int(serves.stdout.readline()), None, False, wait_for_workers=False)
-            board = SealedBoard(PatientStore(store, "the store", 1000), b"s" * 32)
-            board.set("key", "first")
-            serves.send_signal(signal.SIGSTOP)
-            board.store.patience_s = 0.2
-            with pytest.raises(NoNote, match="the store did not answer"):
-                board.set("key", "second")
-        finally:
-            serves.kill()
+    with store_elsewhere() as (store, serves):
+        board = SealedBoard(PatientStore(store, "the store", 1000), b"s" * 32)
+        board.set("key", "first")
+        stop(serves)
+        board.store.patience_s = 0.2
+        with pytest.raises(NoNote, match="the store did not answer"):
+            board.set("key", "second")
 
 
 def test_nothing_is_kept_of_a_store_that_nobody_needs() -> None:

@@ -124,10 +124,17 @@ def fails_in_words(seat: Seat, payload: str) -> None:
 
 def echoes(seat: Seat, payload: Any) -> None:
     """Worker 1 fails, and worker 0 fails of that within the same second, before the launcher has looked."""
+
+    class Cause(ValueError):
+        """The other one knows of it when it is put into words: when it was is noted by then."""
+
+        def __str__(self) -> str:
+            seat.store.set("failing", "")
+            return "the cause"
+
     if seat.rank == 1:
         time.sleep(1 - time.time() % 1 + 0.1)  # the start of a second by the clock
-        seat.store.set("failing", "")
-        raise ValueError("the cause")
+        raise Cause
     seat.store.wait(["failing"])
     time.sleep(0.03)
     raise ValueError("an echo")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from tests.pace import wait_for
+from tests.store_elsewhere import stop, store_elsewhere
 from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S
+from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE
+from trainer.launch import lobby
 from trainer.launch.lobby import HERE, LOST_S, Guest, Host, Lobby, RunOver
 from trainer.planning.deaths import Deaths
 
@@ -169,3 +176,45 @@ def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     with pytest.raises(RunOver, match="it broke") as over:
         guest.next_life(1)
     assert over.value.how == "failed", "the second life was without it"
+
+
+def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_and_its_goodbye_waits_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lobby, "BEAT_S", 0.05)
+    monkeypatch.setattr(lobby, "LEAVE_S", 0.2)
+    (tmp_path / "mark").touch()
+    with store_elsewhere() as (store, serves):
+        board, patience = SealedBoard(PatientStore(store, "the store", 1000), b"secret"), 0.2
+        board.set("mark", "mark")
+        guest = Guest(board, 1, "there")
+        patient = SealedBoard(PatientStore(store.clone(), "the store", patience), b"secret")
+        monkeypatch.setattr(board, "clone", lambda: patient)
+        guest.come(tmp_path)
+
+        def beat() -> int:
+            return int(json.loads(board.get(HERE.format(1)))["beat"])
+
+        first = beat()
+        wait_for(lambda: beat() > first, 20, "it beats")
+        stop(serves)
+        time.sleep(3 * patience)
+        serves.send_signal(signal.SIGCONT)
+        first = beat()
+        wait_for(lambda: beat() > first + 3, 20, "it beats again")
+        stop(serves)
+        board.store.patience_s = 1000
+        guest.leave()  # returns
+        serves.send_signal(signal.SIGCONT)
+        wait_for(lambda: json.loads(board.get(HERE.format(1)))["gone"], 20, "and is heard, if host 0 goes on")
+
+
+def test_host_whose_part_of_a_life_is_done_has_not_come_in() -> None:
+    """It waits until the others have done theirs, or is on its way out; one whose part has failed is let in again."""
+    for how, comes in (("done", False), ("preempted", False), ("died", True), ("failed", True)):
+        world, run = World(), SealedBoard(dist.HashStore(), b"run")
+        world.live(1)
+        world.tell(1, ended=1, how=how)
+        world.lobby.watch(run)
+        assert world.lobby.resized == run.check([LEAVE]) == comes, how
+        assert world.lobby.waiting() == [1], "for the next life it is there"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.test_supervisor import Notes
 from trainer.errors import AskedToLeave, RunFailed
-from trainer.launch.other_hosts import LOOK_S, OtherHosts
+from trainer.launch.other_hosts import HEARD_S, LOOK_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.started import Role
 
@@ -42,6 +42,20 @@ def test_hosts_end_as_asked_to_leave_with_the_one_that_was() -> None:
     first.end("got SIGUSR1", asked=True)
     with pytest.raises(AskedToLeave, match=r"^host 0 \(10.0.0.1\) has ended the run: got SIGUSR1$"):
         second.look()
+
+
+def test_host_0_ends_when_all_others_know_why_or_have_left_and_soon_if_they_do_not_hear() -> None:
+    """The store in which they read it ends with host 0."""
+    notes = Notes({"left/host/2": "{}"})
+    first, second = others(notes, 0), others(notes, 1)
+    began = first.clock()
+    first.end("the disk is full")
+    assert HEARD_S < first.clock() - began < 2 * HEARD_S
+    with pytest.raises(RunFailed, match="the disk is full"):
+        second.look()
+    first, began = others(notes, 0), 0.0
+    first.end("the disk is full")
+    assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
 
 
 def test_host_0_tells_each_lost_worker_of_other_hosts_once() -> None:

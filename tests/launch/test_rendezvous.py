@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from tests.faults.gate import WAITS
 from tests.launch.hosts import ENDS_WITHIN_S, PATIENCE_S, SECRET, Hosts, end_in_time, ip, joined
 from tests.pace import wait_for
 from tests.runs import alive, read, trainer
@@ -90,9 +91,11 @@ def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_h
 
 
 def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secret(hosts: Hosts) -> None:
-    served = ("strategy=pserver_async", "launch.servers=1", "max_steps=400")
+    gate = "callbacks=[{_target_:tests.faults.gate.Gate,at:10,until:go,rank:0}]"
+    served = ("strategy=pserver_async", "launch.servers=1", "max_steps=400", gate)
     both = [hosts.start(n, *DIGITS, *served, *node(n)) for n in range(2)]
-    wait_for(lambda: read(hosts.at(0) / "run" / "status.json").get("step", 0) > 5, PATIENCE_S, "they train")
+    log = hosts.at(0) / "run" / "workerlog.0"
+    wait_for(lambda: log.exists() and WAITS in log.read_text(), PATIENCE_S, "they train")
     notes = {f"{said}/worker/{rank}": "its process ended" for said in ("lost", "done", "fenced") for rank in range(4)}
     notes |= {"endpoint/server/0": "tcp://127.0.0.1:1", "hosts/why not": "because"}
     lie = (
@@ -103,6 +106,7 @@ def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secr
     )
     told = ip("netns", "exec", hosts.names[1], sys.executable, "-c", lie, json.dumps(notes))
     assert "told" in told
+    (hosts.at(0) / "run" / "go").touch()
     assert [host.wait(PATIENCE_S) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
     assert not read(hosts.at(0) / "run" / "result.json")["lost_workers"]
     said = "".join(path.read_text() for path in hosts.folder.rglob("*log.*")) + hosts.screen(0) + hosts.screen(1)

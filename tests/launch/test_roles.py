@@ -249,6 +249,7 @@ def test_sigterm_to_one_command_is_a_checkpoint_of_all_and_the_run_goes_on_from_
         mine.start(one, "strategy=pserver_sync", "epochs=2", "max_steps=null", GATE)
     wait_for(lambda: read(mine.run / "status.json").get("step", 0) >= 1, PATIENCE_S, "they train")
     mine.started[who].send_signal(signal.SIGTERM)
+    wait_for(lambda: "got SIGTERM" in mine.screen(who), PATIENCE_S, "it says so")
     (mine.run / "go").touch()
     assert mine.ended() == {"worker 0": 75, "worker 1": 75, "server 0": 0}, mine.screens()
     assert not (mine.run / "model.safetensors").exists(), "that is for a training that has ended"

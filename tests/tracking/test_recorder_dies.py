@@ -139,7 +139,7 @@ def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path
     """Once after points were sent; the second one at once, before it has read what it is told."""
     process = start(
         "+recipe=digits_lenet", "hydra.run.dir=run", "epochs=6", "execution.log_every=1", "execution.threads=1", "tracking.log_model=false",
-        cwd=tmp_path, spares=3,
+        "callbacks=[{_target_:tests.faults.gate.Gate,at:200,until:go}]", cwd=tmp_path, spares=3,
     )  # fmt: skip
     wait_for(lambda: read(tmp_path / "run" / "tracking.json").get("sent_bytes", 0) > 0, 60, "points are sent")
     first = recorder_of(process.pid)
@@ -151,6 +151,7 @@ def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path
     second = recorder_of(process.pid)
     assert second is not None
     second.kill()
+    (tmp_path / "run" / "go").touch()
     screen = tmp_path / "screen.txt"
     assert process.wait(300) == 0, screen.read_text()
     assert screen.read_text().count("the tracking process was killed by SIGKILL; another one goes on") == 2

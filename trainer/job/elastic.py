@@ -241,6 +241,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
             continue
         asked = outcome.pop("asked", "")
         preempted = outcome.get("ended") == PREEMPTED
-        guest.tell(ended=number, how=PREEMPTED if preempted else "done", asked=asked)
+        guest.note(ended=number, how=PREEMPTED if preempted else "done", asked=asked)
         if asked or not preempted:
-            return outcome
+            return outcome  # host 0 hears of it with the goodbye, if it still listens
+        guest.tell()

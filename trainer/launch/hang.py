@@ -17,7 +17,7 @@ from trainer.launch.started import StartedProcess
 from trainer.wording import counted
 
 LOOK_S = 0.5
-DUMP_S = 2.0
+DUMP_S = 5.0
 """Longest wait for the stacks of a process; one that is stopped writes none."""
 FRAMES = 8
 

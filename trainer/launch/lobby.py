@@ -26,7 +26,9 @@ BEAT_S = 1.0
 LOST_S = 15.0
 """A host without one for so long is lost, as with torchrun."""
 LOOK_S = 0.2
-GOODBYE_S = 5.0
+LEAVE_S = 5.0
+"""Longest wait of another host for host 0 to take its goodbye: it may be stopped, or cut off."""
+GOODBYE_S = 30.0
 """Longest wait of host 0, at the end of the run, for the others to read how it ended."""
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
@@ -135,6 +137,15 @@ class Lobby:
         over = self.life.number
         return [n for n in self.hosts if self.is_there(n) and (self.hosts[n].id != ids.get(n) or self.hosts[n].ended == over) and not self.hosts[n].asked]  # fmt: skip
 
+    def _come(self) -> list[int]:
+        """The hosts that wait while this life goes on: they are new, or their part of it has failed. One that has done its part is on
+        its way out, or waits for the others to have done theirs."""
+        return sorted(
+            n
+            for n in self.waiting()
+            if self.hosts[n].id not in self.life.ids or self.hosts[n].how in ("died", "failed")
+        )
+
     def gather(self, least: int, timeout_s: float, more_s: float) -> list[int]:
         """Wait for the hosts of the next life; returns their numbers.
 
@@ -179,9 +190,9 @@ class Lobby:
             if all(self.hosts[number].gone for number in lost):
                 raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
             raise self.death_of(lost)
-        if run is not None and self.waiting() and not self.resized:
+        if run is not None and (come := self._come()) and not self.resized:
             self.resized = True
-            who = " and ".join(f"host {n}" for n in sorted(self.waiting()))
+            who = " and ".join(f"host {n}" for n in come)
             run.set(LEAVE, "")
             print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
 
@@ -241,8 +252,8 @@ class Guest:
         beats = self.board.clone()
 
         def beat() -> None:
-            with suppress(NoNote):
-                while not self._over.wait(BEAT_S):
+            while not self._over.wait(BEAT_S):
+                with suppress(NoNote):  # host 0 may only be stopped for a while
                     self._write(beats)
 
         self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
@@ -271,14 +282,18 @@ class Guest:
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
             self.sleep(LOOK_S)
 
+    def note(self, **what: object) -> None:
+        """Note facts about this host, which are told with whatever is told next."""
+        with self._lock:
+            self.host = replace(self.host, **what)  # type: ignore[arg-type]
+
     def tell(self, **what: object) -> None:
         """Write facts about this host into the lobby, for host 0.
 
         Raises:
             RunFailed: host 0 is gone.
         """
-        with self._lock:
-            self.host = replace(self.host, **what)  # type: ignore[arg-type]
+        self.note(**what)
         try:
             self._write(self.board)
         except NoNote as error:
@@ -322,6 +337,11 @@ class Guest:
         if self._beats is None:  # it has not come: what is told under its number is another host's
             return
         self._over.set()
-        self._beats.join(BEAT_S)
-        with suppress(RunFailed):
-            self.tell(gone=True)
+
+        def say() -> None:
+            with suppress(RunFailed):
+                self.tell(gone=True)
+
+        saying = threading.Thread(target=say, daemon=True, name="goodbye")
+        saying.start()
+        saying.join(LEAVE_S)

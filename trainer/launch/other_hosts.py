@@ -15,11 +15,13 @@ from trainer.host.patience import Patience
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.started import Role
 
-ENDED, ASKED, LEFT = "ended", "ended/asked", "left/host/{}"
+ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
 LOOK_S = 0.5
 """Between two looks at what others say."""
 TELL_S = 1.5
-"""Time for a last word, and for the others to read it before host 0's store is gone."""
+"""Time for a last word."""
+HEARD_S = 5.0
+"""Longest wait of host 0, whose store all read, for the others to know that the run has ended, and why."""
 LEAVE_S = 60.0
 """The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have ended."""
 
@@ -66,6 +68,7 @@ class OtherHosts:
             host, _, why = board.get(ENDED).decode().partition(" ")
             if int(host) != self.meeting.number:
                 self.told = True
+                self._say({KNOWS.format(self.meeting.number): ""})
                 kind = AskedToLeave if board.check([ASKED]) else RunFailed
                 raise kind(f"{self.meeting.name(int(host))} has ended the run: {why}")
         return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
@@ -93,9 +96,15 @@ class OtherHosts:
             return
         first_line = why.strip().splitlines()[0]
         told = {ASKED: ""} if asked else {}
-        self._say({**told, ENDED: f"{self.meeting.number} {first_line}"})
-        if self.meeting.serves:
-            time.sleep(TELL_S)
+        self._say({**told, ENDED: f"{self.meeting.number} {first_line}", KNOWS.format(self.meeting.number): ""})
+        patience = Patience(HEARD_S, self.clock)
+        while self.meeting.serves and not self._all_know() and patience.left() > 0.0:
+            time.sleep(LOOK_S / 5)
+
+    def _all_know(self) -> bool:
+        """Whether each other host knows that the run has ended, or has left."""
+        hosts = range(1, self.meeting.hosts)
+        return all(any(self.board[0].check([key.format(host)]) for key in (KNOWS, LEFT)) for host in hosts)
 
     def lose(self, who: Sequence[str], why: str) -> None:
         """Tell the servers which processes of this host are gone, if the run goes on without them."""

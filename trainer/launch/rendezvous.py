@@ -9,6 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from trainer.errors import RunFailed, first_line
 from trainer.host.addresses import LOOPBACK, with_port
-from trainer.host.notes_board import Board, SealedBoard, wait_until
+from trainer.host.notes_board import Board, NoNote, SealedBoard, wait_until
 from trainer.host.patience import Patience
 from trainer.host.patient_store import PatientStore
 from trainer.planning.run_secret import VARIABLE
@@ -26,8 +27,9 @@ Store = dist.Store | PatientStore
 ANY = "any"
 """A term that this host has nothing to do with."""
 POLL_S = 0.2
-TELL_S = 1.0
-"""Time that host 0 leaves the others to read why nothing starts."""
+TELL_S = 5.0
+"""Longest wait of host 0 for the others to have read why nothing starts."""
+HEARD = "hosts/heard/{}"
 
 
 @dataclass
@@ -145,7 +147,9 @@ def _decide(store: Store, meeting: Meeting) -> bytes:
     why = why or _who_knows_another_secret(board, meeting) or _who_does_something_else(board, meeting)
     board.set("hosts/why not", why)
     if why:
-        time.sleep(TELL_S)
+        came = [HEARD.format(meeting.key(n)) for n in range(1, meeting.hosts) if numbers[n]]
+        with suppress(NoNote):
+            wait_until(lambda: not came or bool(store.check(came)), "their word", TELL_S)
         raise RunFailed(why)
     return secret
 
@@ -159,7 +163,12 @@ def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
         secret = _secret(meeting, numbers)
         board = SealedBoard(store, secret)
         board.set(f"hosts/terms/{meeting.key(meeting.number)}", json.dumps(meeting.terms, default=str))
-        sealed = hmac.compare_digest(seal.encode(), _seal(meeting, numbers).encode())
+        sealed, why = hmac.compare_digest(seal.encode(), _seal(meeting, numbers).encode()), ""
+        if sealed and number in numbers:
+            board.wait(["hosts/why not"], datetime.timedelta(seconds=patience_s))
+            why = board.get("hosts/why not").decode()
+        with suppress(RuntimeError, dist.DistError):  # host 0 has waited long enough
+            store.set(HEARD.format(meeting.key(meeting.number)), "")
         if sealed and number not in numbers and len(numbers) != meeting.hosts:
             raise RunFailed(f"{meeting.name(0)} was started for {len(numbers)} {meeting.kind}, without {meeting.label(meeting.number)}. Type the same in all commands.")  # fmt: skip
         if number not in numbers or not sealed:
@@ -167,8 +176,6 @@ def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
                 f"{meeting.name(0)} knows another secret than this {meeting.one}, or somebody else writes into the store at {meeting.where}. "
                 f"Nothing of it was used. Give all {meeting.kind} the same secret (launch.secret_file, or {VARIABLE})."
             )
-        board.wait(["hosts/why not"], datetime.timedelta(seconds=patience_s))
-        why = board.get("hosts/why not").decode()
     except (RuntimeError, dist.DistError) as error:
         why = f"{meeting.name(0)} is gone before all hosts were there: {first_line(error)}"
     if why:

@@ -6,11 +6,12 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import Died, RunFailed
-from trainer.host.notes_board import Board
+from trainer.host.notes_board import Board, NoNote
 from trainer.host.signals import LEAVE
 from trainer.launch.first_failure import POLL_S, failed_first
 from trainer.launch.started import Handle, StartedProcess
@@ -312,7 +313,8 @@ def end(handles: Sequence[Handle], patience_s: float) -> None:
     for handle in handles:
         handle.join(max(0.0, until - time.monotonic()))
     for handle in handles:
-        handle.dismiss()
+        with suppress(NoNote):  # host 0 is gone: it is no more to be told
+            handle.dismiss()
 
 
 def _which(member: StartedProcess) -> str:

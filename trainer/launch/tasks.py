@@ -101,7 +101,7 @@ class TaskHandle:
         self.board = board.under(place_of(task.role, task.rank))
         self.timeout_s, self.clock = timeout_s, clock
         self.began, self.started_ns = clock(), time.monotonic_ns()
-        self.arrived = self.returned = False
+        self.arrived = self.returned = self.dismissed = False
         self.value: Any = None
         self.failure: Failure | None = None
 
@@ -149,8 +149,10 @@ class TaskHandle:
         return []
 
     def dismiss(self) -> None:
-        """Let the process end: nobody needs it any more."""
-        self.board.set("leave", "")
+        """Let the process end: nobody needs it any more. Said once: later the board may be gone."""
+        if not self.dismissed:
+            self.dismissed = True
+            self.board.set("leave", "")
 
     def dump(self) -> bool:
         """Return False: a command cannot be asked for its stacks, as another program may run the process."""

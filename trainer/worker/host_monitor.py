@@ -16,6 +16,8 @@ from trainer.host import hardware
 from trainer.run_folder.report import Report
 
 FIRST_S = 1.0
+END_S = 5.0
+"""Longest wait for the last measurement."""
 LEAST_S = 0.1
 """How busy processors were over less is chance."""
 MIB = 1 << 20
@@ -65,9 +67,9 @@ class Monitor(threading.Thread):
             self.look()
 
     def end(self) -> None:
-        """Stop measuring, after a last measurement."""
+        """Stop measuring, after a last measurement, for which a store that does not answer is not waited for long."""
         self.done.set()
-        self.join()
+        self.join(END_S)
 
     def look(self) -> None:
         """Make one measurement and take in other hosts' new ones; errors are ignored, as no measurement is worth a run.

@@ -143,9 +143,9 @@ class Liveness:
             fenced = f"fenced/{worker}/{member.life}" if member.life else f"fenced/{worker}"
             if self.board.check([f"done/{worker}"]):
                 self._leave(member)
-            elif self.board.check([f"lost/{worker}"]) or self.board.check([f"lost/{worker}/{member.life}"]):
-                self.lose(rank, "its process ended")
-            elif why := note_of(self.board, fenced):
+                continue
+            notes = (note_of(self.board, key) for key in (f"lost/{worker}/{member.life}", f"lost/{worker}", fenced))
+            if why := next(filter(None, notes), ""):
                 self.lose(rank, why)
 
     def _have_ended(self, rank: int, why: str) -> None:
