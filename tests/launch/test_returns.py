@@ -16,12 +16,16 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import Died, RunFailed
 from trainer.host import pulse
+from trainer.host.notes_board import FolderBoard
 from trainer.job.ready import Ready, get_ready
 from trainer.launch.engine import Start
+from trainer.launch.first_failure import failed_first
+from trainer.launch.process import Failure
 from trainer.launch.returns import Returns
 from trainer.launch.start import _roles
 from trainer.launch.started import Role, StartedProcess
 from trainer.planning.deaths import Deaths
+from trainer.worker import coming_back
 
 
 def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_path: Path) -> None:
@@ -116,6 +120,34 @@ def test_process_is_started_again_by_itself_if_it_has_died_and_not_twice_after_t
     worker.role = replace(worker.role, again=False)
     assert not worker.dies(returns), "where the others cannot let it in"
     assert deaths.left() == 9 - 2 and len(deaths.returned) == 2
+
+
+def test_worker_that_was_to_come_back_at_a_checkpoint_which_is_not_there_has_another_process_started(
+    tmp_path: Path,
+) -> None:
+    """Its writer was lost meanwhile; the next checkpoint may be there. But not where the run is over, or all others are lost."""
+    worker, board = Worker(tmp_path), FolderBoard(tmp_path)
+    returns, seat = worker.returns(Deaths(9)), SimpleNamespace(store=board, rank=0, life=5, size=2)
+
+    def again(come_back: Callable[[], object]) -> bool:
+        ended = Scripted(worker.start.log, code=1)
+        with pytest.raises(RunFailed) as why:
+            come_back()
+        ended.failure = Failure.of(why.value)
+        member = StartedProcess(worker.role, 0, ended, 5)
+        return returns.again(member, failed_first([member])) is not None
+
+    board.set("fenced/worker/1", "its process ended")
+    assert again(lambda: coming_back.wait_for(lambda: False, seat, "step-000000009", 1))  # type: ignore[arg-type]
+    assert (
+        "worker 0: it cannot come back without a checkpoint: worker 1, which wrote it, was lost"
+        in returns.deaths.returned
+    )  # type: ignore[union-attr]
+    pulse.Pulse(str(worker.pulse)).update(1)
+    assert not again(lambda: coming_back.let_in(seat))  # type: ignore[arg-type]
+    board.set("fenced/worker/1", "")
+    board.set("done/worker/1", "well")
+    assert not again(lambda: coming_back.let_in(seat))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -363,7 +363,11 @@ class Play:
         others = [w for w in self.workers if self._goes_on(w)]
         if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
             self.fails(f"worker {rank}: {why}", self._host(rank))
-        elif why == KILLED and self.unneeded_since is None and len(self.came_back) < self.scenario.returns:
+        elif (
+            (why == KILLED or self.workers[rank].missed)
+            and self.unneeded_since is None
+            and len(self.came_back) < self.scenario.returns
+        ):
             self._starts_again(rank)
         else:
             self._tells(rank, f"lost/worker/{rank}", "its process ended")

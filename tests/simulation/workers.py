@@ -36,7 +36,7 @@ from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.pserver.worker.remote_model import Looked
 from trainer.strategies.pserver.worker.worker import PserverWorker
-from trainer.worker.coming_back import NOBODY, TooLate, let_in, wait_for
+from trainer.worker.coming_back import NOBODY, Missed, TooLate, let_in, wait_for
 from trainer.worker.returned import NOT_WRITTEN, Returned
 
 KINDS: dict[str, type[PserverWorker]] = {
@@ -205,6 +205,8 @@ class SimulatedWorker(Process):
         """In sync: all stop after that update."""
         self.writing = False
         """Its part, and with the first one all of a checkpoint, is being written."""
+        self.missed = False
+        """The checkpoint at which it was to come back is not there."""
         self.looked_at = -1
         """So many notes were on the board when it had seen all servers that were started again."""
         self.doomed: tuple[Verb, bool] | None = None
@@ -320,7 +322,7 @@ class SimulatedWorker(Process):
         except GreenletExit:
             return
         except RunFailed as error:
-            why, fatal = f"{error}", getattr(error, "ends_run", True)
+            why, fatal, self.missed = f"{error}", getattr(error, "ends_run", True), isinstance(error, Missed)
         except NoNote as error:  # its launcher misses the board as well
             why, fatal = f"{error}", False
         if not self.dead:

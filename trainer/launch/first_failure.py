@@ -35,7 +35,8 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
         handle.look()
         code = handle.exitcode
         if handle.failure is not None:
-            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, ""))
+            died = str(member) if handle.failure.again else ""
+            reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, died))
             failures[reports[-1][1]] = handle.failure
         elif code and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""

@@ -52,6 +52,7 @@ class Failure:
         where: of a :class:`NotFinite`, its step, epoch and update.
         follows: the cause is the end of another process.
         missing: names of processes that did not come or answer in time, of a :class:`Missing`.
+        again: another process may do what this one could not, as after a death.
     """
 
     at: int
@@ -61,6 +62,7 @@ class Failure:
     where: tuple[int, int, int] | None = None
     follows: bool = False
     missing: Sequence[str] = ()
+    again: bool = False
 
     def __str__(self) -> str:
         return f": {self.words}" if self.told else f":\n{self.words}"
@@ -81,7 +83,7 @@ class Failure:
         where = (step.step, step.epoch, step.update) if isinstance(step, NotFinite) else None
         ends, follows = getattr(step, "ends_run", True), getattr(step, "follows", False)
         missing = step.who if isinstance(step, Missing) else ()
-        return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing)
+        return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing, getattr(step, "again", False))
 
 
 def full_disk(error: BaseException) -> str:

@@ -25,6 +25,13 @@ class TooLate(RunFailed):
     ends_run = False
 
 
+class Missed(TooLate):
+    """The error of a restarted worker that was to take part from a checkpoint which is not there after all: the next life of it
+    can wait for the next one."""
+
+    again = True
+
+
 def come_back(run: Training, seat: Seat) -> None:
     """Wait to be let in; then restore the first worker's checkpoint, with the servers' current parameters.
 
@@ -53,7 +60,7 @@ def let_in(
     Returns the numbers of the last note that asks for a checkpoint, of the last meeting and of the last stop.
 
     Raises:
-        TooLate: the run has ended before, or who let it in, or all others, are lost.
+        TooLate: the run has ended before, or all others are lost; Missed: who let it in is.
     """
     board, told = seat.store.under("checkpoint"), now()
     board.set(COMES, f"{seat.rank} {seat.life}")
@@ -63,8 +70,10 @@ def let_in(
     while not board.check([key]):
         if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
             raise TooLate("it has come back, and the run was over before it could take part")
-        if all(is_lost(seat.store, rank) for rank in others) or _is_forgotten(seat, board, key):
+        if all(is_lost(seat.store, rank) for rank in others):
             raise TooLate(NOBODY)
+        if _is_forgotten(seat, board, key):
+            raise Missed("it has come back, and who let it in was lost before it could say from which checkpoint on")
         if now() - told >= TELL_S:
             told = now()
             board.set(COMES, f"{seat.rank} {seat.life}")
@@ -88,12 +97,12 @@ def wait_for(
         written: whether it is. name: its folder's. writer: rank of the worker that completes it.
 
     Raises:
-        TooLate: they cannot.
+        Missed: they cannot.
     """
     board, key = seat.store.under("checkpoint"), NOT_WRITTEN.format(name)
     while not written():
         if board.check([key]):
-            raise TooLate(f"it cannot come back without a checkpoint: {board.get(key).decode()}")
+            raise Missed(f"it cannot come back without a checkpoint: {board.get(key).decode()}")
         if is_lost(seat.store, writer) and not written():
-            raise TooLate(f"it cannot come back without a checkpoint: worker {writer}, which wrote it, was lost")
+            raise Missed(f"it cannot come back without a checkpoint: worker {writer}, which wrote it, was lost")
         sleep(LOOK_S)
