@@ -202,11 +202,14 @@ def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_an
         serves.send_signal(signal.SIGCONT)
         first = beat()
         wait_for(lambda: beat() > first + 3, 20, "it beats again")
+        patient.store.patience_s = 1000
         stop(serves)
-        board.store.patience_s = 1000
-        guest.leave()  # returns
+        time.sleep(0.5)  # signs of life are under way
+        guest.note(ended=1, how="done")
+        guest.leave()  # both return
         serves.send_signal(signal.SIGCONT)
         wait_for(lambda: json.loads(board.get(HERE.format(1)))["gone"], 20, "and is heard, if host 0 goes on")
+        assert json.loads(board.get(HERE.format(1)))["how"] == "done"
 
 
 def test_host_whose_part_of_a_life_is_done_has_not_come_in() -> None:

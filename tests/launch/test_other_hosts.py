@@ -58,6 +58,26 @@ def test_host_0_ends_when_all_others_know_why_or_have_left_and_soon_if_they_do_n
     assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
 
 
+def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_that_is_lost_or_goes_without_a_word() -> None:
+    """What host 1 says is read in host 0's store, too."""
+    notes = Notes({"fenced/worker/4": "silent", "fenced/worker/5": "silent"})
+    first, second = others(notes, 0), others(notes, 1)
+    assert set(first.look()) == {4, 5}, "host 2 is lost with all its workers"
+    second.lose(["worker/2"], "its host has ended")
+    began = first.clock()
+    first.end("the disk is full")
+    assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
+    notes = Notes()
+    first, second = others(notes, 0), others(notes, 1)
+    second.end("the disk is full")
+    with pytest.raises(RunFailed, match="the disk is full"):
+        first.look()
+    began = first.clock()
+    first.end("host 1 has ended the run")
+    assert first.clock() - began > HEARD_S, "host 2 has not looked yet"
+    assert notes["ended"].startswith("1 ") and "knows/host/2" not in notes
+
+
 def test_host_0_tells_each_lost_worker_of_other_hosts_once() -> None:
     notes = Notes({"fenced/worker/1": "its own", "fenced/worker/5": "nothing was heard of it for 8 s"})
     first = others(notes, 0)

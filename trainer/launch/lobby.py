@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from trainer.errors import Died, RunFailed, UserError
-from trainer.host.notes_board import Board, NoNote, OwnBoard
+from trainer.host.notes_board import Board, NoNote, OwnBoard, SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S, Patience
 from trainer.host.signals import LEAVE
 from trainer.wording import counted
@@ -28,7 +28,7 @@ LOST_S = 15.0
 LOOK_S = 0.2
 LEAVE_S = 5.0
 """Longest wait of another host for host 0 to take its goodbye: it may be stopped, or cut off."""
-GOODBYE_S = 30.0
+GOODBYE_S = 10.0
 """Longest wait of host 0, at the end of the run, for the others to read how it ended."""
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
@@ -233,7 +233,9 @@ class Guest:
         board: in host 0's store; number: this host's; where: host 0's address, for messages.
     """
 
-    def __init__(self, board: OwnBoard, number: int, where: str, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, board: SealedBoard, number: int, where: str, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.board, self.number, self.where, self.sleep = board, number, where, sleep
         self.host = Host(secrets.token_hex(8))
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -299,10 +301,10 @@ class Guest:
         except NoNote as error:
             raise self._alone(error) from error
 
-    def _write(self, board: Board) -> None:
+    def _write(self, board: SealedBoard) -> None:
         with self._lock:
             self.host = replace(self.host, beat=self.host.beat + 1)
-            board.set(HERE.format(self.number), json.dumps(asdict(self.host)))
+            board.send(HERE.format(self.number), json.dumps(asdict(self.host)))
 
     def next_life(self, after: int) -> Life:
         """Wait for a life after number ``after`` in which this host takes part.

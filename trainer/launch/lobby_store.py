@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.config.schema import LaunchConfig
-from trainer.host.notes_board import OwnBoard, SealedBoard
+from trainer.host.notes_board import SealedBoard
 from trainer.host.patient_store import PatientStore
 from trainer.launch.lobby import LOST_S
 from trainer.launch.meeting_place import open_store
@@ -19,7 +19,7 @@ PATIENCE_S = 3 * LOST_S
 
 
 @contextmanager
-def opened(launch: LaunchConfig) -> Iterator[OwnBoard]:
+def opened(launch: LaunchConfig) -> Iterator[SealedBoard]:
     """Context manager: connects this host's launcher to the lobby's store; yields it as a board.
 
     Its notes carry a hash that only the user's secret gives; without a secret anybody who reaches the port can write them.

@@ -20,7 +20,7 @@ LOOK_S = 0.5
 """Between two looks at what others say."""
 TELL_S = 1.5
 """Time for a last word."""
-HEARD_S = 5.0
+HEARD_S = 3.0
 """Longest wait of host 0, whose store all read, for the others to know that the run has ended, and why."""
 LEAVE_S = 60.0
 """The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have ended."""
@@ -61,16 +61,14 @@ class OtherHosts:
             return {}
         self._looked = self.clock()
         board = self.board[0]
-        self.meeting.watch(board)
-        if self.meeting.hosts == 1:
-            return {}
-        if board.check([ENDED]):
+        if self.meeting.hosts > 1 and board.check([ENDED]):
             host, _, why = board.get(ENDED).decode().partition(" ")
             if int(host) != self.meeting.number:
                 self.told = True
-                self._say({KNOWS.format(self.meeting.number): ""})
                 kind = AskedToLeave if board.check([ASKED]) else RunFailed
+                self._say({KNOWS.format(self.meeting.number): ""})
                 raise kind(f"{self.meeting.name(int(host))} has ended the run: {why}")
+        self.meeting.watch(board)
         return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
 
     def _is_lost(self, who: str) -> bool:
@@ -87,29 +85,39 @@ class OtherHosts:
         return f"{where} is lost: {why}"
 
     def end(self, why: str, asked: bool = False) -> None:
-        """Tell the other hosts that the run ends and why, unless one of them has told it first.
+        """Tell the other hosts that the run ends and why, unless one of them has told it first. Host 0 waits until they know.
 
         Args:
             asked: this host was asked to leave, and there was nothing new to save: the run can go on later.
         """
-        if self.meeting.hosts == 1 or self.told:
+        if self.meeting.hosts == 1:
             return
+        if not self.told:
+            self._tell(why, asked)
+        patience = Patience(HEARD_S, self.clock)
+        with suppress(NoNote):
+            while self.meeting.serves and not self._all_know() and patience.left() > 0.0:
+                time.sleep(LOOK_S / 5)
+
+    def _tell(self, why: str, asked: bool) -> None:
         first_line = why.strip().splitlines()[0]
         told = {ASKED: ""} if asked else {}
         self._say({**told, ENDED: f"{self.meeting.number} {first_line}", KNOWS.format(self.meeting.number): ""})
-        patience = Patience(HEARD_S, self.clock)
-        while self.meeting.serves and not self._all_know() and patience.left() > 0.0:
-            time.sleep(LOOK_S / 5)
+
+    def _others(self) -> list[int]:
+        """The other hosts, without those of which all workers are lost."""
+        lost = {host for host, workers in self._lost_hosts.items() if workers == self._workers_here}
+        return sorted(set(range(1, self.meeting.hosts)) - lost)
 
     def _all_know(self) -> bool:
         """Whether each other host knows that the run has ended, or has left."""
-        hosts = range(1, self.meeting.hosts)
+        hosts = self._others()
         return all(any(self.board[0].check([key.format(host)]) for key in (KNOWS, LEFT)) for host in hosts)
 
     def lose(self, who: Sequence[str], why: str) -> None:
         """Tell the servers which processes of this host are gone, if the run goes on without them."""
         if self.meeting.hosts > 1:
-            self._say({f"lost/{name}": why for name in who})
+            self._say({**{f"lost/{name}": why for name in who}, KNOWS.format(self.meeting.number): ""})
 
     def _say(self, notes: Mapping[str, str]) -> None:
         """Leave notes, if the board takes them soon: the way to it may be cut."""
@@ -134,8 +142,7 @@ class OtherHosts:
         if not self.meeting.serves:
             return
         patience = Patience(LEAVE_S, self.clock)
-        lost = {host for host, workers in self._lost_hosts.items() if workers == self._workers_here}
-        for host in sorted(set(range(1, self.meeting.hosts)) - lost):
+        for host in self._others():
             key = LEFT.format(host)
             while not self.board[0].check([key]) and patience.left() > 0.0:
                 time.sleep(LOOK_S / 5)

@@ -312,8 +312,8 @@ def end(handles: Sequence[Handle], patience_s: float) -> None:
     until = time.monotonic() + patience_s
     for handle in handles:
         handle.join(max(0.0, until - time.monotonic()))
-    for handle in handles:
-        with suppress(NoNote):  # host 0 is gone: it is no more to be told
+    with suppress(NoNote):  # host 0 is gone: nobody is to be told
+        for handle in handles:
             handle.dismiss()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -62,11 +63,9 @@ def let_in(
     Raises:
         TooLate: the run has ended before, or all others are lost; Missed: who let it in is.
     """
-    board, told = seat.store.under("checkpoint"), now()
-    board.set(COMES, f"{seat.rank} {seat.life}")
+    board, told = seat.store.under("checkpoint"), -math.inf
     others = [rank for rank in range(seat.size) if rank != seat.rank]
     key = LET_IN.format(seat.rank, seat.life)
-    print("is there again, and waits to be let in", flush=True)
     while not board.check([key]):
         if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
             raise TooLate("it has come back, and the run was over before it could take part")
@@ -75,8 +74,10 @@ def let_in(
         if _is_forgotten(seat, board, key):
             raise Missed("it has come back, and who let it in was lost before it could say from which checkpoint on")
         if now() - told >= TELL_S:
-            told = now()
             board.set(COMES, f"{seat.rank} {seat.life}")
+            if told == -math.inf:
+                print("is there again, and waits to be let in", flush=True)
+            told = now()
         sleep(LOOK_S)
     asked, meeting, stop = board.get(key).split()
     return int(asked), int(meeting), int(stop)
