@@ -46,6 +46,8 @@ class Liveness:
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
         self.asked: dict[int, str] = {}
         """Notes of this server about workers that are silent, by rank."""
+        self.asked_at = 0.0
+        """When it left the last of them."""
         for member in members.all if regained.again else ():
             if board.check([note := LIFE.format(member.rank)]):
                 member.expected = int(board.get(note))
@@ -151,10 +153,15 @@ class Liveness:
     def _have_ended(self, rank: int, why: str) -> None:
         """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke later might
         go on with what others do in its place by then."""
-        if rank in self.members.silent(ENDING_S) or len(self.members.present()) == 1 or self._cannot_go_on(rank):
+        if len(self.members.present()) == 1 or self._cannot_go_on(rank):
             self.lose(rank, why)
-        elif rank not in self.asked:
+        elif rank in self.asked:
+            # its launcher has had time, also where this server has looked late
+            if rank in self.members.silent(ENDING_S) and self.members.now() - self.asked_at >= ENDING_S / 2:
+                self.lose(rank, why)
+        else:
             print(f"worker {rank} is silent: {why}", flush=True)
+            self.asked_at = self.members.now()
             self.asked[rank] = SILENT.format(rank, self.members.all[rank].life)
             self.board.set(self.asked[rank], why)
 
