@@ -58,7 +58,9 @@ def test_host_0_ends_when_all_others_know_why_or_have_left_and_soon_if_they_do_n
     assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
 
 
-def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_that_is_lost_or_goes_without_a_word() -> None:
+def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_that_is_lost_or_goes_without_a_word() -> (
+    None
+):
     """What host 1 says is read in host 0's store, too."""
     notes = Notes({"fenced/worker/4": "silent", "fenced/worker/5": "silent"})
     first, second = others(notes, 0), others(notes, 1)
