@@ -36,7 +36,6 @@ import pytest
 
 from tests.huge_pages import use_huge_pages
 from tests.importing import import_all_of
-from tests.pace import patient
 from tests.undrawn import nothing_is_drawn
 
 MODULES = (
@@ -65,14 +64,12 @@ class Started:
         return self._look(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended. On a busy machine it has more time, as in ``wait_for``.
+        """Its exit code, when it has ended.
 
         Raises:
             subprocess.TimeoutExpired: it has not.
         """
-        if (code := self._look(timeout)) is None and timeout is not None:
-            code = self._look(2 * patient(max(timeout, 1.0)))
-        if code is None:
+        if (code := self._look(timeout)) is None:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
         return code
 

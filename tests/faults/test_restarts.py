@@ -81,7 +81,7 @@ def test_workers_that_outlive_their_forkserver_do_not_outlive_the_life(
         assert len(workers) == 2 and workers[0].ppid() == workers[1].ppid() != process.pid
         psutil.Process(workers[0].ppid()).kill()
         wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")
-        wait_for(lambda: not alive(workers), 20, "they end")
+        assert not alive(workers)
         (run / "go").touch()
     assert process.returncode == 0, (tmp_path / "screen.txt").read_text()
     assert losses(run) == undisturbed
@@ -148,7 +148,7 @@ FOUR = "from step-000000004"
     ("strategy", "log", "names", "missed", "whence"),
     [
         (UNDER_WAY, "workerlog.1", "worker 1", "worker 0: worker 1 did not arrive at", "from the beginning"),
-        (SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for ", FOUR),
+        (SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for {:g} s", FOUR),
         pytest.param(SYNC, "serverlog.0", "server 0", "server 0 did not answer", FOUR, marks=pytest.mark.long),
     ],
     ids=["collective-worker", "sync-worker", "sync-server"],
@@ -162,16 +162,16 @@ def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_
     missed: str,
     whence: str,
 ) -> None:
-    silent = "nothing was heard" in missed
-    waits = (f"strategy.lost_after_s={patient(2)}",) if silent else (f"strategy.timeout_s={patient(3)}",)
-    with at_the_gate(tmp_path, TWO, *strategy, *waits, "tracking=none") as (process, run, everybody):  # fmt: skip
+    silence = patient(2)
+    waits = f"strategy.lost_after_s={silence}" if "nothing was heard" in missed else f"strategy.timeout_s={patient(3)}"
+    with at_the_gate(tmp_path, TWO, *strategy, waits, "tracking=none") as (process, run, everybody):  # fmt: skip
         next(p for p in everybody if writes(p, run / log)).send_signal(signal.SIGSTOP)
         (run / "go").touch()
     screen = (tmp_path / "screen.txt").read_text()
     assert process.returncode == 0, screen
     attention = next(line for line in screen.splitlines() if line.startswith("ATTENTION"))
     assert attention.startswith(f"ATTENTION: {names} does not even answer: it is stopped, after 7 updates; "), attention
-    assert missed in attention
+    assert missed.format(silence) in attention
     assert f"restart 1 of 3: all processes are started again, {whence}" in screen
     assert read(run / "result.json")["restarts"] == 1
     assert [step for step, _ in losses(run)] == list(range(1, 21))

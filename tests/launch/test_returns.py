@@ -127,7 +127,8 @@ def test_worker_that_was_to_come_back_at_a_checkpoint_which_is_not_there_has_ano
 ) -> None:
     """Its writer was lost meanwhile; the next checkpoint may be there. But not where the run is over, or all others are lost."""
     worker, board = Worker(tmp_path), FolderBoard(tmp_path)
-    returns, seat = worker.returns(Deaths(9)), SimpleNamespace(store=board, rank=0, life=5, size=2)
+    deaths, seat = Deaths(9), SimpleNamespace(store=board, rank=0, life=5, size=2)
+    returns = worker.returns(deaths)
 
     def again(come_back: Callable[[], object]) -> bool:
         ended = Scripted(worker.start.log, code=1)
@@ -139,10 +140,8 @@ def test_worker_that_was_to_come_back_at_a_checkpoint_which_is_not_there_has_ano
 
     board.set("fenced/worker/1", "its process ended")
     assert again(lambda: coming_back.wait_for(lambda: False, seat, "step-000000009", 1))  # type: ignore[arg-type]
-    assert (
-        "worker 0: it cannot come back without a checkpoint: worker 1, which wrote it, was lost"
-        in returns.deaths.returned
-    )  # type: ignore[union-attr]
+    why = "worker 0: it cannot come back without a checkpoint: worker 1, which wrote it, was lost"
+    assert deaths.returned == [why]
     pulse.Pulse(str(worker.pulse)).update(1)
     assert not again(lambda: coming_back.let_in(seat))  # type: ignore[arg-type]
     board.set("fenced/worker/1", "")

@@ -360,14 +360,10 @@ class Play:
             self._tells(rank, f"done/worker/{rank}", "well")
             self._done()
             return
-        others = [w for w in self.workers if self._goes_on(w)]
+        others, again = [w for w in self.workers if self._goes_on(w)], why == KILLED or self.workers[rank].missed
         if fatal or not others or (self.scenario.mode == "sync" and self.scenario.options["on_lost_worker"] == "stop"):
             self.fails(f"worker {rank}: {why}", self._host(rank))
-        elif (
-            (why == KILLED or self.workers[rank].missed)
-            and self.unneeded_since is None
-            and len(self.came_back) < self.scenario.returns
-        ):
+        elif again and self.unneeded_since is None and len(self.came_back) < self.scenario.returns:
             self._starts_again(rank)
         else:
             self._tells(rank, f"lost/worker/{rank}", "its process ended")

@@ -174,6 +174,23 @@ def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_
     assert members.present() == [] and not board.check([notes[0]])
 
 
+def test_server_that_looks_late_gives_the_launcher_of_a_silent_worker_its_time() -> None:
+    """The simulator found it, seed 2205896: silent and lost at one look, and it might wake."""
+    with Cluster(config("async", 2, 1, lost_after_s=10.0)) as cluster:
+        [server] = cluster.servers
+    clock = [100.0]
+    server.members.now = lambda: clock[0]
+    for rank in range(2):
+        server.members.hello(rank, rank + 5)
+    server.parameters.ready = True
+    clock[0] += 13.5
+    server.members.heard(0)
+    for late, present in ((0.0, [0, 1]), (0.3, [0, 1]), (1.5, [0])):
+        clock[0] += late
+        server.liveness.look_after()
+        assert server.members.present() == present
+
+
 def test_server_that_was_stopped_gives_everybody_its_time_again() -> None:
     """Whether it was stopped while it waited for messages or while it worked."""
     with Cluster(config("sync", 2, 1, lost_after_s=10.0)) as cluster:
