@@ -18,7 +18,6 @@ import json
 import multiprocessing.util
 import os
 import runpy
-import select
 import signal
 import socket
 import sqlite3
@@ -29,6 +28,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -74,7 +74,7 @@ class Started:
         return code
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+        if self.returncode is None and connection.wait([self._ended], timeout):
             self.returncode = int(self._ended.recv(64) or -signal.SIGKILL)
             self._ended.close()
         return self.returncode
@@ -241,7 +241,7 @@ def serve(door: socket.socket, life: socket.socket, choices: Choices) -> str:
     waiting: dict[int, socket.socket] = {}
     asking: list[socket.socket] = []
     while True:
-        ready, _, _ = select.select([door, life, reader, *asking], [], [])
+        ready = connection.wait([door, life, reader, *asking])
         if life in ready:
             os._exit(0)
         if reader in ready:

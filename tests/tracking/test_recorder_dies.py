@@ -170,3 +170,11 @@ def test_a_recorder_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: py
     tracker.end()
     assert answer == {"run_id": None, "unsent": 0, "error": "the tracking process died"}
     assert len(said) == client.MOST_STARTS and "ended with exit code 1, the 6th of this command" in said[-1]
+
+
+def test_a_recorder_that_has_ended_leaves_no_file_open() -> None:
+    """A notebook has one for each run."""
+    tracker = client.Tracker(print)
+    tracker.end()
+    assert tracker.process.stdin is not None and tracker.process.stdin.closed
+    wait_for(lambda: tracker.process.stdout is not None and tracker.process.stdout.closed, 10, "its answers are open")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import select
 import threading
+from multiprocessing import connection
 
 
 def end_with(pid: int) -> None:
@@ -15,7 +15,7 @@ def end_with(pid: int) -> None:
             other = os.pidfd_open(pid)
         except ProcessLookupError:
             os._exit(1)
-        select.select([other], [], [])
+        connection.wait([other])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end-with-launcher").start()

@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import re
-import select
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,7 @@ class Child:
         context = multiprocessing.get_context("forkserver")
         self.log = log
         self.pipe, theirs = context.Pipe()
+        self._code: int | None = None
         self.hung_up = False
         self.returned = False
         self.value: Any = None
@@ -129,7 +130,7 @@ class Child:
     @property
     def exitcode(self) -> int | None:
         """The child's exit code (as :class:`multiprocessing.Process`): None while it runs, negative for a signal."""
-        return self.process.exitcode
+        return self.process.exitcode if self._code is None else self._code
 
     @property
     def well(self) -> bool:
@@ -150,7 +151,7 @@ class Child:
                 else:
                     self.failure = Failure(**json.loads(head))
             except (EOFError, OSError):
-                self.hung_up = True
+                self.dismiss()
 
     def dismiss(self) -> None:
         """Let the child end: nobody needs it any more."""
@@ -172,10 +173,15 @@ class Child:
 
     def join(self, seconds: float) -> None:
         """Wait until the child has ended, at most ``seconds``."""
-        if self.itself is not None and select.select([self.itself], [], [], seconds)[0]:
+        if self.itself is not None and connection.wait([self.itself], seconds):
             os.close(self.itself)
             self.itself = None
+        if self._code is not None:
+            return
         self.process.join(TOLD_S if self.itself is None else 0.0)
+        self._code = self.process.exitcode
+        if self._code is not None:
+            self.process.close()  # its descriptors, which garbage would hold as long as nobody collects it
 
 
 def _descriptor_of(pid: int | None) -> int | None:

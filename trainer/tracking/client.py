@@ -64,9 +64,10 @@ class Tracker:
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            with contextlib.suppress(ValueError):  # half a line of a process that was killed
-                self._hear(json.loads(line))
+        with process.stdout as answers:
+            for line in answers:
+                with contextlib.suppress(ValueError):  # half a line of a process that was killed
+                    self._hear(json.loads(line))
         self._start_again(process)
 
     def _hear(self, answer: dict[str, Any]) -> None:

@@ -6,11 +6,11 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def _follow(parent: int) -> None:
     buffered = b""
     next_round = 0.0
     while True:
-        ready, _, _ = select.select([0, *gone], [], [], max(0.0, next_round - time.monotonic()))
+        ready = connection.wait([0, *gone], max(0.0, next_round - time.monotonic()))
         if any(fd != 0 for fd in ready):
             break
         if 0 in ready:

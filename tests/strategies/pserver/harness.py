@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import secrets
 import socket
 import threading
@@ -109,6 +110,8 @@ class Cluster:
         for thread in self.threads:
             thread.join(20)
             assert not thread.is_alive(), "a server does not end"
+        if self.folder:
+            gc.collect()  # in the garbage of dead workers lie arrays, and with each the descriptor of its memory
         if kind is None and self.errors:
             raise self.errors[0]
 
