@@ -53,9 +53,8 @@ def _answer(argv: list[str]) -> int:
     except KeyboardInterrupt as error:
         print(f"interrupted: {error or BY_CTRL_C}", file=sys.stderr)
         return Interrupted.exit_code
-    except BrokenPipeError:  # the reader of our output has gone, as in `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        return interpreter.nobody_reads()
     except OSError as error:  # a disk that is full, a folder that is gone
         if "debug=true" in argv:
             traceback.print_exc()

@@ -69,9 +69,8 @@ def main(argv: list[str] | None = None) -> int:
             return error.exit_code
         except KeyboardInterrupt:
             return 130
-        except BrokenPipeError:  # the reader of our output has gone, as in `list | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+        except BrokenPipeError:
+            return interpreter.nobody_reads()
         except OSError as error:
             print(f"failed: {error.filename or 'a file'}: {why(error)}", file=sys.stderr)
             return 1

@@ -11,6 +11,7 @@ import pytest
 
 from tests.notes import Notes
 from trainer.errors import RunFailed
+from trainer.host.notes_board import NoNote
 from trainer.launch import supervisor
 from trainer.launch.forkserver import launch
 from trainer.launch.rendezvous import Meeting
@@ -69,10 +70,35 @@ def test_process_that_has_begun_is_not_asked_again(tmp_path: Path) -> None:
 
 
 class Board(Notes):
-    """One that is its own part."""
+    """One that is its own part.
+
+    Attributes:
+        gone: with host 0.
+    """
+
+    gone = False
 
     def under(self, prefix: str) -> Board:
         return self
+
+    def set(self, key: str, value: str) -> None:
+        if self.gone:
+            raise NoNote("127.0.0.1:1 did not answer")
+        super().set(key, value)
+
+
+def test_a_run_ends_though_the_board_is_gone_at_its_end(tmp_path: Path) -> None:
+    """Of two commands one has been told that it may leave, while the board was there."""
+    notes = Board()
+    sleeping = [subprocess.Popen(["sleep", "300"]) for _ in range(2)]
+    tasks = [Task("worker", rank, "cpu", (), {}, tmp_path / "log") for rank in range(2)]
+    handles = [TaskHandle(task, process, notes, 5) for task, process in zip(tasks, sleeping, strict=True)]  # type: ignore[arg-type]
+    handles[0].dismiss()
+    assert notes.changes == 1
+    notes.gone = True
+    handles[0].dismiss()
+    supervisor.end(handles, 5.0)
+    assert [process.poll() for process in sleeping] == [-9, -9]
 
 
 class NoKill:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +21,8 @@ from tests.pace import wait_for
 from tests.runs import alive, read, trainer
 from trainer.errors import RunFailed
 from trainer.host import addresses
-from trainer.launch.rendezvous import Meeting, meet
+from trainer.launch import rendezvous
+from trainer.launch.rendezvous import HEARD, Meeting, meet
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 DIGITS = (
@@ -216,3 +219,39 @@ def test_two_hosts_of_the_same_number_are_told() -> None:
     first, *others = meetings(*(Meeting(number=number, hosts=2, timeout_s=60) for number in (0, 1, 1)))
     assert first == ""
     assert sorted(others) == ["", "there is another host 1 already: every host needs a launch.node_rank of its own"]
+
+
+class Held:
+    """A host's store; the host has read why nothing starts, and does not say so before it may."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store, self.has_read, self.may = store, Event(), Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def set(self, key: str, value: str) -> None:
+        if key == HEARD.format(1):
+            self.has_read.set()
+            assert self.may.wait(60)
+        self.store.set(key, value)
+
+
+@pytest.mark.parametrize("ever", [True, False])
+def test_host_0_ends_when_the_others_have_read_why_or_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, ever: bool
+) -> None:
+    monkeypatch.setattr(rendezvous, "TELL_S", 60.0 if ever else 0.5)
+    store = dist.HashStore()
+    other = Held(store)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(meet, store, Meeting(number=0, hosts=2, terms={"seed": 0}))
+        second = pool.submit(meet, other, Meeting(number=1, hosts=2, terms={"seed": 1}))
+        assert other.has_read.wait(60)
+        if ever:
+            time.sleep(0.5)
+            assert not first.done(), "host 1 could find nothing but a store that is gone"
+            other.may.set()
+        assert "seed is 1" in str(first.exception(30))
+        other.may.set()
+        assert "seed is 1" in str(second.exception(30))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config.schema import PserverSyncStrategy
-from trainer.strategies.contract import Agreed, Share
+from trainer.strategies.contract import Agreed, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.push import WholePush
@@ -80,8 +80,7 @@ class PserverSync(PserverWorker):
     def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
         if self.options.on_lost_worker == "continue":
             return super().agree(action, settle)
-        settle()
-        return action(*self.members())  # a lost worker ends the run
+        return Strategy.agree(self, action, settle)  # a lost worker ends the run
 
     def finish_pushes(self) -> None:
         self.client.wait([r for r in self.client.under_way.values() if r.message.verb in (Verb.PUSH, Verb.COMMIT)])
