@@ -20,7 +20,7 @@ from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE
 from trainer.launch import lobby
-from trainer.launch.lobby import HERE, LOST_S, Guest, Host, Lobby, RunOver
+from trainer.launch.lobby import HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
 from trainer.planning.deaths import Deaths
 
 
@@ -43,6 +43,7 @@ class World:
 
     def tell(self, number: int, **what: object) -> None:
         self.awake[number] = replace(self.awake.get(number, Host(f"first {number}")), **what)  # type: ignore[arg-type]
+        self.board.set(NEWEST.format(number), self.awake[number].id)
         self.board.set(HERE.format(number), json.dumps(asdict(self.awake[number])))
 
     def live(self, *numbers: int) -> None:
@@ -167,6 +168,7 @@ def test_host_that_leaves_takes_no_part_in_the_next_life() -> None:
 def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     world = World()
     guest = Guest(world.board, 1, "10.0.0.1:29500", world.sleep)
+    world.board.set(NEWEST.format(1), guest.host.id)
     guest.tell()
     world.lobby.look()
     world.lobby.begin([0, 1], 4321, "step-000000004")
@@ -221,3 +223,30 @@ def test_host_whose_part_of_a_life_is_done_has_not_come_in() -> None:
         world.lobby.watch(run)
         assert world.lobby.resized == run.check([LEAVE]) == comes, how
         assert world.lobby.waiting() == [1], "for the next life it is there"
+
+
+def test_host_that_another_one_has_replaced_is_not_heard_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped until it was missed, and wakes."""
+    monkeypatch.setattr(lobby, "BEAT_S", 0.05)
+    (tmp_path / "mark").touch()
+    world = World()
+    world.board.set("mark", "mark")
+    stopped, newest = Guest(world.board, 1, "there"), Guest(world.board, 1, "there")
+    stopped.come(tmp_path)
+    monkeypatch.setattr(newest, "_check_alone", lambda: None)  # the other one is silent
+    newest.come(tmp_path)
+    wait_for(lambda: stopped.replaced, 20, "it looks")
+    stopped._write(world.board)  # as it does when it is stopped just before
+    world.lobby.look()
+    assert 1 not in world.lobby.hosts or world.lobby.hosts[1].id == newest.host.id
+    wait_for(lambda: (world.lobby.look(), world.lobby.hosts.get(1))[1], 20, "the other one is heard")
+    stopped._write(world.board)
+    world.lobby.look()
+    assert world.lobby.hosts[1].id == newest.host.id and world.lobby.waiting() == [1]
+    with pytest.raises(RunFailed, match="another host 1 has come in its place"):
+        stopped.next_life(0)
+    stopped.leave()
+    newest.leave()
+    assert json.loads(world.board.get(HERE.format(1)))["id"] == newest.host.id

@@ -33,6 +33,8 @@ GOODBYE_S = 10.0
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
 HERE, LIFE, OVER, MARK = "here/{}", "life", "over", "mark"
+NEWEST = "newest/{}"
+"""The id of the newest command that came under a host's number: what older ones write, which were stopped, does not count."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,16 @@ class Lobby:
         """Read what the hosts have written, and note how long each has been silent."""
         passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
         for number in range(1, self.most):
-            if not self.board.check([key := HERE.format(number)]):
+            key, newest = HERE.format(number), NEWEST.format(number)
+            if not self.board.check([key, newest]):
                 continue
             told, before = Host(**json.loads(self.board.get(key))), self.hosts.get(number)
-            same = before is not None and (before.id, before.beat) == (told.id, told.beat)
-            self.silent[number] = self.silent[number] + passed if same else 0.0
-            self.hosts[number] = told
+            heard = told.id == self.board.get(newest).decode()
+            same = before is not None and (not heard or (before.id, before.beat) == (told.id, told.beat))
+            if heard:
+                self.hosts[number] = told
+            if number in self.hosts:
+                self.silent[number] = self.silent[number] + passed if same else 0.0
 
     def is_there(self, number: int) -> bool:
         """Whether a host shows signs of life."""
@@ -240,6 +246,7 @@ class Guest:
         self.host = Host(secrets.token_hex(8))
         self._lock, self._over = threading.Lock(), threading.Event()
         self._beats: threading.Thread | None = None
+        self.replaced = False
 
     def come(self, run_dir: Path) -> None:
         """Enter the lobby, and send signs of life from now on.
@@ -250,13 +257,18 @@ class Guest:
         """
         self._check_alone()
         self._check_folder(run_dir)
+        try:
+            self.board.set(NEWEST.format(self.number), self.host.id)
+        except NoNote as error:
+            raise self._alone(error) from error
         self.tell()
         beats = self.board.clone()
 
         def beat() -> None:
-            while not self._over.wait(BEAT_S):
+            while not self.replaced and not self._over.wait(BEAT_S):
                 with suppress(NoNote):  # host 0 may only be stopped for a while
                     self._write(beats)
+                    self._look_for_another(beats)
 
         self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
         self._beats.start()
@@ -311,9 +323,15 @@ class Guest:
 
         Raises:
             RunOver: there will be none.
-            RunFailed: host 0 is gone.
+            RunFailed: host 0 is gone, or another host has come in this one's place.
         """
         while True:
+            try:
+                self._look_for_another(self.board)
+            except NoNote as error:
+                raise self._alone(error) from error
+            if self.replaced:
+                raise RunFailed(f"this host is no part of the run any more: another host {self.number} has come in its place, as it was stopped or cut off for a while. If both are to take part, every host needs a launch.node_rank of its own")  # fmt: skip
             if self._heard([OVER], wait=False):
                 raise RunOver(*json.loads(self.board.get(OVER)))
             if self._heard([LIFE], wait=False):
@@ -322,6 +340,10 @@ class Guest:
                 if life.number > after and self.host.id in life.ids:
                     return life
             self.sleep(LOOK_S)
+
+    def _look_for_another(self, board: SealedBoard) -> None:
+        key = NEWEST.format(self.number)
+        self.replaced = self.replaced or (board.check([key]) and board.get(key).decode() != self.host.id)
 
     def _heard(self, keys: list[str], wait: bool = True) -> bool:
         try:
@@ -336,7 +358,7 @@ class Guest:
 
     def leave(self) -> None:
         """Tell host 0, if it still listens, that this host has left the run."""
-        if self._beats is None:  # it has not come: what is told under its number is another host's
+        if self._beats is None or self.replaced:  # what is told under its number is another host's
             return
         self._over.set()
 
