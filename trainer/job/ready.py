@@ -16,6 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host.folder_checks import LEAST, check_folder
+from trainer.host.quiet_torch import import_quietly
 from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
@@ -179,6 +180,8 @@ def _planned(
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)
     passed(checked)
+    if checked.config.launch.nnodes > 1:
+        import_quietly()
     from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
 
     if checked.config.mode != "train":
