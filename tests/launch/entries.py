@@ -253,3 +253,11 @@ def returns_and_stays(seat: Seat, payload: Any) -> int:
     if seat.rank == 1:
         threading.Thread(target=time.sleep, args=(LONG_S,)).start()
     return seat.rank
+
+
+def stops_its_forkserver(seat: Seat, killed: bool) -> int:
+    """Returns the number of the process that tells how this one ends, and that is stopped now."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+    if killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getppid()

@@ -35,7 +35,11 @@ MOST_TEXT = 30_000
 DONE = b""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 TOLD_S = 1.0
-"""Longest wait until the forkserver tells how a process has ended that is gone."""
+"""Longest wait until the forkserver tells how a process has ended that is gone, when all end."""
+UNTOLD_S = 10.0
+"""And while others go on: a slow machine is no stopped forkserver."""
+UNKNOWN = 255
+"""The exit code of a process of which nobody can tell it, as multiprocessing has it where the forkserver was killed."""
 STACKS = signal.SIGUSR2
 """A started process that gets it writes its Python stacks into its log, wherever it is."""
 
@@ -116,6 +120,8 @@ class Child:
         self.log = log
         self.pipe, theirs = context.Pipe()
         self._code: int | None = None
+        self._gone_since: float | None = None
+        self._closed = False
         self.hung_up = False
         self.returned = False
         self.value: Any = None
@@ -129,13 +135,26 @@ class Child:
 
     @property
     def exitcode(self) -> int | None:
-        """The child's exit code (as :class:`multiprocessing.Process`): None while it runs, negative for a signal."""
-        return self.process.exitcode if self._code is None else self._code
+        """The child's exit code (as :class:`multiprocessing.Process`): None while it runs, negative for a signal.
+        Of a child that has gone without a word of the forkserver, which may be stopped, it is made up."""
+        if self._code is None:
+            self._code = self.process.exitcode
+        if self._code is None and self._has_gone():
+            self._code = 0 if self.returned else UNKNOWN
+        return self._code
 
     @property
     def well(self) -> bool:
         """Whether the child has ended successfully."""
         return self.exitcode == 0 and self.returned
+
+    def _has_gone(self) -> bool:
+        """Whether it has ended some time ago."""
+        if self.itself is not None and not connection.wait([self.itself], 0.0):
+            return False
+        if self._gone_since is None:
+            self._gone_since = time.monotonic()
+        return time.monotonic() - self._gone_since > UNTOLD_S
 
     def signs(self) -> list[Any]:
         """The child's pipe and sentinel, which become ready when there is something to read."""
@@ -176,11 +195,14 @@ class Child:
         if self.itself is not None and connection.wait([self.itself], seconds):
             os.close(self.itself)
             self.itself = None
-        if self._code is not None:
+        if self._closed:
             return
         self.process.join(TOLD_S if self.itself is None else 0.0)
-        self._code = self.process.exitcode
-        if self._code is not None:
+        if self.itself is None and self.process.exitcode is None:  # Python would wait for the forkserver, when it ends
+            self._code = UNKNOWN if self._code is None else self._code
+            self.process._popen.returncode = self._code  # type: ignore[attr-defined]
+        if self.process.exitcode is not None:
+            self._code, self._closed = self.process.exitcode, True
             self.process.close()  # its descriptors, which garbage would hold as long as nobody collects it
 
 

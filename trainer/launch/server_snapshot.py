@@ -32,8 +32,11 @@ def snapshot_of(start: Start, checkpoints: Path, done: int) -> ServerSnapshot | 
     if folder is None:
         return "there is no checkpoint yet"
     parts = parts_of(folder)
-    if len(parts) != start.role.size or not parts[start.rank].layout:
-        return f"{folder.name} is not of this run's servers"
+    try:
+        if len(parts) != start.role.size or not parts[start.rank].layout:
+            return f"{folder.name} is not of this run's servers"
+    except FileNotFoundError:
+        return f"{folder.name} was removed just now"
     part, begun = parts[start.rank], start.payload.resume
     if part.life != start.life and (not begun or Path(begun).resolve() != folder.resolve()):
         # a life before has written this part, and it was completed after the present one had begun with an older one

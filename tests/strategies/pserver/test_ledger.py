@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from trainer.strategies.pserver.server.ledger import BEFORE, HEADER, LedgerFile
 from trainer.strategies.pserver.server.rules import Push
@@ -67,3 +71,44 @@ def test_a_checkpoint_of_a_former_version_says_the_length_alone(tmp_path: Path) 
 def test_a_ledger_that_is_gone_begins_anew(tmp_path: Path) -> None:
     LedgerFile(path := tmp_path / "ledger.0.tsv", {"ledger": 100, "ledger_crc": 5}, returns=True)
     assert path.read_text() == HEADER
+
+
+class SmallDisk:
+    """A file on a disk that has so many bytes left."""
+
+    def __init__(self, file: Any) -> None:
+        self.file, self.name, self.left = file, file.name, 10**9
+
+    def write(self, data: bytes) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        wrote = int(self.file.write(data[: self.left]))
+        self.left -= wrote
+        return wrote
+
+    def tell(self) -> int:
+        return int(self.file.tell())
+
+
+def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = LedgerFile(path := tmp_path / "ledger.0.tsv", {})
+    ledger._file = disk = SmallDisk(ledger._file)  # type: ignore[assignment]
+    text = HEADER
+    for number in range(1, 40):
+        if number in (10, 20):
+            disk.left = 3  # of a line
+        if number in (15, 25):
+            disk.left = 10**9
+        ledger(push(number), NO_WORK)  # which has been applied, whatever the disk does
+        text += f"0\t{number}\t\t\t\t\n"
+        assert text.startswith(path.read_text())
+        if disk.left:
+            assert path.read_text() == text
+            assert ledger.place == {"ledger": len(text), "ledger_crc": zlib.crc32(text.encode())}
+        else:
+            with pytest.raises(OSError, match="No space left"):
+                _ = ledger.place
+    said = capsys.readouterr().out
+    assert said.count("its lines wait until it can") == said.count("has all its lines again") == 2

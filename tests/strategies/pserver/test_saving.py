@@ -286,7 +286,7 @@ def test_a_worker_names_the_key_of_its_patience(tmp_path: Path) -> None:
     client = Client(0, Two(lambda server, verb: (1e9, Message(Verb.DONE))), TIMEOUT_S)  # type: ignore[arg-type]
     with pytest.raises(Missing, match=rf"MEET of worker 0 within {TIMEOUT_S + SAVE_S + 5:g} s \(strategy.timeout_s and an hour for a checkpoint\)$"):  # fmt: skip
         client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None)
-    with pytest.raises(Missing, match=rf"within {TIMEOUT_S + 5:g} s \(strategy.timeout_s\)$"):
+    with pytest.raises(Missing, match=rf"within {TIMEOUT_S + 5:g} s \(strategy.timeout_s and 5 s for the answer\)$"):
         client.wait([client.ask(1, Message(Verb.PULL))])
 
 

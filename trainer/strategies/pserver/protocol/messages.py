@@ -37,6 +37,8 @@ ACKNOWLEDGED, FINISHED, PRESENT = 1, 2, 3
 who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0 and 1."""
 STOPS, SAVES = 1, 2
 """Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
+MARGIN_S = 5.0
+"""A server answers in time, if only to say who is missing; so much later it counts as gone."""
 SAVE_S = 3600.0
 """So long at most the servers save, and the first worker fetches their parts. The others wait for it."""
 SAVE_TURN_S = 3000.0
@@ -238,10 +240,12 @@ def within(seconds: float, timeout_s: float) -> str:
     """How long was waited, in an error text; the key is named where it is the limit, or a part of it.
 
     Args:
-        timeout_s: strategy.timeout_s, and its margin if there is one.
+        timeout_s: strategy.timeout_s.
     """
     keys = {
         timeout_s: " (strategy.timeout_s)",
+        timeout_s + MARGIN_S: f" (strategy.timeout_s and {MARGIN_S:g} s for the answer)",
         timeout_s + SAVE_S: " (strategy.timeout_s and an hour for a checkpoint)",
+        timeout_s + MARGIN_S + SAVE_S: " (strategy.timeout_s and an hour for a checkpoint)",
     }
     return f"within {seconds:g} s{keys.get(seconds, '')}"

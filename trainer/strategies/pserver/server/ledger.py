@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,19 @@ class Ledger:
 
     @property
     def place(self) -> Mapping[str, Any]:
-        """What a checkpoint says of the ledger: its length, and the CRC-32 of what is in it."""
+        """What a checkpoint says of the ledger: its length, and the CRC-32 of what is in it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         return {"ledger": 0}
 
 
 class LedgerFile(Ledger):
     """The ledger in a file: a line for each piece of leased work, or for the push where no work is leased.
 
-    Every line is written at once, so that the file tells the truth also if the server is killed.
+    Every line is written at once, so that the file tells the truth also if the server is killed. What a full disk does not take is
+    written once there is room.
 
     Where a server dies that has written its part of a checkpoint which is not complete, it is started again from the
     checkpoint before, and cuts its ledger back to that; the other checkpoint may be completed nevertheless, and be the one
@@ -57,18 +63,35 @@ class LedgerFile(Ledger):
         if not returns:
             for file in before:
                 file.unlink(missing_ok=True)
-        self._file, self._crc = path.open("ab"), zlib.crc32(text.encode())
+        self._file, self._crc = path.open("ab", buffering=0), zlib.crc32(text.encode())
+        self._due = b""
 
     def __call__(self, push: Push, work: np.ndarray) -> None:
         pieces = work.tolist() or [["", "", "", ""]]
         lines = ("\t".join(str(v) for v in (push.rank, push.sequence, *piece)) + "\n" for piece in pieces)
         text = "".join(lines).encode()
-        self._file.write(text)
-        self._file.flush()
         self._crc = zlib.crc32(text, self._crc)
+        waits, self._due = bool(self._due), self._due + text
+        try:
+            self._write()
+        except OSError as error:  # the push has been applied
+            if not waits:
+                self._say(f"{self._file.name} cannot be written: {error.strerror}; its lines wait until it can")
+        else:
+            if waits:
+                self._say(f"{self._file.name} has all its lines again")
+
+    def _write(self) -> None:
+        while self._due:
+            self._due = self._due[self._file.write(self._due) :]
+
+    def _say(self, what: str) -> None:
+        with suppress(OSError):  # the log may be on that disk, too
+            print(what, flush=True)
 
     @property
     def place(self) -> Mapping[str, Any]:
+        self._write()
         return {"ledger": self._file.tell(), "ledger_crc": self._crc}
 
 

@@ -98,7 +98,10 @@ class Server:
         self.saving = Saving(
             self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), board, life, writer
         )
-        if run.resume and (saved := parts_of(Path(run.resume))):
+        saved = parts_of(Path(run.resume)) if run.resume else []
+        if run.resume and again and number >= len(saved):
+            raise FileNotFoundError("its part of the checkpoint that it was started from")
+        if saved:
             self._go_on(saved, again)
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,

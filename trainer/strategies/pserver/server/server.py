@@ -60,7 +60,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP.
 
     Raises:
-        RunFailed: it is started again, and its part of the checkpoint is gone.
+        PartGone: it is started again, and its part of the checkpoint is gone.
     """
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
@@ -72,8 +72,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     )
     assert seat.store is not None
     try:
-        if seat.returns and seat.rank >= len(parts_of(Path(run.resume))):
-            raise RunFailed(f"its part of {Path(run.resume).name} is not there any more")
+        _check_part(seat, run)
         kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
         machine = Server(
             seat.rank,
@@ -88,10 +87,24 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
             seat.returns,
             Forked(),
         )
-    except BaseException:  # an open socket may keep the process from its end
+    except BaseException as error:  # an open socket may keep the process from its end
         socket.close()
+        if isinstance(error, FileNotFoundError):
+            _check_part(seat, run)
         raise
     return machine, socket
+
+
+class PartGone(RunFailed):
+    """Raised by a server that is started again, and whose part of the checkpoint is gone: a worker has completed a newer checkpoint
+    meanwhile, and removed that one. It has died once more, so that all go on from the newer one."""
+
+    again = True
+
+
+def _check_part(seat: Seat, run: ServersRun) -> None:
+    if seat.returns and seat.rank >= len(parts_of(Path(run.resume))):
+        raise PartGone(f"its part of {Path(run.resume).name} is not there any more")
 
 
 def _run_to_end(server: Server, socket: ServerSocket) -> None:

@@ -18,6 +18,7 @@ from trainer.strategies.lost_workers import new_life
 from trainer.strategies.pserver.protocol.messages import (
     ACKNOWLEDGED,
     COMES,
+    MARGIN_S,
     MOST_RECORDS,
     SAVE_S,
     SAVES,
@@ -39,8 +40,6 @@ AGAIN_S = 2.0
 """An unanswered request is sent again after so long; each further wait is twice the last one."""
 AGAIN_MOST = 8.0
 """The longest wait between two sendings, in units of the first: several losses in a row must not use up a deadline."""
-MARGIN_S = 5.0
-"""A server answers in time, if only to say who is missing; so much later it counts as gone."""
 BYE_S = 3.0
 MEANWHILE_S = 0.1
 """Between two looks at what else there is to do while something is waited for."""
@@ -344,7 +343,7 @@ class Client:
                 silent = min(self.under_way.values(), key=lambda r: r.sent, default=None)
                 who = [self.names[silent.server]] if silent else []
                 what = f"{who[0]} did not answer {silent.message.verb.name}" if silent else "no answer"
-                limit = within(patience_s, self.timeout_s + MARGIN_S)
+                limit = within(patience_s, self.timeout_s)
                 raise Missing(f"{what} of worker {self.rank} {limit}", who)
             mine = [r.again for r in self.under_way.values() if self._may_go(r)]
             again = min([*mine, deadline, now + self.connections.look_s])

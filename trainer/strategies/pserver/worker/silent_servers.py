@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trainer.errors import Missing
-from trainer.strategies.pserver.protocol.messages import SAVE_S, Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVE_S, Message, Verb, within
 
 if TYPE_CHECKING:
     from trainer.strategies.pserver.worker.client import Client
@@ -67,7 +67,9 @@ class SilentServers:
         writing = self.write(silent) if silent else set()
         if gone := [client.names[server] for server in silent if server not in writing]:
             who = ", ".join(gone)
-            raise Missing(f"{who} said nothing to worker {client.rank} for {self.patience_s:g} s (strategy.timeout_s)", gone)  # fmt: skip
+            raise Missing(
+                f"{who} said nothing to worker {client.rank} {within(self.patience_s, client.timeout_s)}", gone
+            )
         for server in writing:
             self.times[server] = now
         for server in awaited:
