@@ -21,6 +21,7 @@ from tests.cli.conftest import Run
 from tests.small_disk import small_disk
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError
+from trainer.host import private
 from trainer.host.folder_checks import check_folder
 from trainer.planning import tracking_store
 from trainer.planning.key_checks import check_name
@@ -265,3 +266,16 @@ def test_a_server_that_is_down_may_come_back(monkeypatch: pytest.MonkeyPatch) ->
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "timed out" in try_store(mlflow(f"http://127.0.0.1:{silent.getsockname()[1]}"), "digits")
     assert try_store(mlflow("sqlite:///x.db"), "digits") == ""
+
+
+@pytest.mark.parametrize("typed", ["launch.workers=2", "launch=forkserver", "strategy=pserver_async"])
+def test_temporary_folders_that_take_no_sockets_are_refused_where_processes_need_them(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    (deep := folder.parent / ("long" * 25)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(private, "_keeps", lambda place: place == str(deep))
+    code, _, error = run("+recipe=digits_lenet", typed)
+    assert code == 2 and f"TMPDIR={deep}: its path has {len(str(deep))} bytes" in error
+    assert list(folder.iterdir()) == []
+    assert run("+recipe=digits_lenet", "plan=true")[0] == 0, "one worker needs none"

@@ -40,8 +40,8 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
 
 def refusal(app: Any, argv: list[str]) -> UserError | None:
     """What the checks that need no torch say to a command line."""
-    overrides = arguments.hydra_overrides([word for word in argv if word != "-m"])
     try:
+        overrides = arguments.hydra_overrides([word for word in argv if word != "-m"])
         if "-m" not in argv:
             config = compose.compose(app, overrides)
             compose.named_folder(config, "hydra.run.dir")

@@ -77,6 +77,25 @@ def test_stranger_who_is_faster_with_a_folder_of_the_cache_is_noticed(
         cache.make(tmp_path / "cache" / "kind")
 
 
+@pytest.mark.parametrize("name", ["long" * 15, os.fsdecode(b"b\xff")])
+def test_folder_whose_path_no_socket_can_have_is_left_out_or_refused(
+    short: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    use(monkeypatch, own := short / name, 0o700)
+    assert private.temporary_root() in ("/tmp", "/var/tmp")
+    private.check_sockets()
+    monkeypatch.setattr(private, "_keeps", lambda folder: folder == str(own))
+    assert private.temporary_root() == str(own), "one process alone needs no socket"
+    with pytest.raises(UserError, match=r"Unix sockets .* Type instead: TMPDIR=FOLDER .* at most 60 bytes"):
+        private.check_sockets()
+
+
+def test_no_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: (_ for _ in ()).throw(FileNotFoundError(2, "none")))
+    with pytest.raises(UserError, match="no folder for temporary files can be written"):
+        private.temporary_root()
+
+
 @pytest.mark.parametrize(("flag", "there"), [("-P", False), ("-s", True)])
 def test_processes_import_from_the_working_folder_only_if_this_one_does(tmp_path: Path, flag: str, there: bool) -> None:
     """The installed command does not, `python -m trainer` does; Python's -m and -c, by which others start, always would."""

@@ -12,14 +12,16 @@ from typing import NoReturn
 from trainer.cli import fleet_flags
 from trainer.config.keys import key_of
 from trainer.errors import UserError
+from trainer.host.text_checks import check_text
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the command line of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
     Raises:
-        UserError: an unknown flag, one of fleetrun's, or one that does not go together with another.
+        UserError: an unknown flag, one of fleetrun's, one that does not go together with another, or a word that is not UTF-8.
     """
+    _check_words(argv)
     for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
         if word in ("--info", "-i") and re.match(r"[+~]|[\w./@-]+=", argv[place + 1]):
             argv = [*argv[:place], "--info=all", *argv[place + 1 :]]
@@ -41,6 +43,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     args.overrides = hydra_overrides(args.overrides)
     return args
+
+
+def _check_words(words: Sequence[str]) -> None:
+    for word in words:
+        check_text(word, word, "another name or value, in UTF-8")
 
 
 def _check_package(package: str) -> None:
@@ -120,7 +127,12 @@ def typed_flags(args: argparse.Namespace) -> list[str]:
 
 
 def hydra_overrides(overrides: list[str]) -> list[str]:
-    """Rewrite typed overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted."""
+    """Rewrite typed overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted.
+
+    Raises:
+        UserError: one is not UTF-8.
+    """
+    _check_words(overrides)
     overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
 

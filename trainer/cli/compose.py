@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli.arguments import hydra_overrides
 from trainer.cli.explain import sentences
 from trainer.cli.hydra_schema import register
-from trainer.config import schema
+from trainer.config import keys, schema
 from trainer.config.redact import HERE, hide, values
 from trainer.errors import UserError, first_line
+from trainer.host.text_checks import check_text
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -153,7 +154,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     """Turn the config that Hydra has composed into a plain dict with all interpolations resolved, without the ``hydra`` node.
 
     Raises:
-        UserError: an interpolation that leads nowhere.
+        UserError: an interpolation that leads nowhere, or a value that is not UTF-8, as from the environment.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -164,6 +165,8 @@ def plain(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(error.full_key or "the config", first_line(error)) from error
     assert isinstance(resolved, dict)
+    for path, value in keys.leaves(resolved, ""):  # type: ignore[arg-type]
+        check_text(f"{path}={value}", str(value), f"{path}=ANOTHER, in UTF-8")
     return resolved  # type: ignore[return-value]
 
 
@@ -187,14 +190,17 @@ def named_folder(config: DictConfig, key: str) -> Path:
     """The folder that a composed config names for a run or a sweep, by a key such as ``hydra.run.dir``.
 
     Raises:
-        UserError: it names none, or an address.
+        UserError: it names none, or an address; or that folder, the working folder or trainer's own is not UTF-8.
     """
     from omegaconf import OmegaConf
 
+    for what, where in (("the working folder", os.getcwd()), ("the folder of trainer's own files", str(PACKAGE))):
+        check_text(f"{what} {where}", where, "a folder whose path is UTF-8")  # Hydra's files name both
     given = OmegaConf.select(config, key)
     if "://" in str(given):  # as a path it would be a folder called s3: here
         why = "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to an address"
         raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME checkpoint.to={given}")
     if given is None or not str(given).strip():
         raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
+    check_text(f"{key}={given}", str(given), f"{key}=ANOTHER_FOLDER")
     return Path(os.path.abspath(str(given)))

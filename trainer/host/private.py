@@ -9,9 +9,10 @@ from pathlib import Path
 
 from trainer.errors import UserError
 from trainer.host.files import PRIVATE, replacing
+from trainer.host.text_checks import NO_TEXT
 
 LONGEST_TEMPORARY = 60
-"""Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 108 at most."""
+"""Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 107 at most."""
 ROOT = 0
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -22,16 +23,38 @@ def scratch(prefix: str) -> Path:
 
 
 def temporary_root() -> str:
-    """The folder in which private temporary folders are made: the system's, or one with a path short enough for Unix sockets.
+    """The folder in which private temporary folders are made: the system's, or one whose path Unix sockets can have.
 
     Raises:
-        UserError: other users can rename what lies in each of them.
+        UserError: none can be written, or other users can rename what lies in each of them.
     """
-    usual = tempfile.gettempdir()
+    try:
+        usual = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise UserError(f"TMPDIR={os.environ.get('TMPDIR', '')}", "no folder for temporary files can be written, /tmp and /var/tmp neither", "TMPDIR=FOLDER of your own") from error  # fmt: skip
     safe = [folder for folder in (usual, "/tmp", "/var/tmp") if _keeps(folder)]  # new folders are made there # nosec B108
     if not safe:
         raise UserError(f"TMPDIR={usual}", "other users can rename what lies there (its mode lacks the sticky bit)", "TMPDIR=FOLDER of your own")  # fmt: skip
-    return next((folder for folder in safe if len(os.fsencode(folder)) <= LONGEST_TEMPORARY), safe[0])
+    return next((folder for folder in safe if _takes_sockets(folder)), safe[0])
+
+
+def check_sockets() -> None:
+    """Refuse to start processes that talk by Unix sockets where no temporary folder takes these.
+
+    Raises:
+        UserError: the path of each is too long, or not UTF-8.
+    """
+    if _takes_sockets(folder := temporary_root()):
+        return
+    size = len(os.fsencode(folder))
+    wrong = f"its path has {size} bytes, and Unix sockets need one of {LONGEST_TEMPORARY} at most" if size > LONGEST_TEMPORARY else "its path is not UTF-8, and those of Unix sockets are"  # fmt: skip
+    why = f"{wrong}; /tmp and /var/tmp cannot be written safely"
+    raise UserError(f"TMPDIR={folder}", why, f"TMPDIR=FOLDER of your own, with a path of at most {LONGEST_TEMPORARY} bytes")  # fmt: skip
+
+
+def _takes_sockets(folder: str) -> bool:
+    """Whether sockets can be made below: the kernel limits their paths, and ZeroMQ and torch take UTF-8 alone."""
+    return len(os.fsencode(folder)) <= LONGEST_TEMPORARY and NO_TEXT.search(folder) is None
 
 
 def _keeps(folder: str) -> bool:

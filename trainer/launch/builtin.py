@@ -6,6 +6,7 @@ from typing import Any
 
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.host import private, torchrun
 from trainer.planning.assignment import Assignment
 from trainer.planning.launcher import Launcher
 
@@ -28,6 +29,15 @@ class InProcess(Launcher):
 class Forkserver(Launcher):
     """launch=forkserver: every process of this host is a child of a forkserver that has already imported torch."""
 
+    def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
+        if torchrun.is_rank() or (config.plan and config.launch.nnodes > 1):  # it is not this host's forkserver
+            return []
+        try:
+            private.check_sockets()
+        except UserError as error:
+            return [error]
+        return []
+
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.start import start_processes
 
@@ -36,6 +46,9 @@ class Forkserver(Launcher):
 
 class Local(Launcher):
     """launch=local: one worker alone runs in this process; several processes come from a forkserver."""
+
+    def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
+        return Forkserver(**self.config).refuse(config, workers, others) if workers + others > 1 else []
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         alone = len(assignment.plan.processes) == 1 and not assignment.plan.least_nnodes
