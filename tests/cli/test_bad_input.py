@@ -420,7 +420,7 @@ KNOBS = [
     ),
     digits("profile=yes_please", "profile=yes_please", "true or false", instead="profile="),
     digits("profile=true execution.profile_steps=0", "execution.profile_steps=0", "at least 1", instead="execution.profile_steps=5"),
-    digits("launch.ips=240.0.0.1,240.0.0.2", "launch.ips=240.0.0.1,240.0.0.2", "none of these addresses is this host's"),
+    digits("launch.ips=240.0.0.1,240.0.0.2", "launch.ips=240.0.0.1,240.0.0.2", "none of these addresses is this host's (its own is ", instead="this command on those hosts, or launch.ips with "),
     digits("launch.nnodes=2 launch.node_rank=2", "launch.node_rank=2", "below 2", instead="launch.node_rank=0"),
     digits("launch.nnodes=2 launch.master_addr=240.0.0.1", "launch.master_addr=240.0.0.1", "not this host's address", instead="launch.master_addr="),
     digits("launch.nnodes=2 launch.master_port=99999999", "at most 65535", instead="launch.master_port=29500"),
@@ -429,6 +429,9 @@ KNOBS = [
 
 OPTIMIZATION = [
     digits("optimizer=nesterof", "no such option", "nesterov, rmsprop", instead="optimizer=nesterov"),
+    digits("strategy=pserver_sync optimizer=lbfgs", "optimizer=lbfgs", "several times", instead="optimizer=adam"),
+    digits("optimizer=zzzz", "no such option", "any of torch.optim, by optimizer.name=NAME", instead="optimizer=momentum"),
+    digits("model=zzzz", "no such option", instead="model=lenet"),
     digits("optimizer=torch optimizer.name=LBFGS", "optimizer.name=LBFGS", "several times", instead="optimizer=adam"),
     digits("optimizer=torch optimizer.name=SparseAdam", "sparse gradients alone", instead="optimizer.sparse=adam"),
     digits("optimizer=torch optimizer.name=Muon", "Muon only supports 2D parameters"),

@@ -159,3 +159,12 @@ def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[
             del config.hydra.runtime.config_sources
             found.append((commands.plain(config), OmegaConf.to_container(config, resolve=False)))
     assert found[0] == found[1] == found[2]
+
+
+def test_one_of_each_unit_is_a_word() -> None:
+    units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
+    assert units <= {
+        "GiB", "KiB", "MiB", "batch", "change", "channel", "checkpoint", "class", "column", "element", "epoch", "feature", "host", "id",
+        "image", "level", "minute", "pixel", "process", "push", "restart", "rewind", "row", "sample", "second", "slot", "step",
+        "steps or event time", "thread", "unit", "update", "use", "validation", "value",
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError, WrongValue, first_line
+from trainer.optim.refused import REFUSED
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -100,8 +101,13 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     typed = "+recipe=" if group == "recipe" else f"{group}="
     word = "recipe" if group == "recipe" else "option"
     source = "" if any(name in o for o in vocabulary.overrides) else f" (in +recipe={vocabulary.recipe})"
+    if group == "optimizer" and name.lower() in REFUSED:
+        return UserError(f"{typed}{name}{source}", *REFUSED[name.lower()])
     near = keys.nearest(name, options, 0.4)
-    return UserError(f"{typed}{name}{source}", f"there is no such {word}; there is {', '.join(options)}", near and typed + near)  # fmt: skip
+    if not near and options:
+        near = "NAME" if group == "recipe" else vocabulary.usual_option(group, f"{typed}{name}")
+    more = " (any of torch.optim, by optimizer.name=NAME)" if group == "optimizer" and options[-1:] == ["torch"] else ""
+    return UserError(f"{typed}{name}{source}", f"there is no such {word}; there is {', '.join(options)}{more}", near and typed + near)  # fmt: skip
 
 
 def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:

@@ -340,10 +340,14 @@ def _number(limit: float) -> str:
     return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
+ENDINGS = ("sses", "ches", "shes", "xes")
+"""Of plurals that have es behind the singular."""
+
+
 def _units(unit: str, number: float) -> str:
     """`` samples``, `` sample`` for one; nothing where there is no unit."""
     if number == 1:
-        unit = unit[:-2] if unit.endswith(("sses", "ches")) else unit.removesuffix("s")
+        unit = unit[:-2] if unit.endswith(ENDINGS) else unit.removesuffix("s")
     return f" {unit}" if unit else ""
 
 

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from trainer.errors import UserError
-
-OTHERWISE: Mapping[str, tuple[str, str]] = {
-    "lbfgs": ("evaluates the loss several times in each update, which one batch after the other does not allow", "optimizer=adam"),
-    "sparseadam": ("takes sparse gradients alone", "optimizer.name=Adam optimizer.sparse=adam"),
-}  # fmt: skip
-"""Of torch.optim, what cannot train a model here: why, and what does."""
+from trainer.optim.refused import REFUSED
 
 
 def names() -> dict[str, type[torch.optim.Optimizer]]:
@@ -35,7 +29,7 @@ def by_name(parameters: list[Any], name: str, **arguments: Any) -> torch.optim.O
         UserError: torch.optim has no such optimizer (with the nearest name), or it cannot train a model here.
     """
     known = names()
-    if why := OTHERWISE.get(name.lower()):
+    if why := REFUSED.get(name.lower()):
         raise UserError(f"optimizer.name={name}", *why)
     if name.lower() not in known:
         nearest = [known[near].__name__ for near in difflib.get_close_matches(name.lower(), known, 1)]

@@ -50,7 +50,8 @@ def _of_addresses(launch: schema.LaunchConfig, plan_alone: bool) -> dict[str, An
         raise UserError(f"launch.ips={launch.ips}", "holds no address", "launch.ips=10.0.0.1,10.0.0.2")
     here = [i for i, ip in enumerate(hosts) if addresses.port_is_free(ip, 0)]
     if not here and not plan_alone:
-        raise UserError(f"launch.ips={launch.ips}", "none of these addresses is this host's")
+        own = addresses.address()
+        raise UserError(f"launch.ips={launch.ips}", f"none of these addresses is this host's (its own is {own})", f"this command on those hosts, or launch.ips with {own} among its addresses, the same on all hosts")  # fmt: skip
     return {"nnodes": len(hosts), "master_addr": hosts[0], "node_rank": here[0] if here else 0}
 
 
