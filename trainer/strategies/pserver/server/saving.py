@@ -25,6 +25,7 @@ from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.strategies.pserver.server.turns import Outlet
 from trainer.weights.server_files import SINCE, full_name
+from trainer.wording import sized
 
 if TYPE_CHECKING:  # a process that writes has a clock
     from trainer.strategies.pserver.server.part_writer import PartWriter
@@ -112,7 +113,7 @@ class Saving:
         snapshot.write_part(folder, self.parameters.server, tensors, told)
         size = sum(t.nbytes for t in tensors.values())
         what = "" if full is None else " of changed rows"
-        print(f"saved {size / 1e6:.1f} MB{what} in {self.members.now() - began:.2f} s", flush=True)
+        print(f"saved {sized(size)}{what} in {self.members.now() - began:.2f} s", flush=True)
 
     def has_written(self) -> bool:
         """Whether a write behind an answer has ended since this was asked for last."""
