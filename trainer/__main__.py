@@ -12,7 +12,7 @@ from trainer.cli import hidden_arguments
 from trainer.cli.arguments import argument_parser, parse, typed_flags
 from trainer.config import redact
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
-from trainer.host import interpreter
+from trainer.host import interpreter, machine_limits
 from trainer.terminal import streams
 from trainer.visible import one_line
 
@@ -41,7 +41,8 @@ def _import_alike() -> None:
 
 def _answer(argv: list[str]) -> int:
     try:
-        return _dispatch(argv)
+        with machine_limits.named():
+            return _dispatch(argv)
     except (UserError, RunFailed, Interrupted) as error:
         if {"debug=true", "verbosity=debug"}.intersection(argv):
             traceback.print_exc()

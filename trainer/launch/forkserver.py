@@ -31,7 +31,7 @@ from trainer.launch.hang import Hang
 from trainer.launch.log_on_screen import Shown
 from trainer.launch.meeting_place import Place, open_store
 from trainer.launch.other_hosts import OtherHosts
-from trainer.launch.preload import start_forkserver
+from trainer.launch.preload import start_forkserver, why_ended
 from trainer.launch.process import Child, resolve
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.returns import Returns
@@ -295,8 +295,15 @@ class Forked:
         start_forkserver(self.preload, scratch)
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
-        """Start a child of the forkserver and return its handle at once."""
-        return Child(enter, (start,), start.environment, start.log, start.scratch)
+        """Start a child of the forkserver and return its handle at once.
+
+        Raises:
+            RunFailed: the forkserver has ended.
+        """
+        try:
+            return Child(enter, (start,), start.environment, start.log, start.scratch)
+        except (EOFError, ConnectionError) as error:
+            raise RunFailed(f"{start.role.name} {start.rank} was not started: {why_ended()}") from error
 
 
 def enter(start: Start) -> Any:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host import interpreter
+from trainer.host import interpreter, machine_limits
 from trainer.host.addresses import LOOPBACK, free_port
 from trainer.host.notes_board import SealedBoard
 from trainer.launch.process import full_disk
@@ -49,7 +49,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
         except (RunFailed, UserError, Interrupted):
             raise
         except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
-            if full := full_disk(error):
+            if full := machine_limits.reached(error) or full_disk(error):
                 raise RunFailed(f"worker 0: {full}") from error
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
 

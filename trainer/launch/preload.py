@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -13,11 +14,13 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from trainer.config.run_config import RunConfig
-from trainer.host.signals import NUMBERS
+from trainer.host import machine_limits
+from trainer.host.signals import NUMBERS, signal_name
 
 VARIABLE = "TRAINER_PRELOAD"
 """Names for the forkserver, which takes them out of its environment."""
@@ -26,6 +29,8 @@ LEFT_OUT = ("hydra", "omegaconf", "antlr4", "mlflow", "rich", "pygments", "matpl
 ALWAYS = ("trainer.launch.forkserver", "torch._dynamo")
 """The first optimizer of a process imports torch._dynamo, which takes longer than an epoch of a small model."""
 DEPTH = 2
+ENDED_S = 1.0
+"""Longest wait until the forkserver is gone whose connection is."""
 
 
 def imported_since(before: Collection[str]) -> list[str]:
@@ -56,6 +61,26 @@ def start_forkserver(names: Iterable[str], folder: Path) -> None:
         multiprocessing.forkserver.ensure_running()
     finally:
         os.environ.pop(VARIABLE, None)  # two launches of one process, in threads, may both have put it there
+
+
+def why_ended() -> str:
+    """Why the forkserver that has just broken off has ended, as far as its parent can know it: its own words are on the screen."""
+    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    told = "the forkserver, from which the run's processes come, has ended"
+    deadline = time.monotonic() + ENDED_S
+    while pid is not None and time.monotonic() < deadline:
+        try:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # multiprocessing reaps it
+        except ChildProcessError:
+            break
+        if found is None:
+            time.sleep(0.01)
+        elif found.si_code == os.CLD_EXITED:
+            return f"{told} with an error of its own, which stands above. If that is {os.strerror(errno.EAGAIN)!r}, {machine_limits.no_process()}"  # fmt: skip
+        else:
+            hint = " (out of memory?)" if found.si_status == signal.SIGKILL else ""
+            return f"{told}: it was killed by {signal_name(found.si_status)}{hint}"
+    return f"{told}. If {os.strerror(errno.EAGAIN)!r} stands above, {machine_limits.no_process()}"
 
 
 def _import(path: list[str], names: list[str], folder: str) -> None:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted, Missing, NotFinite, RunFailed, UserError
+from trainer.host import machine_limits
 from trainer.host.files import FULL, REFUSED, is_part
 from trainer.host.notes_board import FolderLost, NoNote
 from trainer.terminal import streams
@@ -75,7 +76,9 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
         at, step = time.monotonic_ns(), error
-        if not isinstance(error, (RunFailed, UserError)) and (full := full_disk(error)):
+        if not isinstance(error, (RunFailed, UserError)) and (
+            full := machine_limits.reached(error) or full_disk(error)
+        ):
             return cls(at, full, True)
         if isinstance(error, NoNote):
             lost = "" if isinstance(error, FolderLost) else "the run's other processes cannot be reached: "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
-from trainer.host import addresses
+from trainer.host import addresses, machine_limits
 from trainer.host.files import replace_file
 from trainer.host.signals import Grace
 from trainer.launch.terms import terms
@@ -41,7 +41,8 @@ SERVED = "served until its workers had left"
 def start_here(assignment: Assignment) -> dict[str, Any]:
     """Run this host's part of the plan with the config's launcher; returns its first worker's result."""
     launcher = launcher_of(assignment.config)
-    outcome = launcher.start(assignment)
+    with machine_limits.named():
+        outcome = launcher.start(assignment)
     if not isinstance(outcome, Mapping):
         name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
         raise RunFailed(f"{name}: start returned something of type {type(outcome).__name__}. Return the dict that the first worker of this host returned")  # fmt: skip

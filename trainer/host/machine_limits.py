@@ -1,0 +1,76 @@
+"""Names limits of the machine that errors of Python and torch do not name: processes and threads, and shared memory in /dev/shm."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.errors import RunFailed
+from trainer.wording import sized
+
+SHARED = Path("/dev/shm")
+IN_SHARED = ("multiprocessing/synchronize.py", "multiprocessing/heap.py", "multiprocessing/shared_memory.py")
+"""Python's modules whose files lie in /dev/shm; their errors hold no name."""
+STARTING = ("popen_fork.py", "popen_spawn_posix.py", "forkserver.py", "util.py", "subprocess.py")
+"""Python's modules that start processes."""
+NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+"""What Python says, and C++ for torch."""
+LESS = "fewer launch.workers, launch.servers, data.num_workers or execution.threads"
+
+
+def reached(error: BaseException) -> str:
+    """The sentence for a limit of the machine that an error comes from, what to do included; '' if it comes from none that is known."""
+    if isinstance(error, OSError) and error.filename is None:
+        where = _raised_in(error)
+        if error.errno == errno.ENOSPC and where.endswith(IN_SHARED):
+            return _full_shared_memory()
+        if error.errno == errno.EAGAIN and os.path.basename(where) in STARTING:
+            return no_process()
+    said = str(error)
+    if isinstance(error, RuntimeError) and said.rstrip(".") in NO_THREAD:
+        return no_process()
+    if isinstance(error, RuntimeError) and "shared memory" in said and os.strerror(errno.ENOSPC) in said:
+        return _full_shared_memory()
+    return ""
+
+
+def no_process() -> str:
+    """The sentence for a machine that starts no further process or thread for this user."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    known = "" if most == resource.RLIM_INFINITY else f": ulimit -u is {most}, for all processes of this user"
+    return f"the machine starts no further process or thread{known}. Raise that limit, or a container's (docker run --pids-limit), or take {LESS}"  # fmt: skip
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Context manager: an error that comes from a limit of the machine becomes a sentence.
+
+    Raises:
+        RunFailed: one did.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if told := reached(error):
+            raise RunFailed(told) from error
+        raise
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file whose code raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename if frames else ""
+
+
+def _full_shared_memory() -> str:
+    try:
+        disk = os.statvfs(SHARED)
+        room = f" ({sized(disk.f_bavail * disk.f_frsize)} of {sized(disk.f_blocks * disk.f_frsize)} are free)"
+    except OSError:
+        room = ""
+    return f"shared memory is full: {SHARED}{room}. Give it more (docker run --shm-size 1g; mount -o remount,size=1g {SHARED}), or data.num_workers=0"  # fmt: skip
