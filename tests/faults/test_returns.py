@@ -17,7 +17,7 @@ from tests.checkpoint.test_identity import check_equal
 from tests.faults.gate import WAITS
 from tests.faults.half import LAST
 from tests.faults.held_up import held_up
-from tests.faults.test_lost import member, screen
+from tests.faults.test_lost import check_curves, member, screen
 from tests.ledgers import applied
 from tests.pace import patient, wait_for
 from tests.runs import points, read, trainer
@@ -189,6 +189,8 @@ def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank
         1,
     )
     check_ledgers(run, work=3 * WORK)
+    assert result["samples"] == 3 * WORK * 8, "also what it had trained before it died"
+    check_curves(run)
 
 
 @pytest.mark.parametrize("mode", ["ssp", "geo"])

@@ -174,6 +174,25 @@ def test_workers_out_of_step_meet_only_to_evaluate() -> None:
         assert call != "all_reduce_sum" or before == "synchronize"
 
 
+class Counting(Recording):
+    """A strategy that knows more samples than its workers remember: one of them has died."""
+
+    def samples_applied(self) -> int:
+        return 99
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize(("strategy", "samples"), [(Recording, 2 * 7), (Counting, 99)])
+def test_samples_of_the_run_are_those_that_the_strategy_has_counted(
+    lockstep: bool, strategy: type[Recording], samples: int
+) -> None:
+    """Where it counts none they are the sum over the workers, of which here are two."""
+    run = training([[3], [4]], lockstep=lockstep)
+    run.strategy = strategy()
+    fit(run)
+    assert run.report.samples == samples
+
+
 def test_evaluation_is_of_the_settled_model_in_eval_mode_over_all_workers() -> None:
     run = training([[2], [2]], val_every_steps=1)
     metrics = fit(run)

@@ -1,4 +1,4 @@
-"""What strategies that go on without a lost worker can do: stop all workers together, and take a restarted one back."""
+"""What strategies that go on without a lost worker can do: stop all workers together, take a restarted one back, and count its samples."""
 
 from __future__ import annotations
 
@@ -57,6 +57,14 @@ class LooksUp(Protocol):
 
     def meet(self) -> None:
         """Wait for all other workers, calling ``look`` meanwhile."""
+
+
+@runtime_checkable
+class CountsSamples(Protocol):
+    """Protocol of a strategy that knows how many samples are trained, also those of workers that have died since."""
+
+    def samples_applied(self) -> int:
+        """The training samples of all workers and lives whose gradients are applied; called at the end, and may wait."""
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import GoesByValidations, Strategy
+from trainer.strategies.lost_workers import CountsSamples
 from trainer.worker.callbacks import Callbacks
 from trainer.worker.lines import Line, log_rest, log_training
 from trainer.worker.nonfinite import Stop
@@ -173,11 +174,17 @@ def _fit(run: Training) -> dict[str, float]:
     if run.ema is not None and (not run.rhythm.validates or run.ema.step < run.step):
         run.ema.follow(run.step)
         run.ema.agree(run.strategy, run.mean)
-    if not run.lockstep:
-        run.report.samples = int(
-            run.strategy.all_reduce_sum(torch.tensor([float(run.samples)], dtype=torch.float64)).item()
-        )
+    run.report.samples = _trained(run)
     return run.validated[1]
+
+
+def _trained(run: Training) -> int:
+    """The samples that all workers have trained on: of workers that have died, their lines or their own counts lack some."""
+    if isinstance(run.strategy, CountsSamples):
+        return max(run.strategy.samples_applied(), run.report.samples if run.lockstep else 0)
+    if run.lockstep:
+        return run.report.samples
+    return int(run.strategy.all_reduce_sum(torch.tensor([float(run.samples)], dtype=torch.float64)).item())
 
 
 def look(run: Training, epoch: int) -> None:

@@ -246,6 +246,7 @@ class Server:
             "version": self.parameters.version,
             "step": self.parameters.step,
             "age": self.parameters.age,
+            "samples": self.parameters.samples,
             "scale": getattr(shard and shard.schedule, "scale", 1.0),
             **self.count,
             **self.outlet.counts(),

@@ -44,7 +44,9 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
     tensors, numbers = _dense(dense, states)
     for name, spec in tables.items():
         tensors |= _rows(model[name], states.get(name, {}), spec, shard)
-    told: dict[str, Any] = {"version": updater.steps, "updates": updater.steps, "updates_per_step": 1, "numbers": numbers}  # fmt: skip
+    told: dict[str, Any] = {
+        "samples": store.about(folder).samples, "version": updater.steps, "updates": updater.steps, "updates_per_step": 1, "numbers": numbers,
+    }  # fmt: skip
     return tensors, told if updater.plateau is None else {**told, "scale": updater.plateau["scale"]}
 
 

@@ -77,6 +77,11 @@ class Parameters:
         return self.shard.applied if self.shard is not None else 0
 
     @property
+    def samples(self) -> int:
+        """Training samples behind these updates, each push counted once, over all lives of the run."""
+        return self.shard.samples if self.shard is not None else 0
+
+    @property
     def step(self) -> int:
         """Steps of the schedule that are done."""
         return self.shard.step if self.shard is not None else 0
@@ -142,6 +147,7 @@ class Parameters:
         """Take what another run has saved. Its workers' pushes are not this run's: they are counted from 1 again."""
         parts = snapshot.read(folder, verify=False).parts
         shard.load([(part, part.meta) for part in parts])
+        shard.samples = 0
         self.age = max(int(part.meta["age"]) for part in parts)
         self.age_before = self.age if self.strategy.evict_by == STEPS else 0
 

@@ -149,11 +149,12 @@ class Sync(Rule):
             return
         pushes = [self.waiting[rank] for rank in sorted(self.waiting)]
         self.waiting.clear()
-        samples = sum(p.samples for p in pushes) or 1.0
+        samples = sum(p.samples for p in pushes)
+        self.shard.samples += int(samples)
         dense = _sum([p.dense for p in pushes if p.dense is not None])
         if dense is not None:
-            dense.div_(samples)
-        rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples) for n in self.shard.tables}
+            dense.div_(samples or 1.0)
+        rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples or 1.0) for n in self.shard.tables}
         self.combined = dense, rows, max(p.age for p in pushes)
         if self.clip is None:
             self._apply(1.0)
@@ -232,6 +233,7 @@ class Async(Rule):
     def push(self, push: Push) -> None:
         staleness = max(0, self.shard.version - push.basis)
         self.staleness[staleness] += 1
+        self.shard.samples += int(push.samples)
         if self.compensation:
             self._compensate(push)
         self.shard.apply(push.dense, push.rows, push.age, (1.0 + staleness) ** -self.power, push.merged)
@@ -359,6 +361,7 @@ class Geo(Rule):
 
     def push(self, push: Push) -> None:
         self.staleness[max(0, self.shard.version - push.basis)] += 1
+        self.shard.samples += int(push.samples)
         self.shard.add(push.dense, push.rows, push.rank, push.age)
         self.shard.updates = max(self.shard.updates, push.clock)
 

@@ -63,7 +63,7 @@ class Shard:
         self.layout, self.server, self.servers = layout, server, plan.roles["server"]
         self.entry = entry
         self.dtype = getattr(torch, layout.dtype)
-        self.version = self.updates = self.skipped = 0
+        self.version = self.updates = self.skipped = self.samples = 0
         self.updates_per_step = updates_per_step
         self.vector = torch.zeros(layout.dense, dtype=self.dtype)
         self._copy: tuple[int, torch.Tensor] | None = None
@@ -188,6 +188,7 @@ class Shard:
             tensors |= {f"table|{table.name}|{key}": value for key, value in table.state(increment).items()}
         scale = {"scale": self.schedule.scale} if isinstance(self.schedule, Plateau) else {}
         done = {
+            "samples": self.samples,
             "version": self.version,
             "skipped": self.skipped,
             "updates": self.updates,
@@ -223,6 +224,9 @@ class Shard:
         self._load_vectors([tensors for tensors, _ in parts])
         for _, numbers in parts:
             self._load_numbers(numbers)
+        self.samples = max(
+            int(numbers.get("samples", 0)) for _, numbers in parts
+        )  # a server that was started again has fewer
         self._load_tables([tensors for tensors, _ in parts])
 
     def _load_vectors(self, parts: Sequence[Tensors]) -> None:

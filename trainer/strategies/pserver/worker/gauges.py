@@ -77,6 +77,27 @@ class Gauges:
         return {f"server{server}/{name}": value for name, value in found.items()}
 
 
+class ReadsStatistics:
+    """The part of a pserver worker that reads what the servers tell of themselves."""
+
+    client: Client
+    gauge: Gauges
+
+    def gauges(self) -> dict[str, float]:
+        """The servers' rates and sizes since the last call."""
+        return self.gauge.now()
+
+    def last_gauges(self) -> dict[str, float]:
+        """The servers' values at the end; waits for them."""
+        return self.gauge.last()
+
+    def samples_applied(self) -> int:
+        """The training samples behind the servers' parameters, each push counted once, whoever made it in whichever life. Every push
+        goes to every server: one that was started again lacks what it has lost, and another one has it."""
+        answers = self.client.wait([self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers])
+        return max(int(answer.mapping().get("samples", 0)) for answer in answers)
+
+
 def _median(counts: Mapping[int, int]) -> float:
     half, seen = sum(counts.values()) / 2, 0
     for value in sorted(counts):

@@ -75,7 +75,7 @@ class PserverGeo(CommonStart):
         self.replicas: dict[int, Replica] = {}
         self.exchange: Exchange | None = None
         self.cursors = [0] * self.seat.servers
-        self.since = 0
+        self.since = self.samples = 0
         self.missing: dict[int, np.ndarray] = {}
         self.base: list[torch.Tensor] = []
         self.absent: dict[int, np.ndarray] = {}
@@ -215,6 +215,7 @@ class PserverGeo(CommonStart):
             self.replicas[number].update(ids, gradients, self.sparse_lrs[number] * lr_factor)
         self.steps += 1
         self.since += 1
+        self.samples += samples
         self.client.take()
         if self.exchange is not None and all(r.answer is not None for r in self.exchange.requests):
             self.fold()
@@ -237,7 +238,8 @@ class PserverGeo(CommonStart):
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
         covered = self.work.covered()
         pushed = {n: r[:2] for n, r in rows.items()}
-        push = WholePush(shares, pushed, 0.0, self.updater.steps, self.age(), self.cursors, covered.records)
+        push = WholePush(shares, pushed, self.samples, self.updater.steps, self.age(), self.cursors, covered.records)
+        self.samples = 0
         requests = self.client.push(self.encoder.messages(push))
         self.exchange = Exchange(requests, moved, shares, rows, covered)
 
@@ -303,20 +305,34 @@ class PserverGeo(CommonStart):
     def state(self) -> dict[str, Any]:
         replicas = {number: replica.state() for number, replica in self.replicas.items()}
         again = self.client.greetings > 0
-        return {"base": self.base, "cursors": self.cursors, "since": self.since, "replicas": replicas, "again": again}
+        return {
+            "base": self.base,
+            "cursors": self.cursors,
+            "since": self.since,
+            "samples": self.samples,
+            "replicas": replicas,
+            "again": again,
+        }
 
     def go_on(  # type: ignore[override]
-        self, base: Sequence[torch.Tensor], cursors: Sequence[int], since: int, replicas: Mapping[int, Any], again: bool
+        self,
+        base: Sequence[torch.Tensor],
+        cursors: Sequence[int],
+        since: int,
+        replicas: Mapping[int, Any],
+        again: bool,
+        samples: int = 0,
     ) -> None:
         """Restore what :meth:`state` returned.
 
         Args:
+            samples: behind what was not pushed yet.
             again: a server had been started again, perhaps in the middle of that stop. Its part may be older than the base that
                 this worker had of it, and newer: what this worker has gained counts from what the servers have now.
         """
         super().go_on()
         self.ahead.received = None  # the replicas have it
-        self.base, self.cursors, self.since = list(base), list(cursors), since
+        self.base, self.cursors, self.since, self.samples = list(base), list(cursors), since, samples
         for number, replica in self.replicas.items():
             replica.load(**replicas[number])
         if again:

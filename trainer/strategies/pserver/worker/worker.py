@@ -24,7 +24,7 @@ from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import connect
 from trainer.strategies.pserver.worker.connections_contract import Connections
 from trainer.strategies.pserver.worker.export import merged_tables, save_persistables
-from trainer.strategies.pserver.worker.gauges import Gauges
+from trainer.strategies.pserver.worker.gauges import Gauges, ReadsStatistics
 from trainer.strategies.pserver.worker.halting import Halting
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 from trainer.strategies.pserver.worker.initial_values import send_start
@@ -57,7 +57,7 @@ class Own:
     mode: Mapping[str, Any] = field(default_factory=dict)
 
 
-class PserverWorker(Retelling, Halting, Strategy):
+class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
     """Base class of the workers of parameter servers, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
@@ -369,12 +369,6 @@ class PserverWorker(Retelling, Halting, Strategy):
         """Begin from another worker's state, or that of other numbers of processes: only the place in the data counts."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
-
-    def gauges(self) -> dict[str, float]:
-        return self.gauge.now()
-
-    def last_gauges(self) -> dict[str, float]:
-        return self.gauge.last()
 
     def whole(self) -> AbstractContextManager[None]:
         """Context manager: the model holds its tables' rows; larger tables than ``export_limit`` are left out, with a warning."""
