@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from trainer.run_folder import report as module
+from trainer.run_folder.points import Points
 from trainer.run_folder.report import Report
 
 FEED = SimpleNamespace(waited=0.0)
@@ -61,3 +62,62 @@ def test_rate_after_a_resume_is_that_of_this_life_alone(tmp_path: Path, monkeypa
     assert rates[0] is None and rates[2] == 32.0
     assert older or rates[1] == 32.0, "the life before has counted the samples of eight updates, and the time of none"
     assert [point["metrics"].get("perf/step_s") for point in points] == [None, 0.5, 0.5]
+
+
+def steps(run_dir: Path, name: str) -> list[int]:
+    points = [json.loads(row) for row in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [point["step"] for point in points if name in point["metrics"]]
+
+
+def test_a_worker_that_takes_over_goes_on_with_the_steps_that_are_there(tmp_path: Path) -> None:
+    """Workers without a common step have done other numbers of updates: no curve may run backwards."""
+    first, second = Report(tmp_path, 100), Report(None, 100)
+    line(first, 5, 16)
+    line(first, 9, 16)  # and dies
+    second.progress(0, 6)
+    second.take_over(tmp_path)
+    second.validation(0, 6, {"val/loss": 1.0, "val/acc1": 0.5})
+    assert second.watched.step == 9, "the update of the best model is where its point is"
+    line(second, 8, 16)
+    returned = Report(None, 100)
+    returned.load(**second.state())
+    returned.progress(0, 10)
+    second.hand_over()
+    line(second, 13, 16)  # nobody reads it
+    returned.take_over(tmp_path)
+    line(returned, 12, 16)
+    returned.close()
+    assert steps(tmp_path, "train/loss") == [5, 9, 11, 13]
+    assert steps(tmp_path, "val/loss") == [9]
+
+
+def test_a_worker_that_is_ahead_tells_its_own_steps(tmp_path: Path) -> None:
+    first, second = Report(tmp_path, 100), Report(None, 100)
+    line(first, 5, 16)
+    second.progress(0, 8)
+    second.take_over(tmp_path)
+    line(second, 10, 16)
+    second.close()
+    assert steps(tmp_path, "train/loss") == [5, 10]
+
+
+def test_a_run_that_goes_on_does_so_behind_the_points_that_stay(tmp_path: Path) -> None:
+    """The worker whose points they are was another one."""
+    before = Report(tmp_path, 100)
+    line(before, 9, 16)
+    before.close()
+    state = Report(None, 100).state()
+    state["kept"]["step"] = 7
+    report = Report(tmp_path, 100, goes_on=True)
+    report.load(**state)
+    line(report, 8, 16)
+    report.close()
+    assert steps(tmp_path, "train/loss") == [9, 10]
+
+
+def test_half_a_line_or_another_ones_at_the_end_is_no_step(tmp_path: Path) -> None:
+    for there in ("", "no JSON\n", "[]\n", '{"step": 4}\n{"step": 70'):
+        (tmp_path / "metrics.jsonl").write_text(there)
+        points = Points(tmp_path)
+        assert points.last_step == (4 if "4" in there else 0)
+        points.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -14,11 +15,14 @@ class Points:
 
     Args:
         run_dir: the run's folder, which has the file.
+
+    Attributes:
+        last_step: the step of the last point that was there before; 0: there was none.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "metrics.jsonl"
-        _end_at_a_line(self.path)
+        self.last_step = _step_of(_end_at_a_line(self.path))
         self.file = self.path.open("ab", buffering=0)
         self.waiting = b""
         self.refused = False
@@ -72,11 +76,19 @@ class Points:
         return None
 
 
-def _end_at_a_line(path: Path) -> None:
-    """Cut off half a line, whose worker is gone: on a full disk it had written so much."""
+def _end_at_a_line(path: Path) -> bytes:
+    """Cut off half a line, whose worker is gone: on a full disk it had written so much. Returns the last whole line."""
     if not path.is_file():
-        return
+        return b""
     with path.open("r+b") as file:
         content = file.read()
         if content and not content.endswith(b"\n"):
             file.truncate(content.rfind(b"\n") + 1)
+    return content.rpartition(b"\n")[0].rpartition(b"\n")[2]
+
+
+def _step_of(line: bytes) -> int:
+    try:
+        return int(json.loads(line).get("step"))
+    except (ValueError, TypeError, AttributeError):  # there is none, or it is nobody's that this trainer knows
+        return 0

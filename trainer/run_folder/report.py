@@ -87,6 +87,7 @@ class Report:
         self._next_status = 0.0
         self._validated = -1
         self._refused = False
+        self._moved = 0
         if run_dir and not goes_on:
             start_empty(run_dir / "metrics.jsonl")
         self._points = Points(run_dir) if run_dir else None
@@ -175,7 +176,7 @@ class Report:
         Args:
             values: ``val/...``, and ``val_ema/...`` of the averaged weights where there are such.
         """
-        improved = self.watched.improved(step, values.get(self.watched.metric))
+        improved = self.watched.improved(step + self._moved, values.get(self.watched.metric))
         self.metrics |= values
         for name, value in values.items():
             better = min if falls(name, self.watched.lower) else max
@@ -209,11 +210,12 @@ class Report:
         if self.run_dir is None:
             self.run_dir, self.life = run_dir, number(run_dir)
             self._points = Points(run_dir)
+            self._begin_after(self._points)
             print("reports from here on", flush=True)
 
     def hand_over(self) -> None:
         """Stop reporting, because a worker with a lower rank has come back."""
-        self.run_dir = None
+        self.run_dir, self._moved = None, 0
         points, self._points = self._points, None
         try:
             if points is not None:
@@ -239,8 +241,13 @@ class Report:
     def _point(self, epoch: int, step: int, metrics: Mapping[str, float], time_ms: int | None = None) -> None:
         if self._points is not None:
             time_ms = int(time.time() * 1000) if time_ms is None else time_ms
-            point = {"time": time_ms, "step": step, "epoch": epoch, "metrics": dict(metrics)}
+            point = {"time": time_ms, "step": step + self._moved, "epoch": epoch, "metrics": dict(metrics)}
             self._points.add(json.dumps(point))
+
+    def _begin_after(self, points: Points) -> None:
+        """Go on with the steps of whoever wrote the points before. Workers without a common step have other numbers of updates: those
+        of this one are written as so many more as it is behind, so that no curve runs backwards."""
+        self._moved = max(0, points.last_step - self.step)
 
     def write_status(self, state: str, now: float) -> None:
         """Write status.json."""
@@ -308,6 +315,8 @@ class Report:
         if metric in (None, self.watched.metric):
             self.watched.load(watched)
         self.pulse.update(self.step)
+        if self._points is not None:
+            self._begin_after(self._points)
         now = time.perf_counter()
         self.started = now - seconds
         self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples, self.told)

@@ -285,9 +285,9 @@ class Checkpoints:
         except TypeError as error:  # what a callback of the user's remembers
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""
+        if run.run_dir is not None:  # here, too: two workers must not write the same curves
+            run.report.take_over(run.run_dir) if first else run.report.hand_over()
         if first:
-            if run.run_dir is not None:
-                run.report.take_over(run.run_dir)
             about = json.dumps({**self.about, **_position(run, epoch), "step": number, **self._known()}, indent=1)
             if run.report.watched.value is not None:
                 _try(lambda: self.best.hold(folder))
