@@ -46,6 +46,8 @@ def test_the_first_checkpoint_is_as_large_as_the_plan_tells(other: tuple[str, ..
     assert not (first / "best.safetensors").exists(), "no validation came before"
     written = sum(path.stat().st_size for path in first.iterdir())
     assert float(told[1]) * UNITS.get(told[2], 0) == pytest.approx(written, rel=0.3)
+    log = re.search(rf"checkpoint {first.name}: ([\d.]+) MB", (tmp_path / "run" / "workerlog.0").read_text())
+    assert log and float(log[1]) * 1e6 == pytest.approx(written, abs=0.051e6), "of all workers and servers"
 
 
 @pytest.mark.parametrize(

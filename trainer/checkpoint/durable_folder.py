@@ -176,6 +176,12 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
     return names
 
 
+def bytes_of(folder: Path, name: str = "") -> int:
+    """The size in bytes of a folder with all its files, or of the file ``name`` in it; 0 of what is not there."""
+    paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
 def marker_of(folder: Path) -> bytes:
     """The content of a folder's marker, which tells it from every other; empty: it has none that can be read."""
     try:

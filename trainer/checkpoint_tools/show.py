@@ -29,7 +29,7 @@ def listed(path: Path) -> int:
     for folder in found:
         state = _damage(folder, verify=False) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
-        table.add_row(*_told(folder), sized(_bytes_of(folder)), _age(folder), state)
+        table.add_row(*_told(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
     screen = Screen()
     screen.print(str(found[0].parent))
     screen.print(table)
@@ -109,17 +109,12 @@ def shown(folder: Path) -> int:
         ],
     )
     screen.facts(
-        "Files", [(name, sized(_bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)]
+        "Files",
+        [(name, sized(durable_folder.bytes_of(folder, name))) for name in durable_folder.files(folder, store.FORMAT)],
     )
     screen.facts("Config", [])
     screen.print(yaml.safe_dump(dict(about.config), sort_keys=False, allow_unicode=True).rstrip())
     return 0
-
-
-def _bytes_of(folder: Path, name: str = "") -> int:
-    """The size in bytes of a checkpoint's folder, or of the file ``name`` in it."""
-    paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
-    return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _age(folder: Path) -> str:

@@ -327,7 +327,7 @@ class Checkpoints:
             print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
         if began >= self.told_at + TELL_EVERY_S:
             self.told_at = began
-            size, took = packed.size / 1e6, self.clock() - began
+            size, took = _written(folder) / 1e6, self.clock() - began
             print(f"checkpoint {folder.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
 
     def _known(self) -> dict[str, str]:
@@ -375,6 +375,11 @@ def _position(run: Training, epoch: int) -> dict[str, Any]:
             "falls": watched.falls,
         },
     }
+
+
+def _written(folder: Path) -> int:
+    """The bytes of all workers' and servers' parts; the best weights are a link."""
+    return durable_folder.bytes_of(folder) - durable_folder.bytes_of(folder, store.BEST)
 
 
 def _meetings(run: Training) -> int:
