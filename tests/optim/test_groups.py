@@ -11,7 +11,8 @@ from torch import nn
 from torchvision import models
 
 from trainer.errors import UserError
-from trainer.optim.by_name import OTHERWISE, by_name, names
+from trainer.optim.by_name import by_name, names
+from trainer.optim.refused import REFUSED
 from trainer.optim.groups import Rate, check_patterns, freeze, grouped, optimizer_of, rates, undecayed
 from trainer.optim.layers import layer_numbers
 
@@ -211,7 +212,7 @@ def test_every_optimizer_of_torch_by_its_name_trains_or_says_why_not(name: str) 
         "lr": 0.02,
         "weight_decay": 0.0,
     }
-    if name in OTHERWISE:
+    if name in REFUSED:
         with pytest.raises(UserError, match=rf"optimizer\.name={config['name']}.*Type instead: optimizer"):
             made(model, config)
         return

@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer.errors import RunFailed
 from trainer.wording import sized
 
-SHARED = Path("/dev/shm")
+SHARED = Path("/dev/shm")  # shown and measured, never written to  # nosec B108
 IN_SHARED = ("multiprocessing/synchronize.py", "multiprocessing/heap.py", "multiprocessing/shared_memory.py")
 """Python's modules whose files lie in /dev/shm; their errors hold no name."""
 STARTING = ("popen_fork.py", "popen_spawn_posix.py", "forkserver.py", "util.py", "subprocess.py")
