@@ -12,9 +12,9 @@ from torchvision import models
 
 from trainer.errors import UserError
 from trainer.optim.by_name import by_name, names
-from trainer.optim.refused import REFUSED
 from trainer.optim.groups import Rate, check_patterns, freeze, grouped, optimizer_of, rates, undecayed
 from trainer.optim.layers import layer_numbers
+from trainer.optim.refused import REFUSED
 
 ADAMW = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.2}
 
