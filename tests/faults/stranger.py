@@ -10,13 +10,28 @@ import ctypes
 import os
 import pickle
 import select
+import shutil
 import struct
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 NOBODY = 65534
 IN_CREATE, IN_MOVED_TO, IN_DELETE = 0x100, 0x80, 0x200
 EVENT = struct.Struct("iIII")
+
+
+@contextmanager
+def folder_for_all(mode: int) -> Iterator[Path]:
+    """Context manager: a temporary folder that all users reach, unlike a test's own."""
+    folder = Path(tempfile.mkdtemp(prefix="for-all-", dir="/tmp"))
+    folder.chmod(mode)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 class Bomb:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.faults.gate import WAITS
-from tests.faults.stranger import said_by_nobody
+from tests.faults.stranger import folder_for_all, said_by_nobody
 from tests.launch.test_roles import commands
 from tests.pace import patient, wait_for
 from tests.runs import ROOT, alive, environment, family, read, start
@@ -30,10 +28,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two 
 @pytest.fixture
 def common() -> Iterator[Path]:
     """A temporary folder as all users share it, reachable by all of them."""
-    folder = Path(tempfile.mkdtemp(prefix="common-", dir="/tmp"))
-    folder.chmod(0o1777)
-    yield folder
-    shutil.rmtree(folder)
+    with folder_for_all(0o1777) as folder:
+        yield folder
 
 
 @needs_root

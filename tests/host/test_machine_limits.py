@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.stranger import folder_for_all
 from tests.runs import SMALL, environment
 from trainer.errors import RunFailed
 from trainer.host import machine_limits
@@ -76,10 +76,8 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
 
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="open-", dir="/tmp"))
-    folder.chmod(0o777)
-    yield folder
-    shutil.rmtree(folder)
+    with folder_for_all(0o777) as folder:
+        yield folder
 
 
 @AS_ROOT

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from trainer.config.instantiate import locate
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host import interpreter, machine_limits
+from trainer.host import interpreter
 from trainer.host.addresses import LOOPBACK, free_port
 from trainer.host.notes_board import SealedBoard
-from trainer.launch.process import full_disk
+from trainer.launch.process import refused_by_machine
 from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
@@ -49,8 +49,8 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
         except (RunFailed, UserError, Interrupted):
             raise
         except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
-            if full := machine_limits.reached(error) or full_disk(error):
-                raise RunFailed(f"worker 0: {full}") from error
+            if refused := refused_by_machine(error):
+                raise RunFailed(f"worker 0: {refused}") from error
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error
 
 

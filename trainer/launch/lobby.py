@@ -10,8 +10,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -257,10 +257,8 @@ class Guest:
         """
         self._check_alone()
         self._check_folder(run_dir)
-        try:
+        with self._reaching():
             self.board.set(NEWEST.format(self.number), self.host.id)
-        except NoNote as error:
-            raise self._alone(error) from error
         self.tell()
         beats = self.board.clone()
 
@@ -308,10 +306,8 @@ class Guest:
             RunFailed: host 0 is gone.
         """
         self.note(**what)
-        try:
+        with self._reaching():
             self._write(self.board)
-        except NoNote as error:
-            raise self._alone(error) from error
 
     def _write(self, board: SealedBoard) -> None:
         with self._lock:
@@ -326,10 +322,8 @@ class Guest:
             RunFailed: host 0 is gone, or another host has come in this one's place.
         """
         while True:
-            try:
+            with self._reaching():
                 self._look_for_another(self.board)
-            except NoNote as error:
-                raise self._alone(error) from error
             if self.replaced:
                 raise RunFailed(f"this host is no part of the run any more: another host {self.number} has come in its place, as it was stopped or cut off for a while. If both are to take part, every host needs a launch.node_rank of its own")  # fmt: skip
             if self._heard([OVER], wait=False):
@@ -346,15 +340,18 @@ class Guest:
         self.replaced = self.replaced or (board.check([key]) and board.get(key).decode() != self.host.id)
 
     def _heard(self, keys: list[str], wait: bool = True) -> bool:
-        try:
+        with self._reaching():
             while wait and not self.board.check(keys):
                 self.sleep(LOOK_S)
             return self.board.check(keys)
-        except NoNote as error:
-            raise self._alone(error) from error
 
-    def _alone(self, error: NoNote) -> RunFailed:
-        return RunFailed(f"host 0 at {self.where} is gone, and the run with it: it keeps what hosts meet by ({error})")
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """While host 0's store is asked: it may be gone, and the run with it."""
+        try:
+            yield
+        except NoNote as error:
+            raise RunFailed(f"host 0 at {self.where} is gone, and the run with it: it keeps what hosts meet by ({error})") from error  # fmt: skip
 
     def leave(self) -> None:
         """Tell host 0, if it still listens, that this host has left the run."""

@@ -76,10 +76,8 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
         at, step = time.monotonic_ns(), error
-        if not isinstance(error, (RunFailed, UserError)) and (
-            full := machine_limits.reached(error) or full_disk(error)
-        ):
-            return cls(at, full, True)
+        if not isinstance(error, (RunFailed, UserError)) and (refused := refused_by_machine(error)):
+            return cls(at, refused, True)
         if isinstance(error, NoNote):
             lost = "" if isinstance(error, FolderLost) else "the run's other processes cannot be reached: "
             return cls(at, f"{lost}{error}", True)
@@ -93,8 +91,11 @@ class Failure:
         return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing, getattr(step, "again", False))
 
 
-def full_disk(error: BaseException) -> str:
-    """The sentence for a full disk, or a read-only folder, that ends a process; '' if the error is another one. (safetensors tells it in words alone.)"""
+def refused_by_machine(error: BaseException) -> str:
+    """The sentence for a limit of the machine, a full disk or a read-only folder that ends a process; '' if the error is another one.
+    (safetensors tells of a full disk in words alone.)"""
+    if limit := machine_limits.reached(error):
+        return limit
     if isinstance(error, OSError) and (error.errno in FULL or (error.errno in REFUSED and is_part(error.filename))):
         return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
     told = OS_ERROR.search(str(error))

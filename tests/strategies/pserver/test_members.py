@@ -22,6 +22,7 @@ from trainer.strategies.pserver.protocol.messages import (
 )
 from trainer.strategies.pserver.server import members as members_module
 from trainer.strategies.pserver.server.answers import NotYet
+from trainer.strategies.pserver.server.machine import Server
 from trainer.strategies.pserver.server.members import MOST_LIVES, Members, Watermark
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.worker.requests import Fenced
@@ -135,15 +136,21 @@ def test_first_cause_of_a_loss_is_told_whoever_declares_the_worker_lost_next() -
         workers[0].close()
 
 
-def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_it() -> None:
-    """If its launcher does not end it, the others wait no longer; where nobody is left, or the run ends with it, nobody waits at all."""
-    with Cluster(config("async", 3, 1, lost_after_s=10.0)) as cluster:
+def by_clock(workers: int) -> tuple[Server, list[float]]:
+    """A server of async whose workers, with lives from 5 on, have begun; its members go by that clock."""
+    with Cluster(config("async", workers, 1, lost_after_s=10.0)) as cluster:
         [server] = cluster.servers
     clock = [100.0]
     server.members.now = lambda: clock[0]
-    for rank in range(3):
+    for rank in range(workers):
         server.members.hello(rank, rank + 5)
     server.parameters.ready = True
+    return server, clock
+
+
+def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_it() -> None:
+    """If its launcher does not end it, the others wait no longer; where nobody is left, or the run ends with it, nobody waits at all."""
+    server, clock = by_clock(3)
     board, members = server.liveness.board, server.members
     clock[0] += 8.0
     members.heard(0)
@@ -176,13 +183,7 @@ def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_
 
 def test_server_that_looks_late_gives_the_launcher_of_a_silent_worker_its_time() -> None:
     """The simulator found it, seed 2205896: silent and lost at one look, and it might wake."""
-    with Cluster(config("async", 2, 1, lost_after_s=10.0)) as cluster:
-        [server] = cluster.servers
-    clock = [100.0]
-    server.members.now = lambda: clock[0]
-    for rank in range(2):
-        server.members.hello(rank, rank + 5)
-    server.parameters.ready = True
+    server, clock = by_clock(2)
     clock[0] += 13.5
     server.members.heard(0)
     for late, present in ((0.0, [0, 1]), (0.3, [0, 1]), (1.5, [0])):

@@ -224,9 +224,8 @@ class Shard:
         self._load_vectors([tensors for tensors, _ in parts])
         for _, numbers in parts:
             self._load_numbers(numbers)
-        self.samples = max(
-            int(numbers.get("samples", 0)) for _, numbers in parts
-        )  # a server that was started again has fewer
+        # a server that was started again has fewer
+        self.samples = max(int(numbers.get("samples", 0)) for _, numbers in parts)
         self._load_tables([tensors for tensors, _ in parts])
 
     def _load_vectors(self, parts: Sequence[Tensors]) -> None:
