@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ import trainer
 from tests.checkpoint import disk, saving
 from trainer.checkpoint import durable_folder, store, tensor_tree, writer
 from trainer.errors import UserError
+from trainer.strategies.pserver.protocol import snapshot_parts
 from trainer.worker import best_model
 from trainer.worker import checkpoints as of_worker
 
@@ -269,6 +271,41 @@ def test_a_note_that_comes_while_a_checkpoint_is_given_up_does_not_stay(
     assert not list(tmp_path.iterdir())
     assert writer.leave_failure(folder, "server-1.safetensors", "the disk is full"), "nobody is there to tell"
     assert not list(tmp_path.iterdir())
+
+
+def test_nobody_sees_a_note_or_a_seal_that_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others look for these files all the time, and take what they read."""
+    folder, name, write_text = tmp_path / "step-000000010", "server-1.safetensors", Path.write_text
+    durable_folder.write(folder, "server-0.safetensors", lambda path: path.write_text("part"))
+    pieces, seal = iter((b"part", b"")), durable_folder.seals(folder, ["server-0.safetensors"])["server-0.safetensors"]
+    looks = []
+
+    def halfway(path: Path, *arguments: Any, **options: Any) -> int:
+        path.touch()
+        looks.append(writer.failure_of(folder, name).exists() or durable_folder.is_written(folder, name))
+        return write_text(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", halfway)
+    assert writer.leave_failure(folder, name, "the disk is full")
+    assert writer.failure_of(folder, name).read_text() == "the disk is full"
+    writer.failure_of(folder, name).unlink()
+    snapshot_parts.receive(folder, 1, lambda start: (seal, np.frombuffer(next(pieces), np.uint8)))
+    assert durable_folder.seals(folder, [name]) == {name: seal}
+    assert looks == [False, False]
+
+
+def test_a_full_disk_leaves_room_for_an_empty_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, name = tmp_path / "step-000000010", "server-1.safetensors"
+    durable_folder.partial_of(folder).mkdir()
+
+    def full(path: Path, *arguments: Any, **options: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert writer.leave_failure(folder, name, "the disk is full")
+    assert [path.name for path in durable_folder.partial_of(folder).iterdir()] == [f"{name}.failed"]
+    assert writer.complete(folder, "{}", [name], 1e9) == f"{name} cannot be written"
 
 
 def test_who_completes_an_older_checkpoint_late_does_not_name_it_the_newest(tmp_path: Path) -> None:

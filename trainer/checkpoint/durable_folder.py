@@ -102,7 +102,7 @@ def complete(folder: Path, names: Sequence[str], version: int, place: Path | Non
     durable_text(partial / MARKER, _marker(seals(folder, names), version))
     for path in partial.iterdir():  # seals, and files of somebody who did not get to the end
         if path.name not in (*names, MARKER):
-            path.unlink()
+            path.unlink(missing_ok=True)
     put_in_place(partial, place)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.errors import UserError, why
+from trainer.host.files import replace_file
 
 LOOK_S = 0.02
 
@@ -110,8 +111,11 @@ def leave_failure(folder: Path, name: str, why_not: str) -> bool:
     partial = durable_folder.partial_of(folder)
     if partial.is_symlink() or not partial.is_dir():
         return True
+    failure = failure_of(folder, name)
     try:
-        failure_of(folder, name).write_text(why_not)
+        replace_file(failure, why_not)
     except OSError:
-        return failure_of(folder, name).is_file()  # an empty one where the disk is full
+        with contextlib.suppress(OSError):
+            failure.touch()  # an empty one where the disk is full
+        return failure.is_file()
     return True

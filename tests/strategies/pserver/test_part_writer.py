@@ -330,12 +330,13 @@ def test_what_cannot_be_told_now_is_told_as_soon_as_it_can(
     served.starts()
     note = parts_writer.failure_of(folder, "server-0.safetensors")
 
-    def refuses(*arguments: Any) -> Any:
+    def refuses(*arguments: Any, **options: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as read_only:
         read_only.setattr(snapshot, "write_part", refuses)
         read_only.setattr(Path, "write_text", refuses)
+        read_only.setattr(Path, "touch", refuses)
         durable_folder.partial_of(folder).mkdir(parents=True)
         served.asks(0, Verb.SAVE, text({"folder": "checkpoints/step-1", "checkpoint": True, "behind": True}))
         wait_for(ended(writer), 20, "it ends")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -67,20 +66,21 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     Raises:
         RunFailed: what came is not what was written there.
     """
-    path = durable_folder.partial_of(folder) / part_name(server)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        while True:
-            seal, some = ask(file.tell())
-            if not some.size:
-                break
-            file.write(some.data)
-        file.flush()
-        os.fsync(file.fileno())
-    if durable_folder.fingerprint(temporary) != dict(seal):
-        raise RunFailed(f"the part of server {server} has come damaged from its host: {path}")
-    os.replace(temporary, path)
-    durable_folder.seal_of(path).write_text(json.dumps(dict(seal)))
+    path, seal = durable_folder.partial_of(folder) / part_name(server), dict[str, Any]()
+
+    def fetch(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            while True:
+                told, some = ask(file.tell())
+                seal.update(told)
+                if not some.size:
+                    break
+                file.write(some.data)
+        if durable_folder.fingerprint(temporary) != seal:
+            raise RunFailed(f"the part of server {server} has come damaged from its host: {path}")
+
+    durable_folder.durable(path, fetch)
+    durable_folder.durable_text(durable_folder.seal_of(path), json.dumps(seal))
 
 
 def leave_failure(folder: Path, server: int, why: str) -> bool:
