@@ -219,6 +219,20 @@ def test_leased_work_takes_only_global_batches_that_divide() -> None:
     assert planned(*leased, "data.global_batch_size=511", "data.work=static").global_batch_size == 511
 
 
+def test_the_table_tells_how_work_is_handed_out() -> None:
+    def row(*overrides: str) -> str | None:
+        return dict(plan_table.rows(planned(DIGITS, "launch.workers=2", *overrides))).get("work")
+
+    servers = ("strategy=pserver_async", "launch.servers=1")
+    assert row(*servers) == "leased in blocks of 2 batches; a lost worker's go to others"
+    odd = ("data.lease_batches=7", "strategy.gradient_merge.k_steps=2")
+    assert row(*servers, *odd) == "leased in blocks of 8 batches; a lost worker's go to others"
+    assert row(*servers, "data.on_lost_worker=drop") == "leased in blocks of 2 batches; a lost worker's are dropped"
+    assert row(*servers, "data.work=static") == "split beforehand"
+    assert row("strategy=pserver_sync", "launch.servers=1") == "split beforehand"
+    assert row() is None, "who meets at every update never leases"
+
+
 def test_max_steps_goes_beyond_epochs_or_ends_before() -> None:
     longer = planned(DIGITS, "epochs=1", "max_steps=100")
     assert (longer.total_steps, longer.epochs) == (100, 3)

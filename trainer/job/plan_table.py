@@ -156,8 +156,15 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.lr is not None:
             scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
             yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
-    if plan.traits.lockstep != plan.leased and "server" in plan.roles:
-        yield "work", "leased in blocks; a lost worker's go to others" if plan.leased else "split beforehand"
+    if plan.mode == "train" and "server" in plan.roles:
+        yield "work", _leased(plan) if plan.leased else "split beforehand"
+
+
+def _leased(plan: Plan) -> str:
+    """The plan table's cell of how training data are handed out while an epoch lasts."""
+    batches = -(-plan.lease_batches // plan.merge) * plan.merge
+    of = f" of {counted(batches, 'batch', ',')}" if batches else ""
+    return f"leased in blocks{of}; a lost worker's {'are dropped' if plan.drops_lost else 'go to others'}"
 
 
 def _data(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ class Plan:
 
     Attributes:
         traits: of the strategy; leased: training data is handed out while an epoch lasts, in blocks of ``lease_batches`` batches
-            (0: the data have blocks of their own).
+            (0: the data have blocks of their own). drops_lost: a lost worker's blocks are dropped, and do not go to others.
         weights: the file that is evaluated or predicts; empty in training.
         batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per update.
         steps_per_epoch, total_steps: updates.
@@ -133,6 +133,7 @@ class Plan:
     by_role: bool = False
     least_nnodes: int = 0
     lease_batches: int = 0
+    drops_lost: bool = False
     transport: str = ""
     whole_path: bool = False
 
@@ -250,6 +251,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         by_role=launch.role is not None,
         least_nnodes=launch.least_nnodes or 0,
         lease_batches=_lease_batches(checked),
+        drops_lost=config.data.on_lost_worker == "drop",
         transport=transport_of(config, roles),
     )
 
@@ -296,7 +298,7 @@ def _length(checked: Checked) -> tuple[int, int, int]:
 
 
 def _lease_batches(checked: Checked) -> int:
-    """Batches in a leased block."""
+    """Batches in a leased block, which holds whole updates."""
     config, facts = checked.config, checked.facts
     if not checked.leased or facts.streams or config.mode != "train":
         return 0
