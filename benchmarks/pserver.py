@@ -7,7 +7,8 @@
     python benchmarks/pserver.py --straggler | --parity | --dense      one slow worker; AUC of all modes; LeNet and ResNet-18
 
 Wide & Deep (1,000,001 x 10, 400 x 3) in fp32 on click rows that lie in memory, SGD, every process with one thread. The
-cases run in turn, repetition after repetition, each in processes of its own; medians are compared.
+cases run in turn, repetition after repetition, each in processes of its own; medians are compared. *meet* is two processes that
+exchange nothing and wait for each other after each step: no synchronous mode can be faster.
 """
 
 from __future__ import annotations
@@ -165,6 +166,7 @@ def cases() -> list[Case]:
         found += [
             Case("local", "single", batch, 1, 0),
             Case("local", "local_sgd", batch, 2, 0, (f"strategy.k_steps={NEVER}",)),
+            Case("meet", "local_sgd", batch, 2, 0, (f"strategy.k_steps={NEVER}",)),
             Case("sync", "pserver_sync", batch),
             Case("async", "pserver_async", batch),
             Case("ssp", "pserver_ssp", batch),
@@ -192,6 +194,8 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
         def stamped(samples: int) -> None:
             update(samples)
+            if payload["meet"]:
+                torch.distributed.barrier()
             traffic = client.connections.traffic() if client else (0, 0)
             stamps.append((time.perf_counter(), time.process_time(), *traffic))
 
@@ -245,7 +249,7 @@ def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[s
                 "steps": case.steps, "rows": ROWS, "columns": COLUMNS, "lr": LR,
             }  # fmt: skip
         else:
-            payload = _payload(case, folder) | {"profile": profile}
+            payload = _payload(case, folder) | {"profile": profile, "meet": case.name == "meet"}
         roles = [Role("worker", case.workers, entries[0], [CPU] * case.workers)]
         if case.servers:
             roles.append(Role("server", case.servers, entries[1], [CPU] * case.servers))

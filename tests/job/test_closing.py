@@ -250,6 +250,30 @@ def test_a_broken_run_keeps_the_best_that_it_had_come_to(
     assert result["metrics"] == {"val/acc1": 0.5, "val/loss": 3} and result["steps"] == 3
 
 
+def test_the_status_of_a_run_that_is_done_tells_what_its_result_tells(execute: Execute, tmp_path: Path) -> None:
+    """Also if a worker that was suspended has woken and written what it knew."""
+
+    def start(run_dir: Path) -> dict[str, Any]:
+        late, told = report.Report(run_dir, 3), report.Report(run_dir, 3)
+        for step, accuracy in ((1, 0.25), (3, 0.75)):
+            for one in (late, told) if step == 1 else (told,):
+                one.progress(0, step)
+                one.validation(0, step, {"val/acc1": accuracy})
+        late.write_status("running", late.started + 1.0)
+        for one in (late, told):
+            one.close()
+        return told.outcome()
+
+    raised, message, _, _ = execute(start)
+    assert raised is None, message
+    status, result = (
+        status_file.read_status(tmp_path / "run"),
+        json.loads((tmp_path / "run" / "result.json").read_text()),
+    )
+    assert status["best"] == {"metric": "val/acc1", "value": 0.75, "step": 3} and result["best_step"] == 3
+    assert status["bests"] == result["best"] == {"val/acc1": 0.75} and status["metrics"] == result["metrics"]
+
+
 def test_a_worker_that_does_more_than_the_average_raises_the_total(tmp_path: Path) -> None:
     told = report.Report(tmp_path, 60)
     told.progress(0, 61)

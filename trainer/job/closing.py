@@ -99,6 +99,9 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     if result.status == "done":
         total = max(status["total"], result.steps)
         status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
+        if plan.best in result.best:  # who was suspended and goes on at the end may have written older ones
+            best = {"metric": plan.best, "value": result.best[plan.best], "step": result.best_step}
+            status |= {"bests": result.best, "best": best}
     elif not result.metrics:
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
         result.best, result.best_step = status.get("bests", {}), (status.get("best") or {}).get("step", 0)
