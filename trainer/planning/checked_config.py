@@ -73,6 +73,11 @@ class Checked:
         return self.declaration.leased(self.config)
 
     @property
+    def sees_pictures(self) -> bool:
+        """Whether mode=predict looks at images, each a file, and not at rows of files."""
+        return bool(self.files) and self.source.row_reader() is None
+
+    @property
     def update_batch(self) -> int:
         """The samples in one update: the global batch, or the worker's own if gradients are applied alone."""
         return self.config.batch_size * self.merge if self.declaration.traits.alone else self.global_batch_size

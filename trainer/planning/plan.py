@@ -200,8 +200,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         UserError: the run would take no step.
     """
     config, facts, workers, launch = checked.config, checked.facts, checked.workers, checked.config.launch
-    pictures = bool(checked.files) and checked.source.row_reader() is None
-    chosen, why = _chosen(checked, model, machine, facts.slow or pictures)
+    chosen, why = _chosen(checked, model, machine, facts.slow or checked.sees_pictures)
     epochs, steps_per_epoch, total = _length(checked) if config.mode == "train" else _looks(checked)
     roles = checked.declaration.roles(workers, launch)
     processes = processes_of(roles, launch, checked.device)
@@ -244,7 +243,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         insecure=is_insecure(config, roles),
         lower=model.lower,
         buckets=model.buckets,
-        predict=_looked_at(checked, pictures) if config.mode == "predict" else None,
+        predict=_looked_at(checked) if config.mode == "predict" else None,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
         stream=how(config, facts),
         restarts=launch.max_restarts if restartable(checked) else 0,
@@ -274,9 +273,9 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     return chosen, why
 
 
-def _looked_at(checked: Checked, pictures: bool) -> Predicted:
+def _looked_at(checked: Checked) -> Predicted:
     told = checked.config.predict
-    return Predicted(str(told.input), checked.samples, "image" if pictures else "row", told.output)
+    return Predicted(str(told.input), checked.samples, "image" if checked.sees_pictures else "row", told.output)
 
 
 def _length(checked: Checked) -> tuple[int, int, int]:
