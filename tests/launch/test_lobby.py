@@ -6,8 +6,10 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -19,7 +21,8 @@ from trainer.host.notes_board import SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE
-from trainer.launch import lobby
+from trainer.job import elastic
+from trainer.launch import lobby, lobby_store
 from trainer.launch.lobby import HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
 from trainer.planning.deaths import Deaths
 
@@ -178,6 +181,28 @@ def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     with pytest.raises(RunOver, match="it broke") as over:
         guest.next_life(1)
     assert over.value.how == "failed", "the second life was without it"
+
+
+def test_host_that_comes_while_the_run_ends_hears_that_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 0 removes its mark in the shared folder last."""
+    world = World()
+    world.board.set(lobby.MARK, ".hosts-of-a-run-that-is-done")
+    world.at = {1.0: lambda: world.board.set("over", json.dumps(["done", ""]))}
+    guest = Guest(world.board, 1, "10.0.0.1:29500", world.sleep)
+    guest._check_folder(tmp_path)
+    with pytest.raises(RunOver):
+        guest.next_life(0)
+
+    told = SimpleNamespace(config=SimpleNamespace(launch=None))
+    ready = SimpleNamespace(plan=SimpleNamespace(run_dir=str(tmp_path), nnodes=2), checked=told)
+    monkeypatch.setattr(lobby_store, "opened", lambda launch: nullcontext(world.board))
+    seen: list[str] = []
+    monkeypatch.setattr(Lobby, "end", lambda *_: seen.extend(path.name for path in tmp_path.iterdir()))
+    with elastic._lobby(ready):  # type: ignore[arg-type]
+        pass
+    assert seen == [world.board.get(lobby.MARK).decode()] and not list(tmp_path.iterdir())
 
 
 def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_and_its_goodbye_waits_little(

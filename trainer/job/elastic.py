@@ -72,8 +72,10 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
             why = first_line(error)
             raise
         finally:
-            mark.unlink(missing_ok=True)
-            lobby.end(how, why)
+            try:
+                lobby.end(how, why)
+            finally:
+                mark.unlink(missing_ok=True)  # who comes meanwhile still finds it
 
 
 @contextmanager

@@ -288,7 +288,7 @@ class Guest:
         self._heard([MARK])
         mark = run_dir / self.board.get(MARK).decode()
         patience = Patience(MARK_S, time.monotonic)
-        while not mark.is_file():
+        while not (mark.is_file() or self._heard([OVER], wait=False)):
             if patience.left() <= 0.0:
                 why = "is not the folder that host 0 writes to, and hosts that come and go share the run's folder with its checkpoints"
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
