@@ -16,7 +16,7 @@ from trainer.job import restarts
 from trainer.job.restarts import start_and_restart, still_lost
 from trainer.job.result import Result
 from trainer.launch import server_snapshot
-from trainer.launch.server_snapshot import snapshot_of
+from trainer.launch.server_snapshot import ServerSnapshot, snapshot_of
 from trainer.planning.assignment import Assignment
 from trainer.planning.deaths import Deaths, LostAtServer
 from trainer.weights import server_files
@@ -108,6 +108,9 @@ class World:
     def newest(self, checkpoints: Path) -> Path | None:
         return max(self.whole, default=None)
 
+    def found(self, checkpoints: Path) -> list[Path]:
+        return [*self.whole]
+
     def update(self) -> None:
         for applied in self.has:
             applied.append(self.done)
@@ -160,13 +163,25 @@ def test_updates_that_are_told_as_lost_are_those_that_a_server_lacks(
         world = World(seed, tmp_path)
         monkeypatch.setattr(server_files, "parts_of", world.whole.__getitem__)
         monkeypatch.setattr(server_snapshot, "parts_of", world.whole.__getitem__)
-        monkeypatch.setattr(server_snapshot, "store", SimpleNamespace(newest_whole=world.newest))
+        monkeypatch.setattr(server_snapshot, "store", SimpleNamespace(newest_whole=world.newest, found=world.found))
         for _ in range(60):
             world.step()
             lacks = sum(world.done - len(has) for has in world.has)
             assert sum(loss.updates for loss in world.deaths.lost) == lacks, f"seed {seed}"
         kept += world.kept
     assert kept, "some losses are in the checkpoint that all go back to"
+
+
+@pytest.mark.parametrize("first", [None, Path("step-1")], ids=["while it is read", "before its parts are read"])
+def test_a_checkpoint_that_the_workers_have_replaced_meanwhile_is_not_the_last_word(
+    first: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest, there, second = iter([first, Path("step-2")]), iter([["step-1"], ["step-2"], ["step-2"]]), Path("step-2")
+    looked_at = SimpleNamespace(newest_whole=lambda _: next(newest), found=lambda _: next(there))
+    monkeypatch.setattr(server_snapshot, "store", looked_at)
+    monkeypatch.setattr(server_snapshot, "parts_of", {Path("step-1"): [], second: [Part(0, 1, (0, 1))]}.__getitem__)
+    start: Any = SimpleNamespace(role=SimpleNamespace(size=1), rank=0, life=1, payload=SimpleNamespace(resume=""))
+    assert snapshot_of(start, Path(), 5) == ServerSnapshot(second, 3)
 
 
 def test_a_process_that_died_too_often_is_told_with_those_that_came_back(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from tests.notes import Notes
 from trainer.errors import RunFailed
+from trainer.host import private
 from trainer.host.notes_board import NoNote
-from trainer.launch import supervisor
+from trainer.launch import supervisor, task_process
 from trainer.launch.forkserver import launch
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.started import Role
@@ -151,6 +152,16 @@ def test_what_cannot_be_watched_is_named_and_the_others_end(handle: Any, says: s
         assert own.started[0].wait(5) == -9, "the supervisor ends those it knows"
     finally:
         own.started[1].kill()
+
+
+def test_process_of_a_run_that_ends_as_it_begins_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher removes the file between two steps of the process."""
+    private.write(tmp_path / "worker.0.json", "{}")
+    monkeypatch.setattr(task_process, "_start_of", lambda **_: (tmp_path / "worker.0.json").unlink())
+    assert main(tmp_path / "worker.0.json") == 1
+    assert capsys.readouterr().err == "the run ended before this process began\n"
 
 
 def test_process_of_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.launch.test_supervisor import Notes
 from trainer.errors import AskedToLeave, RunFailed
 from trainer.launch.other_hosts import HEARD_S, LOOK_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
+from trainer.launch.start import _leave_statistics
 from trainer.launch.started import Role
 
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
@@ -103,3 +106,10 @@ def test_host_that_does_not_say_that_it_is_done_is_named(capsys: pytest.CaptureF
     others(notes, 0).leave({})
     said = capsys.readouterr().out
     assert "host 1 (10.0.0.2) does not say that its processes have ended" in said and "host 2" not in said
+
+
+def test_statistics_of_a_server_are_those_of_its_last_life(tmp_path: Path) -> None:
+    """Its host has another folder, so that it cannot write them itself."""
+    for pushes in (100, 900):
+        _leave_statistics(tmp_path, {1: {"pushes": pushes}})
+    assert json.loads((tmp_path / "server.1.json").read_text()) == {"pushes": 900}

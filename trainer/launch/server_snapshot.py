@@ -9,6 +9,9 @@ from trainer.checkpoint import store
 from trainer.launch.engine import Start
 from trainer.weights.server_files import parts_of
 
+LOOKS = 5
+"""Checkpoints may be completed faster than one is read."""
+
 
 @dataclass(frozen=True)
 class ServerSnapshot:
@@ -25,9 +28,24 @@ class ServerSnapshot:
 def snapshot_of(start: Start, checkpoints: Path, done: int) -> ServerSnapshot | str:
     """Find the newest whole checkpoint for a dead server, or return why the server cannot restart by itself.
 
+    Workers that go on complete checkpoints meanwhile and remove older ones; then it looks again.
+
     Args:
         start: what the server was told that has died. checkpoints: the run's. done: updates that the server had done.
     """
+    why = ""
+    for _ in range(LOOKS):
+        there = store.found(checkpoints)
+        found = _newest(start, checkpoints, done)
+        if isinstance(found, ServerSnapshot):
+            return found
+        why = found
+        if store.found(checkpoints) == there:
+            break
+    return why
+
+
+def _newest(start: Start, checkpoints: Path, done: int) -> ServerSnapshot | str:
     folder = store.newest_whole(checkpoints)
     if folder is None:
         return "there is no checkpoint yet"

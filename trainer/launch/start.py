@@ -14,7 +14,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
 from trainer.host import addresses, machine_limits
-from trainer.host.files import replace_file
+from trainer.host.files import if_the_disk_takes, replace_file
 from trainer.host.signals import Grace
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
@@ -125,10 +125,10 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
 
 
 def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
-    """``server.N.json`` of the servers on hosts that have another folder."""
-    for rank, told in servers.items():
-        if not (path := run_dir / f"server.{rank}.json").exists():
-            replace_file(path, json.dumps(told, indent=1))
+    """``server.N.json`` also of the servers on hosts that have another folder; one may be there from an earlier life."""
+    with if_the_disk_takes():
+        for rank, told in servers.items():
+            replace_file(run_dir / f"server.{rank}.json", json.dumps(told, indent=1))
 
 
 def _ports(told: LaunchConfig, servers: int, mine: Sequence[int]) -> list[int]:

@@ -24,10 +24,10 @@ def main(file: Path) -> int:
     """Run the process that the file describes, and leave its result on the run's board; returns the exit code."""
     try:
         start = _start_of(**json.loads(private.read(file)))
+        file.unlink()
     except FileNotFoundError:
         print("the run ended before this process began", file=sys.stderr)
         return 1
-    file.unlink()
     to_log(str(start.log), str(start.scratch))
     board = start.place.open()[0].under(place_of(start.role.name, start.rank))
     board.set(BEGUN, "")
