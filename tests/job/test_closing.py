@@ -22,7 +22,7 @@ import rich.console
 from tests.small_disk import small_disk
 from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
-from trainer.host import files
+from trainer.host import files, in_use
 from trainer.job import closing, job
 from trainer.job.closing import Closing
 from trainer.job.pictures import curves, validation
@@ -158,6 +158,22 @@ def test_what_workers_and_copies_have_lost_is_in_the_tags(execute: Execute, monk
         "trainer.skipped": "2", "trainer.lost_updates": "4", "trainer.lost_at_servers": "5",
         "trainer.lost_workers": "worker 1 was killed", "trainer.not_copied": "step-000000003, step-000000002",
     }  # fmt: skip
+
+
+def test_a_run_holds_what_it_uses_of_the_cache_to_its_end(execute: Execute, tmp_path: Path) -> None:
+    folder, aside = tmp_path / "folder", tmp_path / "aside"
+    folder.mkdir()
+    (folder / "mark").touch()
+
+    def start(run_dir: Path) -> dict[str, Any]:
+        assert in_use.HERE.hold(folder / "mark")
+        in_use.remove_unused(folder, "mark", aside)
+        assert folder.exists()
+        return {"steps": 3}
+
+    assert execute(start)[0] is None
+    in_use.remove_unused(folder, "mark", aside)
+    assert not folder.exists()
 
 
 @pytest.fixture

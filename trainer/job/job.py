@@ -22,6 +22,7 @@ from trainer.errors import (
     RunPreempted,
     UserError,
 )
+from trainer.host.in_use import left_at_the_end
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.batch_size_search import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
@@ -46,6 +47,7 @@ Starter = Callable[[Assignment], dict[str, Any]]
 """Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 
+@left_at_the_end()
 def execute(
     ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None = None
 ) -> Result:

@@ -27,6 +27,7 @@ from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.sets.shards import Shards, braces
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import RunFailed, UserError
+from trainer.host import in_use
 
 
 def folder(root: Path, **given: Any) -> ImageFolder:
@@ -259,6 +260,7 @@ def test_decoded_cache_follows_a_changed_file_and_drops_the_old_pixels(tmp_path:
     root = image_folder(tmp_path / "d")
     _, before = opened(folder(root, cache="ram"))
     old = before.train.image(0).clone()
+    in_use.HERE.leave()  # that run has ended
     (root / "train" / CLASSES[0] / "0.jpg").write_bytes(encoded(picture(2, 9, 50, 50)))
     _, after = opened(folder(root, cache="ram"))
     assert after.train.image(0).shape[1:] == (50, 50) and old.shape[1:] == (40, 56)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
+import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +14,9 @@ import torch
 from trainer.data.images.decode import decode
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import Listing
-from trainer.data.prepared import known, made_once
+from trainer.data.prepared import MARKER, made_once
 from trainer.errors import RunFailed, why
-from trainer.host import hardware
+from trainer.host import hardware, in_use
 
 PIXELS, SIZES = "pixels.bin", "sizes.npy"
 AT_A_TIME = 256
@@ -63,14 +63,25 @@ def verified(listing: Listing, tell: Tell) -> dict[str, str]:
 def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
     """Decode a listing's images into the cache folder unless they are there. Returns the broken ones: name -> reason.
 
-    Decoded images of an earlier state of the same data, which lie beside the folder, are removed.
+    This process holds the folder. Decoded images of another state of the same data, which lie beside the folder, are
+    removed unless another process holds them.
     """
-    if not known(folder) and folder.parent.is_dir():
-        for earlier in folder.parent.iterdir():
-            if earlier.is_dir() and earlier.name.rpartition("-")[0] == folder.name.rpartition("-")[0]:
-                shutil.rmtree(earlier, ignore_errors=True)
-    noted = made_once(folder, lambda part: _write(listing, part, tell))
+
+    def make(part: Path) -> dict[str, dict[str, str]]:
+        _remove_others(folder)
+        return _write(listing, part, tell)
+
+    noted = made_once(folder, make)
+    while not in_use.HERE.hold(folder / MARKER):
+        noted = made_once(folder, make)
     return dict(noted["bad"])
+
+
+def _remove_others(folder: Path) -> None:
+    whose = folder.name.rpartition("-")[0]
+    for other in folder.parent.iterdir():
+        if other != folder and other.name.rpartition("-")[0] == whose and other.is_dir():
+            in_use.remove_unused(other, MARKER, other.with_name(f"{whose}-{secrets.token_hex(12)}"))
 
 
 def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, str]]:
