@@ -21,11 +21,14 @@ from moto.server import ThreadedMotoServer
 import trainer
 from tests import runs
 from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, check_equal, lines
+from trainer import checkpoints as commands
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import ASIDE, OF_RUN, Remote
 from trainer.errors import UserError
+from trainer.job import claim_folder
 from trainer.job.fetch_checkpoints import _fetch_newer, _into_cache
 from trainer.job.uploads import Uploads
+from trainer.run_folder.hold import Hold
 
 RUN = (*DIGITS, *EVERYTHING, "epochs=2", "ema.decay=0.9", "hydra.run.dir=run")
 
@@ -315,6 +318,62 @@ def test_hosts_that_have_to_see_a_checkpoint_are_told_how_it_is_fetched(machine:
     with pytest.raises(UserError, match=rf"several hosts have to see it.*checkpoints fetch {address} {machine}/run$"):
         _fetch_newer(Remote(address), machine / "run", plan, config, print)
     assert not (machine / "run").exists()
+
+
+def fetches(machine: Path, said: list[str]) -> bool:
+    """What ``resume=auto checkpoint.to=...`` does in the folder ``run`` before it is planned."""
+    plan: Any = SimpleNamespace(run_dir=str(machine / "run"), nnodes=1, whole_path=False)
+    config: Any = SimpleNamespace(plan=False, checkpoint=SimpleNamespace(to=f"file://{machine}/copies"))
+    return _fetch_newer(Remote(f"file://{machine}/copies/run"), machine / "run", plan, config, said.append)
+
+
+def test_nobody_works_in_the_folder_into_which_a_copy_is_fetched(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The same command, submitted twice, on a machine where there is no folder yet."""
+    address, run, fetch, fetch_run, free = f"file://{machine}/copies/run", machine / "run", Remote.fetch, Remote.fetch_run, list[bool]()  # fmt: skip
+
+    def other() -> None:
+        hold = Hold(run)
+        free.append(hold.share())
+        hold.leave()
+
+    def watched(remote: Remote, step: str, checkpoints: Path) -> Path:
+        other()
+        assert commands.main(["fetch", address, str(run)]) == 2
+        return fetch(remote, step, checkpoints)
+
+    def watched_run(remote: Remote, *told: Any) -> None:
+        fetch_run(remote, *told)
+        other()
+
+    monkeypatch.setattr(Remote, "fetch", watched)
+    monkeypatch.setattr(Remote, "fetch_run", watched_run)
+    assert not fetches(machine, [])
+    assert free == [False, False]
+    other()
+    assert free[-1] and steps(run / "checkpoints") == ["step-000000009"]
+    shutil.rmtree(run)
+    assert commands.main(["fetch", address, str(run)]) == 0
+    assert free[3:] == [False, False], "nor in one that `fetch` makes"
+
+
+def test_what_another_command_has_fetched_and_trained_meanwhile_stays(machine: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    take, said = claim_folder._take, list[str]()
+
+    def late(*told: Any) -> None:
+        (machine / "run").rmdir()
+        back_at(whole / "run", 11, machine / "run")
+        (machine / "run" / "metrics.jsonl").write_text("of the other command")
+        take(*told)
+
+    monkeypatch.setattr(claim_folder, "_take", late)
+    assert not fetches(machine, said) and not said
+    assert (machine / "run" / "metrics.jsonl").read_text() == "of the other command"
+
+
+def test_a_live_runs_empty_place_for_checkpoints_stays(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    fetches(tmp_path, said := [])
+    assert "there is no checkpoint at" in said[0] and (tmp_path / "run" / "checkpoints").is_dir()
 
 
 def test_copies_that_are_all_damaged_are_given_up_by_nobody_unasked(machine: Path) -> None:

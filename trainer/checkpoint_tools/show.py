@@ -157,6 +157,7 @@ def fetched(address: str, run_dir: Path) -> int:
     """
     remote, step = named(address)
     run_dir = run_dir.expanduser().absolute()
+    durable_folder.make_folder(run_dir)
     hold = Hold(run_dir)
     try:
         if not hold.take():

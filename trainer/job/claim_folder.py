@@ -26,17 +26,29 @@ PATIENCE_S = 30.0
 """Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its end."""
 
 
-def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Wait until the run's folder can be claimed: all processes of its previous life have ended.
+@contextmanager
+def alone(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Context manager: nobody else works in the run's folder, where there is one. All processes of its previous life have ended.
 
     Raises:
-        UserError: it does not end.
+        UserError: they do not end.
     """
     hold = Hold(run_dir)
     try:
         _take(hold, run_dir, PATIENCE_S, say)
+        yield
     finally:
         hold.leave()
+
+
+def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
+    """Wait until the run's folder can be claimed.
+
+    Raises:
+        UserError: as of :func:`alone`.
+    """
+    with alone(run_dir, say):
+        pass
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
@@ -100,32 +100,54 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
     Raises:
         UserError: there are copies that cannot be reached, or that have the folder's other name.
     """
+    here, found = store.newest_whole(run_dir / CHECKPOINTS, say), remote.found()
+    if not (newer := [step for step in found if _is_newer(step, here)]):
+        if here is None:
+            _check_other_name(config, plan)
+            say(f"resume=auto: there is no checkpoint at {remote.address}")
+        return False
+    place = f"{remote.address}/{newer[0]}"
+    if config.plan:
+        say(f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it")
+        return here is None
+    if plan.nnodes > 1:
+        raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {remote.address} {run_dir}")  # fmt: skip
+    from trainer.job.claim_folder import alone
+
+    durable_folder.make_folder(run_dir)
+    with alone(run_dir, say):
+        _bring_newest(remote, newer, run_dir, say)
+    return False
+
+
+def _is_newer(step: str, here: Path | None) -> bool:
+    return here is None or store.step_of(step) > store.step_of(here.name)
+
+
+def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say) -> None:
+    """Fetch the newest of these copies that is whole, unless another command has fetched it before this one had the folder to itself.
+
+    Args:
+        steps: the newest first.
+
+    Raises:
+        Unreachable: the address fails.
+    """
     here = store.newest_whole(run_dir / CHECKPOINTS, say)
-    for step in (found := remote.found()):
-        if here is not None and store.step_of(here.name) >= store.step_of(step):
-            return False
+    for step in steps:
+        if not _is_newer(step, here):
+            return
         place = f"{remote.address}/{step}"
-        if config.plan:
-            say(
-                f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it"
-            )
-            return here is None
-        if plan.nnodes > 1:
-            raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {remote.address} {run_dir}")  # fmt: skip
         say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
         try:
             bring(remote, step, run_dir)
-            return False
+            return
         except Unreachable:  # later it may be whole: nobody goes on from an older one, which would give it up
             raise
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
-    if here is None and not found:
-        _check_other_name(config, plan)
-        say(f"resume=auto: there is no checkpoint at {remote.address}")
     with contextlib.suppress(OSError):
         (run_dir / CHECKPOINTS).rmdir()  # where it was made for what could not be fetched
-    return False
 
 
 def _check_other_name(config: RunConfig, plan: Plan) -> None:
@@ -142,7 +164,8 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:
-    """Fetch a checkpoint from its address, with its run's files, into a run folder; returns the checkpoint's folder.
+    """Fetch a checkpoint from its address, with its run's files, into a run folder that the caller has to itself.
+    Returns the checkpoint's folder.
 
     Raises:
         UserError: it is damaged, or the address cannot be reached.
