@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
@@ -30,8 +29,8 @@ SIZES = {
     "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
     "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2], "averaging": [2],
 }  # fmt: skip
-SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4)]
-"""Of ``make test-long``: numbers of workers of the suite's own strategy, and of one that exchanges as ``collective`` does."""
+SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("collective", 4), ("pserver_sync", 1)]
+"""Of ``make test-long``: other numbers of workers of strategies that are in ``make test`` with two, or with four."""
 GROUPED = ("collective", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
 EXACT = {
@@ -50,10 +49,11 @@ EXACT = {
         *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false",
     ),
 }  # fmt: skip
-AMONG_FOUR = (
-    "plain", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped",
+COVERING = (
+    "plain", "plain_static", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped",
 )  # fmt: skip
-"""Those of four workers; two meet all."""
+"""Those of each strategy in ``make test``, and of four workers; ``WHOLE`` meet all there, and the others in ``make test-long``."""
+WHOLE = [("single", 1), ("collective", 2)]
 LINEAR = {
     **{name: EXACT[name] for name in ("plain", "merged", "merged_sum", "padded")},
     "unequal": (*UNEQUAL, "data.train_samples=37", "optimizer.momentum=0"),
@@ -91,7 +91,7 @@ SLICED = ("strategy.slice_above=100", "strategy.split_method=hash_name")
 
 def exact_cases(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
     found = all_exact_cases(strategy, workers)
-    return found if workers < 4 else {name: overrides for name, overrides in found.items() if name in AMONG_FOUR}
+    return found if workers < 4 else {name: overrides for name, overrides in found.items() if name in COVERING}
 
 
 def all_exact_cases(strategy: str, workers: int) -> dict[str, tuple[str, ...]]:
@@ -123,8 +123,18 @@ def layouts_among(strategy: str, workers: int) -> list[str]:
     return ["fp64, contiguous", "bf16, channels_last"] if strategy in ALONE and workers > 1 else [*LAYOUTS]
 
 
+def rest(strategy: str, workers: int) -> set[str]:
+    """Cases of a second launch, in ``make test-long``: without them, each strategy meets two of the layouts, and each layout several."""
+    if (strategy, workers) in WHOLE:
+        return set()
+    grid = [name for name in LAYOUTS if name in layouts(strategy, workers)]
+    first = [*SIZES].index(strategy) % 3
+    kept = {*COVERING, *grid[first::3], "bf16, channels_last, sliced"} if len(grid) > 2 else {*COVERING, *grid}
+    return {*exact_cases(strategy, workers), *layouts(strategy, workers)} - kept
+
+
 def cases(strategy: str, workers: int) -> dict[str, Case]:
-    """Everything that is asked of a strategy in its launch."""
+    """Everything that is asked of a strategy in its launches."""
     group = strategy in GROUPED
     averages = group or strategy.startswith("pserver")
     average = ("strategy.buffers=average",) if averages else ()
@@ -168,20 +178,29 @@ SEVERAL = [(strategy, workers) for strategy, workers in GROUPS if workers > 1]
 
 def marked(cases: list[Any]) -> list[Any]:
     """Parameters that begin with a strategy and a number of workers; those that ``make test`` leaves out are marked."""
-    return [pytest.param(*case, marks=[pytest.mark.long] * (tuple(case[:2]) in SWEPT)) for case in cases]
+    return [pytest.param(*one, marks=[pytest.mark.long] * (one[:2] in SWEPT or one[-1] in rest(*one[:2]))) for one in cases]  # fmt: skip
+
+
+TWO_OR_FOUR = [2, pytest.param(4, marks=pytest.mark.long)]
 
 
 WITH_GROUP = [(strategy, workers) for strategy, workers in GROUPS if strategy in GROUPED]
-Evidence = Callable[[str, int], dict[str, Any]]
+
+
+class Evidence(Protocol):
+    """Asks for the answers of a strategy's launch; of the one in which that case is."""
+
+    def __call__(self, strategy: str, workers: int, case: str = "") -> dict[str, Any]: ...
 
 
 @pytest.fixture(scope="module")
 def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    """What the processes of a strategy answered, by case and then by rank; each group is launched once."""
+    """What the processes of a strategy answered, by case and then by rank; each group is launched once, and once for its ``rest``."""
 
     @cache
-    def gathered(strategy: str, workers: int) -> dict[str, Any] | Exception:
-        asked = cases(strategy, workers)
+    def gathered(strategy: str, workers: int, of_the_rest: bool) -> dict[str, Any] | Exception:
+        left = rest(strategy, workers)
+        asked = {name: case for name, case in cases(strategy, workers).items() if (name in left) == of_the_rest}
         logs = tmp_path_factory.mktemp(f"{strategy}{workers}")
         try:
             roles = launched(strategy, workers, asked, logs)
@@ -193,8 +212,8 @@ def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
         }
         return {**answers, "pids": [p["pid"] for ranks in roles.values() for p in ranks.values()], "logs": logs}
 
-    def gather(strategy: str, workers: int) -> dict[str, Any]:
-        found = gathered(strategy, workers)
+    def gather(strategy: str, workers: int, case: str = "") -> dict[str, Any]:
+        found = gathered(strategy, workers, case in rest(strategy, workers))
         if isinstance(found, Exception):
             raise found
         return found
@@ -239,7 +258,7 @@ def test_exact_strategy_equals_one_process_on_the_global_batch(
     assert len(norms) == 20
     if limit := config["strategy"]["clip_norm"]:
         assert min(norms) < limit < max(norms), "the test must see clipped and unclipped gradients"
-    for rank, answer in enumerate(evidence(strategy, workers)[case]):
+    for rank, answer in enumerate(evidence(strategy, workers, case)[case]):
         assert answer["steps"] == 20
         assert_same(answer["parameters"], truth, 1e-10)
         assert answer["validation"] == pytest.approx(validation, abs=1e-10), f"rank {rank}"
@@ -253,7 +272,7 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
     config = payload(strategy, workers, overrides)["config"]
     truth, _, _ = by_hand(config, workers)
     begin = {name: p.detach().numpy() for name, p in start(config)[1].items()}
-    answers = evidence(strategy, workers)[case]
+    answers = evidence(strategy, workers, case)[case]
     for answer in answers:
         assert_same(answer["parameters"], answers[0]["parameters"])
         assert answer["channels_last"] == ({"features.2.weight"} if "channels_last" in case else set())
@@ -277,14 +296,14 @@ def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
         assert not builtin.PserverSyncDeclaration(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).traits.exact  # fmt: skip
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", TWO_OR_FOUR)
 def test_local_sgd_with_one_step_equals_collective(evidence: Evidence, workers: int) -> None:
     for case in ("plain", "merged", "padded"):
         [one, *_], [other, *_] = evidence("local_sgd", workers)[case], evidence("collective", workers)[case]
         assert_same(one["parameters"], other["parameters"], 1e-10)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", TWO_OR_FOUR)
 def test_local_sgd_workers_differ_between_averages_and_follow_the_replicas_by_hand(
     evidence: Evidence, workers: int
 ) -> None:
@@ -336,7 +355,7 @@ def test_settled_workers_hold_identical_parameters_and_the_first_ones_buffers(
         assert differ(answers[0]["before"], answers[1]["before"]), "the workers' own statistics must differ before"
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [(s, w) for s, w in SEVERAL if s not in ("toy_server",)])
+@pytest.mark.parametrize(("strategy", "workers"), marked([(s, w) for s, w in SEVERAL if s not in ("toy_server",)]))
 def test_settled_buffers_are_averaged_where_that_is_asked_for(evidence: Evidence, strategy: str, workers: int) -> None:
     answers = evidence(strategy, workers)["averaged"]
     mean = {name: np.mean([a["before"][name] for a in answers], axis=0) for name in answers[0]["before"]}
@@ -354,14 +373,14 @@ def test_workers_start_equal_even_from_different_seeds(evidence: Evidence, strat
         assert_same(answer["buffers"], answers[0]["buffers"])
 
 
-@pytest.mark.parametrize(("strategy", "workers"), WITH_GROUP)
+@pytest.mark.parametrize(("strategy", "workers"), marked(WITH_GROUP))
 def test_same_seed_start_that_is_not_equal_is_refused(evidence: Evidence, strategy: str, workers: int) -> None:
     for answer in evidence(strategy, workers)["same_seed"]:
         assert answer["error"].startswith("strategy.init=same_seed: the workers drew different parameters")
         assert "strategy.init=broadcast" in answer["error"]
 
 
-@pytest.mark.parametrize(("strategy", "workers"), WITH_GROUP)
+@pytest.mark.parametrize(("strategy", "workers"), marked(WITH_GROUP))
 def test_overflow_in_fp16_is_skipped_by_all_in_exact_strategies_and_by_oneself_in_others(
     evidence: Evidence, strategy: str, workers: int
 ) -> None:
