@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ NEVER_WAIT = ["pserver_async", "pserver_geo"]
 SIDE_BY_SIDE = 4
 """Launches at a time of those that end by themselves: they wait for most of their time, and their starts take cores."""
 MEETINGS = ("all_reduce_sum", "step", "synchronize")
+MEET = [(s, m) for s in STRATEGIES for m in MEETINGS if m != "step" or s not in NEVER_WAIT]
+QUICK = [
+    ("collective", "all_reduce_sum"), ("collective", "step"), ("local_sgd", "step"), ("local_sgd", "synchronize"), ("toy_server", "step"),
+    ("pserver_sync", "step"), ("pserver_sync", "synchronize"), ("pserver_async", "all_reduce_sum"), ("pserver_geo", "synchronize"),
+    ("pserver_ssp", "step"), ("pserver_ssp", "all_reduce_sum"),
+]  # fmt: skip
+"""Of ``make test``: each strategy, and each meeting in a process group and at servers; ``make test-long`` has all."""
+Waited = Callable[[bool], dict[tuple[str, str], Future[Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -37,27 +47,39 @@ def overrides(timeout_s: float) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def waited(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Any]]:
-    """What the workers of each strategy were told; the strategies wait side by side.
+def waited(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> Waited:
+    """What the workers of each strategy were told at each meeting; the strategies wait side by side.
 
     Worker 1 never comes; worker 2 is late, and has not waited long when worker 0's patience ends.
     """
     arrivals = {0: 0.0, 2: timeout_s / 2}
-    late = {m: Case("late", overrides(timeout_s), {"meeting": m, "arrivals": arrivals}) for m in MEETINGS}
-    meetings = {s: {m: c for m, c in late.items() if m != "step" or s not in NEVER_WAIT} for s in STRATEGIES}
-    handed = {strategy: hand_over(strategy, 3, meetings[strategy]) for strategy in STRATEGIES}
-    with ThreadPoolExecutor() as pool:
-        return {s: pool.submit(start, cases, tmp_path_factory.mktemp(s)) for s, cases in handed.items()}
+
+    @cache
+    def run(quick: bool) -> dict[tuple[str, str], Future[Any]]:
+        told: dict[tuple[str, str], Future[Any]] = {}
+        meetings = {s: [m for m in MEETINGS if (s, m) in MEET and ((s, m) in QUICK) == quick] for s in STRATEGIES}
+        handed = {
+            s: hand_over(s, 3, {m: Case("late", overrides(timeout_s), {"meeting": m, "arrivals": arrivals}) for m in some})
+            for s, some in meetings.items() if some
+        }  # fmt: skip
+        with ThreadPoolExecutor() as pool:
+            for strategy, cases in handed.items():
+                ended = pool.submit(start, cases, tmp_path_factory.mktemp(strategy))
+                told |= {(strategy, meeting): ended for meeting in meetings[strategy]}
+        return told
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("strategy", "meeting"), [(s, m) for s in STRATEGIES for m in MEETINGS if (s, m) not in [(n, "step") for n in NEVER_WAIT]]
-)  # fmt: skip
+    ("strategy", "meeting"), [pytest.param(*one, marks=[pytest.mark.long] * (one not in QUICK)) for one in MEET]
+)
 def test_worker_that_never_arrives_is_named_within_the_timeout(
-    waited: dict[str, Future[Any]], timeout_s: float, strategy: str, meeting: str
+    waited: Waited, timeout_s: float, strategy: str, meeting: str
 ) -> None:
-    number = [m for m in MEETINGS if m != "step" or strategy not in NEVER_WAIT].index(meeting)
-    answers = [waited[strategy].result()["worker"][rank]["answers"][number] for rank in range(3)]
+    told = waited((strategy, meeting) in QUICK)
+    number = [m for s, m in told if s == strategy].index(meeting)
+    answers = [told[strategy, meeting].result()["worker"][rank]["answers"][number] for rank in range(3)]
     assert answers[2]["error"], "worker 2 was not told"
     if meeting != "synchronize":  # where the first worker only sends
         assert answers[0]["error"], "worker 0 was not told"
@@ -70,7 +92,7 @@ def test_worker_that_never_arrives_is_named_within_the_timeout(
 
 
 LEASED = ["pserver_async", "pserver_ssp", "pserver_geo"]
-"""Strategies that stand still in a leased block of work, too."""
+"""Strategies that stand still in a leased block of work, too; in ``make test`` the first one, for blocks are leased alike."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Ended]]:
+def ended(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Future[Ended]]]:  # fmt: skip
     """Launches of which worker 1 stands still; some wait side by side."""
 
     def run(handed: list[dict[str, Any]], folder: Path) -> Ended:
@@ -96,23 +118,33 @@ def ended(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory
         **{s: (s, Case("stalled", overrides(timeout_s))) for s in STRATEGIES},
         **{f"{s} leased": (s, Case("stalled_in_a_block", leased)) for s in LEASED},
     }
-    handed = {name: hand_over(strategy, 2, {"stalled": case}) for name, (strategy, case) in cases.items()}
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return {name: pool.submit(run, of, tmp_path_factory.mktemp("stalled")) for name, of in handed.items()}
+    left = [f"{s} leased" for s in LEASED[1:]]
+
+    @cache
+    def of(quick: bool) -> dict[str, Future[Ended]]:
+        handed = {
+            name: hand_over(strategy, 2, {"stalled": case})
+            for name, (strategy, case) in cases.items()
+            if (name not in left) == quick
+        }
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+            return {name: pool.submit(run, one, tmp_path_factory.mktemp("stalled")) for name, one in handed.items()}
+
+    return of
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_stalled_worker_ends_the_run_with_its_name(
-    ended: dict[str, Future[Ended]], timeout_s: float, strategy: str
+    ended: Callable[[bool], dict[str, Future[Ended]]], timeout_s: float, strategy: str
 ) -> None:
-    how = ended[strategy].result()
+    how = ended(True)[strategy].result()
     assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)
     assert how.seconds < timeout_s + patient(27)
 
 
-@pytest.mark.parametrize("strategy", LEASED)
+@pytest.mark.parametrize("strategy", [LEASED[0], *(pytest.param(s, marks=pytest.mark.long) for s in LEASED[1:])])
 def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
-    ended: dict[str, Future[Ended]], timeout_s: float, strategy: str
+    ended: Callable[[bool], dict[str, Future[Ended]]], timeout_s: float, strategy: str
 ) -> None:
-    how = ended[f"{strategy} leased"].result()
+    how = ended(strategy == LEASED[0])[f"{strategy} leased"].result()
     assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)

@@ -38,7 +38,7 @@ def runs(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         ("optimizer=adamw", "optimizer.lr=0.01", "strategy.clip_norm=0.05"),
         ("optimizer=momentum", "optimizer.sparse=rowwise_adagrad"),
         ("strategy.gradient_merge.k_steps=2",),

@@ -74,7 +74,7 @@ def assert_equal(one: Run, other: Run, tolerance: float) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("launch.nproc=2",),
+        pytest.param(("launch.nproc=2",), marks=pytest.mark.long),
         ("launch.nproc=4",),
         ("launch.nproc=1", "strategy=collective"),
         ("launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=1"),
@@ -91,7 +91,7 @@ def test_any_number_of_processes_equals_one_on_the_same_global_batch(runs: Runs,
     assert alone.losses[-1] < 0.5 * alone.losses[0]
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_gradient_merge_equals_a_larger_batch(runs: Runs, nproc: int) -> None:
     large = runs(*DIGITS, "launch.nproc=1")
     merged = runs(*DIGITS, f"launch.nproc={nproc}", "strategy.gradient_merge.k_steps=2")
@@ -108,7 +108,7 @@ def test_a_global_batch_that_nothing_divides_takes_the_same_updates_in_single_pr
     assert_equal(together, alone, 50 * 2.0**-24)
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_same_seed_twice_gives_the_identical_losses(runs: Runs, nproc: int) -> None:
     first, second = (runs(*AUGMENTED, f"launch.nproc={nproc}", "data.num_workers=0", again=n) for n in range(2))
     assert len(first.losses) == 12

@@ -29,7 +29,7 @@ from trainer.strategies.pserver.protocol.sockets import ServerSocket, WorkerSock
 from trainer.strategies.pserver.server import server as server_module
 from trainer.strategies.pserver.server.server import SMALLEST_LIMIT
 
-SHORT, LONG = 5_000, 25_000
+SHORT, LONG = 2_000, 25_000
 """Fuzzed messages for each mode, in ``make test`` and in ``make test-long``."""
 MOST_GROWTH = 300 << 20  # bytes
 SABOTEUR = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -68,13 +69,10 @@ def test_another_process_places_the_same():
         "print(place([('a.w', 10), ('b.w', 9000), ('c', 3)], 3, 'hash_name'))\n"
         "print(buckets_of(table_key(1, 't'), np.arange(20)).tolist())"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": s}, capture_output=True, text=True)
-        for s in ("1", "2")
-    ]
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # other hashes of strings than here
+    run = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True)
     here = place([("a.w", 10), ("b.w", 9000), ("c", 3)], 3, "hash_name")
-    assert runs[0].stdout == runs[1].stdout
-    assert runs[0].stdout.splitlines() == [str(here), str(buckets_of(table_key(1, "t"), np.arange(20)).tolist())]
+    assert run.stdout.splitlines() == [str(here), str(buckets_of(table_key(1, "t"), np.arange(20)).tolist())]
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 7, 64, 1000, 1024])

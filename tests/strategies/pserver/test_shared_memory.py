@@ -231,7 +231,7 @@ def test_sum_is_exact_through_memory_in_bad_weather_and_with_restarted_workers(
     monkeypatch.setattr(shared_memory, "LEAST", 1)
     own = {"sync": {}, "ssp": {"launch_barrier": False, "staleness": STALENESS}}.get(mode, {"launch_barrier": False})
     came = 0
-    for seed in range(8):
+    for seed in range(3):
         weather = Weather(seed, drop=0.1, double=0.15, delay=0.2)
         folder = tmp_path / f"{seed}"
         folder.mkdir(mode=0o700)
