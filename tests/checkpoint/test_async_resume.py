@@ -16,7 +16,7 @@ from trainer.strategies.builtin import PserverSspDeclaration
 
 RUN = (
     "+recipe=wide_and_deep", "data.train_rows=600", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16", "limit_val_batches=2",
-    "epochs=2", "tracking=none", "execution.threads=1", "checkpoint.every_steps=2", "checkpoint.every_epochs=null", "checkpoint.keep_last=1000", "checkpoint.background=false",
+    "epochs=2", "tracking=none", "execution.threads=1", "checkpoint.every_steps=4", "checkpoint.every_epochs=null", "checkpoint.keep_last=1000", "checkpoint.background=false",
     "verbosity=quiet", "strategy.ledger=true", "strategy.persistables=false", "optimizer=adam",
 )  # fmt: skip
 BATCHES, EPOCHS = 600 // 16, 2

@@ -134,14 +134,19 @@ def test_another_metric_chooses_its_best_weights_anew(whole: Path, tmp_path: Pat
     assert runs.read(tmp_path / "run" / "result.json")["best_step"] == 12
 
 
+POISONED = ("model._target_=tests.faults.poisoned.Poisoned", "+model.at=[7]", "on_nonfinite=rewind")
+DEADLY = ("model._target_=tests.faults.deadly.Deadly", "+model.at=[7]", "+model.rank=1", "launch.nproc=2")
+
+
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "told", "checkpoint"),
     [
-        ("rewind", ("model._target_=tests.faults.poisoned.Poisoned", "+model.at=[7]", "on_nonfinite=rewind")),
-        ("death", ("model._target_=tests.faults.deadly.Deadly", "+model.at=[7]", "+model.rank=1", "launch.nproc=2")),
+        ("rewind", POISONED, 0),
+        ("death", DEADLY, 4),
+        pytest.param("rewind", POISONED, 4, marks=pytest.mark.long),
+        pytest.param("death", DEADLY, 0, marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("checkpoint", [4, 0])
 def test_life_that_begins_again_begins_with_the_best_weights_of_its_checkpoint(
     how: str, told: tuple[str, ...], checkpoint: int, tmp_path: Path
 ) -> None:

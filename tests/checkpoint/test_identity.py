@@ -99,9 +99,13 @@ CUT = {
 """Runs that max_steps ends inside the second epoch, after 10 updates, or 6 merged ones."""
 
 
-@pytest.mark.parametrize("case", CUT)
-def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str, tmp_path: Path) -> None:
-    """After the last update and before its validation; of three, also when all was saved."""
+SAVED = [pytest.param(case, True, marks=pytest.mark.long) for case in ("local_sgd", "async, static work")]
+"""Killed when all was saved, too."""
+
+
+@pytest.mark.parametrize(("case", "saved"), [*((case, case == "one worker") for case in CUT if case != "async, static work"), *SAVED])  # fmt: skip
+def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str, saved: bool, tmp_path: Path) -> None:
+    """After the last update and before its validation; of some, also when all was saved."""
     steps = 6 if case == "merged" else 10
     command = (*CUT[case], *EVERYTHING, f"max_steps={steps}")
 
@@ -115,13 +119,13 @@ def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str
     whole = run("hydra.run.dir=whole")
     back_at(whole, steps, tmp_path / "last")
     check_equal(whole, run("hydra.run.dir=last", "resume=auto"))
-    if case in ("one worker", "local_sgd", "async, static work"):
+    if saved:
         by_epochs = ("checkpoint.every_epochs=1", "checkpoint.every_steps=null")
         back_at(run("hydra.run.dir=by_epochs", *by_epochs), steps, tmp_path / "saved")
         check_equal(whole, run("hydra.run.dir=saved", "resume=auto", *by_epochs))
 
 
-@pytest.mark.parametrize("case", ["one worker", "merged", "collective", "async, static work"])
+@pytest.mark.parametrize("case", ["one worker", pytest.param("merged", marks=pytest.mark.long), "collective", "async, static work"])  # fmt: skip
 def test_more_updates_than_max_steps_go_on_within_its_epoch(case: str, tmp_path: Path) -> None:
     """The rest of the epoch that was cut is trained on, not left out."""
     some, more = (6, 9) if case == "merged" else (10, 17)
@@ -190,13 +194,24 @@ def test_what_a_callback_asked_for_is_kept(tmp_path: Path) -> None:
         assert ended == whole["ended"].replace("update 9", f"update {9 if stop_at == 8 else 13}")
 
 
-@pytest.mark.parametrize("case", ["one worker", "local_sgd", "pserver_sync"])
-def test_average_that_is_switched_on_begins_with_the_checkpoints_weights(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "starts"),
+    [
+        ("one worker", (10, 14, 15)),
+        ("local_sgd", (10,)),
+        ("pserver_sync", (15,)),
+        pytest.param("local_sgd", (14, 15), marks=pytest.mark.long),
+        pytest.param("pserver_sync", (10, 14), marks=pytest.mark.long),
+    ],
+)
+def test_average_that_is_switched_on_begins_with_the_checkpoints_weights(
+    case: str, starts: tuple[int, ...], tmp_path: Path
+) -> None:
     """By hand in float64, from the weights in the checkpoints that follow."""
     command = (*CUT[case], *EVERYTHING, "early_stop.metric=null", "max_steps=15", "scheduler=constant")
     ended = runs.trainer(*command, "ema.decay=null", "hydra.run.dir=whole", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    for start in (10, 14, 15):  # within an epoch, at its end, and when nothing is left to train
+    for start in starts:  # 10: within an epoch, 14: at its end, 15: nothing is left to train
         back_at(tmp_path / "whole", start, tmp_path / f"from{start}")
         again = ("ema.decay=0.8", f"hydra.run.dir=from{start}", "resume=auto", "resume.allow_changes=true")
         ended = runs.trainer(*command, *again, cwd=tmp_path)

@@ -23,7 +23,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("case", MODES)
+@pytest.mark.parametrize("case", [*list(MODES)[::2], *(pytest.param(case, marks=pytest.mark.long) for case in list(MODES)[1::2])])  # fmt: skip
 def test_each_batch_is_applied_once_over_both_lives(case: str, tmp_path: Path) -> None:
     draw, servers = random.Random(case), 2
     command = (
