@@ -41,12 +41,13 @@ def trainer(
     module: str = "trainer",
     pictures: bool = False,
     spares: int = 1,
+    network: str = "",
     **extra: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, see ``Zygote.start``."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = zygote().start(
-            argv, cwd, environment(**extra), out.fileno(), err.fileno(), module, pictures=pictures, spares=spares
+            argv, cwd, environment(**extra), out.fileno(), err.fileno(), module, network, pictures, spares
         )
         try:
             code = process.wait(timeout)
@@ -57,7 +58,7 @@ def trainer(
         return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
-def script(code: str, *argv: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+def script(code: str, *argv: str, cwd: Path, **extra: Any) -> subprocess.CompletedProcess[str]:
     """Run Python code to its end, in a process of its own."""
     return trainer(code, *argv, cwd=cwd, module="tests.script", **extra)
 

@@ -21,8 +21,8 @@ LONG = [
 @pytest.mark.parametrize(
     ("how", "nproc"),
     [
-        (signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 2),
-        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
+        (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGKILL, 2),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in ((signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1))),
     ],
     ids=str,
 )  # fmt: skip

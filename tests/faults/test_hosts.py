@@ -14,7 +14,7 @@ from tests.runs import losses, read
 
 
 @pytest.mark.parametrize(
-    ("whom", "number"), [((1,), signal.SIGTERM), ((0,), signal.SIGUSR1), ((0, 1), signal.SIGTERM)], ids=["host 1", "host 0", "all"]
+    ("whom", "number"), [((1,), signal.SIGTERM), ((0,), signal.SIGUSR1), pytest.param((0, 1), signal.SIGTERM, marks=pytest.mark.long)], ids=["host 1", "host 0", "all"]
 )  # fmt: skip
 def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_go_on(
     whom: Sequence[int], number: signal.Signals, tmp_path: Path, by_one_worker: list[tuple[int, float]]

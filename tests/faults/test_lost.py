@@ -242,6 +242,7 @@ def test_server_that_was_stopped_for_long_loses_nobody(tmp_path: Path, servers: 
         assert told["lost"] == {} and told["fenced"] == 0 and told["pushes"] == EPOCHS * PER_EPOCH
 
 
+@pytest.mark.long
 def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
     silence = patient(2)
     with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
@@ -270,7 +271,7 @@ def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_pa
     assert (run / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT], ids=lambda s: s.name)
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGABRT, marks=pytest.mark.long)], ids=lambda s: s.name)  # fmt: skip
 def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Signals) -> None:
     with running(tmp_path, "strategy=pserver_async", "epochs=1000") as (process, run, everybody):  # fmt: skip
         member(run, "serverlog.0", everybody).send_signal(how)

@@ -93,7 +93,7 @@ def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
     assert losses(resumed(tmp_path, line.replace("resume=auto", "tracking=none resume=auto"))) == undisturbed
 
 
-@pytest.mark.parametrize("launch", ["in_process", "forkserver"])
+@pytest.mark.parametrize("launch", [pytest.param("in_process", marks=pytest.mark.long), "forkserver"])
 def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_scheduler_may_begin_it_again(
     tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
 ) -> None:

@@ -111,7 +111,7 @@ def test_worker_alone_is_started_again_from_the_beginning_without_a_checkpoint(t
     [
         ("[6,2]", 3, 1, "worker 1 died after update 5 twice in a row: the run is not started again"),
         ("[2,6]", 1, 1, "after 1 restart within an hour (launch.max_restarts): the run is not started again"),
-        ("[2]", 0, 0, "worker 1 was killed by SIGKILL"),
+        pytest.param("[2]", 0, 0, "worker 1 was killed by SIGKILL", marks=pytest.mark.long),
     ],
 )
 def test_deaths_that_repeat_end_the_run(tmp_path: Path, at: str, most: int, restarts: int, why: str) -> None:
@@ -148,11 +148,11 @@ FOUR = "from step-000000004"
     ("strategy", "log", "names", "missed", "whence"),
     [
         (UNDER_WAY, "workerlog.1", "worker 1", "worker 0: worker 1 did not arrive at", "from the beginning"),
-        (SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for {:g} s", FOUR),
+        pytest.param(SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for {:g} s", FOUR, marks=pytest.mark.long),
         pytest.param(SYNC, "serverlog.0", "server 0", "server 0 did not answer", FOUR, marks=pytest.mark.long),
     ],
     ids=["collective-worker", "sync-worker", "sync-server"],
-)
+)  # fmt: skip
 def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_and_replaced(
     tmp_path: Path,
     undisturbed: list[tuple[int, float]],

@@ -164,7 +164,7 @@ def test_all_go_back_to_the_checkpoint_when_a_server_of_async_is_stopped(tmp_pat
     check_ledgers(run)
 
 
-@pytest.mark.parametrize(("mode", "rank"), [("async", 1), ("ssp", 1), ("geo", 1), ("async", 0)])
+@pytest.mark.parametrize(("mode", "rank"), [pytest.param("async", 1, marks=pytest.mark.long), ("ssp", 1), ("geo", 1), ("async", 0)])  # fmt: skip
 def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank: int) -> None:
     with at_the_gate(tmp_path, *MODES[mode], "epochs=3", rank=1 - rank) as (process, run, everybody):
         wait_for(lambda: noted(run, rank)["pid"], 10, "plan.json has its number")

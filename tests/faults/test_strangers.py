@@ -19,7 +19,7 @@ from tests.faults.gate import WAITS
 from tests.faults.stranger import folder_for_all, said_by_nobody
 from tests.launch.test_roles import commands
 from tests.pace import patient, wait_for
-from tests.runs import ROOT, alive, environment, family, read, start
+from tests.runs import ROOT, alive, environment, family, read, start, trainer
 from trainer.host.notes_board import FolderBoard
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -44,10 +44,7 @@ def test_names_that_a_stranger_takes_in_the_common_temporary_folder_mean_nothing
     assert stranger.stdin is not None and stranger.stdout is not None
     try:
         assert stranger.stdout.readline() == "ready\n"
-        launched = subprocess.run(
-            [sys.executable, "-m", "tests.launch.failing", str(tmp_path)],
-            cwd=ROOT, env=environment(TMPDIR=str(common)), capture_output=True, text=True, timeout=1200,
-        )  # fmt: skip
+        launched = trainer(str(tmp_path), cwd=tmp_path, module="tests.launch.failing", spares=0, TMPDIR=str(common))
     finally:
         stranger.stdin.close()
         seen = stranger.stdout.read().split()
@@ -63,10 +60,7 @@ def test_names_that_a_stranger_takes_in_the_common_temporary_folder_mean_nothing
 
 @needs_root
 def test_what_a_launch_leaves_open_in_the_temporary_folder_is_for_its_user_alone(common: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.launch.failing", str(tmp_path), "looks"],
-        cwd=ROOT, env=environment(TMPDIR=str(common)), capture_output=True, text=True, timeout=1200,
-    )  # fmt: skip
+    done = trainer(str(tmp_path), "looks", cwd=tmp_path, module="tests.launch.failing", spares=0, TMPDIR=str(common))
     [modes] = [line for line in done.stdout.splitlines() if line.startswith("modes ")]
     assert modes.split()[1:] and set(modes.split()[1:]) == {"0o40700"}, done.stdout + done.stderr
     own = [line for line in done.stdout.splitlines() if line.startswith("own ")]

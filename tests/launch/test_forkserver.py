@@ -6,8 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,8 @@ import pytest
 
 from tests.launch.entries import Babble
 from tests.pace import patient, wait_for
-from tests.runs import ROOT, alive, environment
+from tests.runs import alive, start, trainer
+from tests.zygote import Started
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.addresses import free_port
 from trainer.host.notes_board import FolderLost, NoNote
@@ -253,8 +252,7 @@ def test_a_lost_board_is_told_in_a_sentence(error: NoNote, words: str) -> None:
 def test_launch_works_where_the_temporary_folder_is_too_long_for_sockets(tmp_path: Path) -> None:
     deep = tmp_path / ("long" * 25)
     deep.mkdir()
-    command = [sys.executable, "-m", "tests.launch.failing", str(tmp_path), "exits"]
-    done = subprocess.run(command, cwd=ROOT, env=environment(TMPDIR=str(deep)), capture_output=True, text=True)
+    done = trainer(str(tmp_path), "exits", cwd=tmp_path, module="tests.launch.failing", spares=0, TMPDIR=str(deep))
     assert "worker 1 ended with exit code 7" in done.stdout, done.stderr
     assert list(deep.iterdir()) == []
 
@@ -335,12 +333,10 @@ def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def parent(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Started, list[psutil.Process]]]:
     """A launcher in a process of its own with two workers at work, and all it has started; deaf: they ignore SIGTERM."""
-    command = [sys.executable, "-m", "tests.launch.parent", str(tmp_path), *getattr(request, "param", [])]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    told = getattr(request, "param", [])
+    process = start(str(tmp_path), *told, cwd=tmp_path, module="tests.launch.parent", spares=0)
     everybody: set[psutil.Process] = set()
     try:
         wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 100, "the workers work")
@@ -351,10 +347,10 @@ def parent(
         process.kill()
         for left in alive(list(everybody)):
             left.kill()
-        process.communicate()
+        process.wait()
 
 
-def test_killed_launcher_leaves_no_process_behind(parent: tuple[subprocess.Popen[str], list[psutil.Process]]) -> None:
+def test_killed_launcher_leaves_no_process_behind(parent: tuple[Started, list[psutil.Process]]) -> None:
     process, everybody = parent
     process.kill()
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
@@ -367,7 +363,7 @@ def test_killed_launcher_leaves_no_process_behind(parent: tuple[subprocess.Popen
     ids=["SIGINT", "SIGTERM"],
 )
 def test_signal_to_the_launcher_ends_every_process(
-    parent: tuple[subprocess.Popen[str], list[psutil.Process]], number: signal.Signals
+    parent: tuple[Started, list[psutil.Process]], number: signal.Signals, tmp_path: Path
 ) -> None:
     process, everybody = parent
     sent = time.monotonic()
@@ -375,7 +371,7 @@ def test_signal_to_the_launcher_ends_every_process(
     process.wait(patient(ENDS_WITHIN_S))
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S - (time.monotonic() - sent), f"{everybody} end")
     assert process.returncode == 130
-    assert re.match("interrupted: ", process.stdout.readline())
+    assert re.match("interrupted: ", (tmp_path / "screen.txt").read_text())
 
 
 def test_a_worker_that_was_declared_lost_does_not_end_the_run() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.faults.gate import WAITS
-from tests.launch.hosts import ENDS_WITHIN_S, PATIENCE_S, SECRET, Hosts, end_in_time, ip, joined
+from tests.launch.hosts import ENDS_WITHIN_S, PATIENCE_S, SECRET, Hosts, end_in_time, joined
 from tests.pace import wait_for
-from tests.runs import alive, read, trainer
+from tests.runs import alive, read, script, trainer
 from trainer.errors import RunFailed
 from trainer.host import addresses
 from trainer.launch import rendezvous
@@ -95,7 +94,7 @@ def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_h
 
 def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secret(hosts: Hosts) -> None:
     gate = "callbacks=[{_target_:tests.faults.gate.Gate,at:10,until:go,rank:0}]"
-    served = ("strategy=pserver_async", "launch.servers=1", "max_steps=400", gate)
+    served = ("strategy=pserver_async", "launch.servers=1", "max_steps=100", gate)
     both = [hosts.start(n, *DIGITS, *served, *node(n)) for n in range(2)]
     log = hosts.at(0) / "run" / "workerlog.0"
     wait_for(lambda: log.exists() and WAITS in log.read_text(), PATIENCE_S, "they train")
@@ -107,8 +106,8 @@ def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secr
         "[store.set(f'{where}{key}', note) for key, note in json.loads(sys.argv[1]).items() for where in ('', 'board/')]; "
         "print('told')"
     )
-    told = ip("netns", "exec", hosts.names[1], sys.executable, "-c", lie, json.dumps(notes))
-    assert "told" in told
+    told = script(lie, json.dumps(notes), cwd=hosts.folder, network=hosts.names[1])
+    assert "told" in told.stdout, told.stderr
     (hosts.at(0) / "run" / "go").touch()
     assert [host.wait(PATIENCE_S) for host in both] == [0, 0], hosts.screen(0) + hosts.screen(1)
     assert not read(hosts.at(0) / "run" / "result.json")["lost_workers"]

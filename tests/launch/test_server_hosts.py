@@ -119,7 +119,7 @@ def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> 
 
 @pytest.mark.parametrize(
     "mode",
-    ["pserver_sync", "pserver_ssp", pytest.param("pserver_geo", marks=pytest.mark.long), pytest.param("pserver_async", marks=pytest.mark.long)],
+    ["pserver_sync", pytest.param("pserver_ssp", marks=pytest.mark.long), pytest.param("pserver_geo", marks=pytest.mark.long), pytest.param("pserver_async", marks=pytest.mark.long)],
 )  # fmt: skip
 def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
     hosts_6: Hosts, on_one_host: dict[str, float], mode: str
