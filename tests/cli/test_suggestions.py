@@ -177,7 +177,7 @@ def made_up(rng: random.Random, vocabulary: Vocabulary) -> list[str]:
     return argv + ["plan=true"] * (rng.random() < 0.15) + ["-m"] * (rng.random() < 0.15)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [15, pytest.param(2000, marks=pytest.mark.long)])
 def test_no_command_line_ends_in_a_traceback(count: int, app: Any, tmp_path: Any) -> None:
     rng, vocabulary = random.Random(count), Vocabulary(app, [], "config")
     for _ in range(count):

@@ -49,8 +49,13 @@ def of_workers(workers: int, epochs: Sequence[range]) -> list[list[list[int]]]:
     return [[list(epoch[s : s + size][r::workers]) for epoch in epochs for s in range(0, len(epoch), size)] for r in range(workers)]  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["function", "iterable", "by epoch"])
-@pytest.mark.parametrize("readers", [0, 2])
+@pytest.mark.parametrize(
+    ("readers", "how"),
+    [
+        (0, "function"), (2, "iterable"), (0, "by epoch"),
+        *(pytest.param(*other, marks=pytest.mark.long) for other in ((2, "function"), (0, "iterable"), (2, "by epoch"))),
+    ],
+)  # fmt: skip
 def test_one_process_trains_on_the_first_samples_of_each_epoch_once(
     tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, how: str, readers: int
 ) -> None:
@@ -122,7 +127,7 @@ def test_a_buffer_gives_each_sample_once_in_another_order_each_epoch(
     assert all(number <= place + 5 for place, number in enumerate(first))  # drawn from those that were read
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_validation_stream_is_read_to_its_end_and_each_sample_counts_once(
     tmp_path: Path, options: list[str], workers: int
 ) -> None:
@@ -148,8 +153,13 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("readers", [0, 1])
-@pytest.mark.parametrize("more", SENTENCES)
+@pytest.mark.parametrize(
+    ("more", "readers"),
+    [
+        pytest.param(more, readers, marks=[pytest.mark.long] * (number % 2 != readers))
+        for number, more in enumerate(SENTENCES) for readers in (0, 1)
+    ],
+)  # fmt: skip
 def test_a_stream_that_fails_is_named_in_a_sentence(
     tmp_path: Path, options: list[str], more: str, readers: int
 ) -> None:

@@ -86,7 +86,8 @@ def test_every_rank_reads_everything(flowers: Path, tmp_path: Path) -> None:
     """Two ranks that read the same images in the same order have the gradient of one."""
     losses = []
     for workers in (1, 2):
-        argv = small_flowers(flowers, "execution.log_every=1", f"launch.nproc={workers}", f"hydra.run.dir={workers}")
+        small = ("model=convnet", "data.image_size=32", "data.train_resize=32", "execution.log_every=1")
+        argv = small_flowers(flowers, *small, f"launch.nproc={workers}", f"hydra.run.dir={workers}")
         done = trainer(*argv, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         losses.append(points(tmp_path / str(workers), "train/loss"))

@@ -147,7 +147,7 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
 
 def test_image_recipes_run_on_servers_as_well(tmp_path: Path) -> None:
     done = trainer(
-        "+recipe=resnet50_flowers_demo", "model=resnet18", "data.image_size=32", "data.per_class=1", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
+        "+recipe=resnet50_flowers_demo", "model=convnet", "~model.zero_init_residual", "data.image_size=32", "data.per_class=1", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
         "limit_train_batches=3", "limit_val_batches=1", "data.batch_size=4", "execution.log_every=1",
         cwd=tmp_path, timeout=2400,
     )  # fmt: skip

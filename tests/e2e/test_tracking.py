@@ -229,7 +229,7 @@ def test_a_server_killed_again_and_again_has_every_point_once(tmp_path: Path, mo
     killed = 0
     try:
         with (tmp_path / "metrics.jsonl").open("w", buffering=1) as file:
-            for turn in range(6):
+            for turn in range(4):
                 for step in range(turn * 1500, (turn + 1) * 1500):
                     values = {"a": step * 0.1, "b": 1.0 / (step + 1)}
                     file.write(json.dumps({"time": step, "step": step, "epoch": 0, "metrics": values}) + "\n")

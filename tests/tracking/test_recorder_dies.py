@@ -23,7 +23,7 @@ from trainer.tracking import client, recorder
 from trainer.tracking.client import for_another
 from trainer.tracking.mlflow_run import Follower
 
-SCHEDULES, TURNS = 300, 12
+SCHEDULES, TURNS = 100, 12
 FAILING = [
     ["log_batch before"],
     ["log_batch half"],
@@ -115,8 +115,11 @@ def recorder_of(launcher: int) -> psutil.Process | None:
     return None
 
 
-def test_thousands_of_schedules_leave_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(SCHEDULES):
+@pytest.mark.parametrize("seeds", [range(SCHEDULES), pytest.param(range(SCHEDULES, 3000), marks=pytest.mark.long)])
+def test_each_point_is_there_once_after_any_schedule(
+    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in seeds:
         folder = tmp_path / str(seed)
         folder.mkdir()
         played = Played(folder, seed, monkeypatch)

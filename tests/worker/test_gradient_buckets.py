@@ -88,8 +88,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [None, torch.float64])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, marks=[pytest.mark.long] * ((number % 2 == 0) == (dtype is None)))
+        for number, case in enumerate(CASES) for dtype in (None, torch.float64)
+    ],
+)  # fmt: skip
 def test_buckets_of_the_plan_are_ddps(case: str, dtype: torch.dtype | None) -> None:
     make, shape, keys = CASES[case]
     told = CollectiveStrategy(**keys)
