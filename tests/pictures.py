@@ -84,6 +84,19 @@ def shard(path: Path, samples: list[tuple[str, bytes, int]], labels: str = "cls"
     return path
 
 
+def flowers_102(root: Path, labels: list[int], train: list[int], val: list[int]) -> Path:
+    """Flowers-102 in ``root/flowers-102`` as torchvision lays it out, of small pictures; images are numbered from 1."""
+    from scipy.io import savemat
+
+    place = root / "flowers-102"
+    (place / "jpg").mkdir(parents=True)
+    for number in range(1, len(labels) + 1):
+        (place / "jpg" / f"image_{number:05d}.jpg").write_bytes(encoded(picture(number % 3, number)))
+    savemat(place / "imagelabels.mat", {"labels": [labels]})
+    savemat(place / "setid.mat", {"trnid": [train], "valid": [val]})
+    return root
+
+
 def cifar(root: Path, per_batch: int = 20, seed: int = 0) -> Path:
     """CIFAR-10's files in ``root/cifar-10-batches-py``, filled with noise."""
     folder = root / "cifar-10-batches-py"

@@ -1,7 +1,10 @@
-"""Downloads data sets: checks whether their site answers, and words the warning or refusal if it does not."""
+"""Downloads and unpacks data sets: checks whether their site answers, and words the warning or refusal if it does not."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +12,9 @@ from pathlib import Path
 from trainer.config.schema import ArraysData, Flowers102Data
 from trainer.errors import UserError
 from trainer.host.https import fetch_file, unreachable
+
+ARCHIVES = (".tgz", ".tar.gz")
+"""What is unpacked. A file that is packed alone (``.gz``) is read as it is."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,11 @@ def absent(options: Flowers102Data | ArraysData, site: Site, folder: Path) -> st
     return reason
 
 
-def fetch(options: Flowers102Data | ArraysData, site: Site, unpack: Callable[[str], object]) -> str:
+def fetch(options: Flowers102Data | ArraysData, site: Site, present: Callable[[], bool]) -> str:
     """Download a data set into its folder, one process at a time. Returns why that failed, or ''.
 
     Args:
-        unpack: torchvision's loader, which finds the files that it would download.
+        present: whether the set is there, as another process may have seen to meanwhile.
 
     Raises:
         UserError: it failed, and ``data.on_missing`` is ``error``.
@@ -78,14 +84,40 @@ def fetch(options: Flowers102Data | ArraysData, site: Site, unpack: Callable[[st
     root = Path(options.root)
     root.mkdir(parents=True, exist_ok=True)
     print(f"downloading {site.name} into {root} ({site.megabytes} MB)", flush=True)
+    folder = root / site.folder
     try:
         with FileLock(root / f".{site.name.lower().replace(' ', '-')}.lock"):
+            if present():
+                return ""
             for file in site.files:
-                fetch_file(site.address + file.name, root / site.folder / file.name, file.size, file.sha256)
-            unpack(str(root))
-    except (OSError, RuntimeError) as error:
+                fetch_file(site.address + file.name, folder / file.name, file.size, file.sha256)
+            for archive in (file.name for file in site.files if file.name.endswith(ARCHIVES)):
+                _unpack(folder / archive)
+    except (OSError, tarfile.TarError) as error:
         reason = f"the download broke: {error}"
         if options.on_missing == "error":
             raise UserError(f"data.root={root}", reason, "data.on_missing=embedded") from error
         return reason
     return ""
+
+
+def _unpack(archive: Path) -> None:
+    """Unpack an archive into its folder. Whoever is killed meanwhile leaves no part of a file or folder in its place."""
+    aside = archive.with_name(f".{archive.name}.unpacking")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(aside, filter="data")
+        _move_into(archive.parent, aside)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move_into(folder: Path, aside: Path) -> None:
+    """Move what a folder holds into another; a folder that is there is filled up."""
+    for entry in sorted(aside.iterdir()):
+        place = folder / entry.name
+        if entry.is_dir() and place.is_dir():
+            _move_into(place, entry)
+        else:
+            os.replace(entry, place)

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from tests.pictures import CLASSES, config, encoded, image_folder, picture, shard, silent
+from tests.pictures import CLASSES, config, encoded, flowers_102, image_folder, picture, shard, silent
 from trainer.config import schema
 from trainer.data.augment.views import Augmentation, CentreView
 from trainer.data.images import source as images
@@ -372,15 +372,7 @@ def test_labels_in_json_are_whole_numbers(tmp_path: Path, label: str) -> None:
 
 
 def flowers(root: Path, labels: list[int], train: list[int], val: list[int]) -> Flowers102:
-    """Flowers-102 as torchvision lays it out, of small pictures."""
-    from scipy.io import savemat
-
-    place = root / "flowers-102"
-    (place / "jpg").mkdir(parents=True)
-    for number in range(1, len(labels) + 1):
-        (place / "jpg" / f"image_{number:05d}.jpg").write_bytes(encoded(picture(number % 3, number)))
-    savemat(place / "imagelabels.mat", {"labels": [labels]})
-    savemat(place / "setid.mat", {"trnid": [train], "valid": [val]})
+    flowers_102(root, labels, train, val)
     return Flowers102(**config(schema.Flowers102Data, root=str(root), cache="none"))
 
 

@@ -43,7 +43,11 @@ class ImageSource(DataSource):
 
     @abstractmethod
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
-        """Return the listings of the training and the validation images, from folders or indices."""
+        """Return the listings of the training and the validation images, from folders or indices.
+
+        Raises:
+            OSError: the images are not there yet.
+        """
 
     def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
         """Return the facts with the validation images' size, and how the images will be cached, if they are here."""

@@ -66,9 +66,7 @@ class Cifar10(ArraySource):
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         if facts.kind == "download":
-            from torchvision.datasets import CIFAR10
-
-            reason = fetch(self.options, SITE, lambda root: CIFAR10(root, download=True))
+            reason = fetch(self.options, SITE, self._present)
             facts = self._instead(reason) if reason else self.facts(0)
         if facts.kind == "embedded":
             draw(**DRAWN, on_progress=lambda done, total: progress("drawing small flowers", done, total))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits
 from trainer.data.regular_files import read_regular
 from trainer.data.sets.matlab import NotMatlab, arrays
-from trainer.data.source import Facts, Progress, digest_of
+from trainer.data.source import DataSource, Facts, Progress, digest_of
 from trainer.errors import UserError, why
 
 SITE = Site(
@@ -120,6 +121,8 @@ class Flowers102(DrawnFlowers):
         return list(Real.classes)
 
     def fingerprint(self, facts: Facts) -> str:
+        if facts.kind == "download":  # mode=predict looks at other files, and fetches nothing
+            return DataSource.fingerprint(self, facts)
         return super().fingerprint(facts) if facts.kind == "embedded" else ImageSource.fingerprint(self, facts)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
@@ -130,9 +133,7 @@ class Flowers102(DrawnFlowers):
         return ImageSource.prepare(self, facts, progress)
 
     def _download(self) -> Facts:
-        from torchvision.datasets import Flowers102 as Real
-
-        if reason := fetch(self.options, SITE, lambda root: Real(root, split="train", download=True)):
+        if reason := fetch(self.options, SITE, self._present):
             return self._instead(reason)
         real = self.facts(0)
         return real if real.kind == "real" else self._instead("the download is incomplete")
@@ -140,6 +141,8 @@ class Flowers102(DrawnFlowers):
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         if facts.kind == "embedded":
             return super().listings(facts)
+        if facts.kind == "download":
+            raise FileNotFoundError(errno.ENOENT, "is still to be downloaded", str(self._folder()))
         return self._real()
 
     def _real(self) -> tuple[Listing, Listing]:

@@ -62,9 +62,7 @@ class Mnist(ArraySource):
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         if facts.kind == "download":
-            from torchvision.datasets import MNIST
-
-            reason = fetch(self.options, SITE, lambda root: MNIST(root, download=True))
+            reason = fetch(self.options, SITE, lambda: self._folder() is not None)
             facts = self._instead(reason) if reason else self.facts(0)
         return super().prepare(facts, progress)
 
@@ -84,9 +82,11 @@ class Mnist(ArraySource):
         return next((f for f in (root / "MNIST" / "raw", root) if all(_there(f / n) for s in FILES.values() for n in s)), None)  # fmt: skip
 
     def _path(self, name: str) -> Path:
+        """Of a file that lies there packed and unpacked the packed one: it tells whether it is whole."""
         folder = self._folder()
         assert folder is not None
-        return folder / name if (folder / name).is_file() else folder / f"{name}.gz"
+        packed = folder / f"{name}.gz"
+        return packed if packed.is_file() else folder / name
 
     def _split(self, images: str, labels: str) -> Pair:
         """The images and labels of two files, which must agree.
