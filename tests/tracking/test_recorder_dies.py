@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,6 +21,7 @@ from tests.pace import wait_for
 from tests.runs import losses, mlflow_runs, read, start
 from tests.tracking.test_resumed_points import Store, again, counts, message, write
 from trainer.run_folder.back_to_checkpoint import go_back
+from trainer.run_folder.hold import Hold
 from trainer.tracking import client, recorder
 from trainer.tracking.client import for_another
 from trainer.tracking.mlflow_run import Follower
@@ -56,9 +59,7 @@ class Played:
             recorder._obey({**one, "secrets": []} if "open" in one else dict(one), self.followers)
 
     def dies(self) -> None:
-        follower = self.followers.pop(str(self.folder))
-        assert follower.hold is not None
-        follower.hold.leave()
+        self.followers.pop(str(self.folder))
 
     def writes(self) -> None:
         self.time += 1000
@@ -175,9 +176,66 @@ def test_a_recorder_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: py
     assert len(said) == client.MOST_STARTS and "ended with exit code 1, the 6th of this command" in said[-1]
 
 
+def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path) -> recorder.Inbox:
+    """What a recorder still has to read of a launcher that had the folder, opened these runs, and got SIGKILL."""
+    way, its = socket.socketpair()
+    monkeypatch.setattr(client.Tracker, "_start", lambda self: (SimpleNamespace(), way))
+    launcher, tracker = Hold(folder), client.Tracker(print)
+    assert launcher.share()
+    for run_dir in opened:
+        tracker.open(run_dir, message(run_dir, secrets=[]))
+    way.close()
+    launcher.leave()
+    return recorder.Inbox(its)
+
+
+def test_a_killed_launcher_leaves_the_folder_to_its_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the recorder, which imports MLflow, has read nothing yet."""
+    inbox, following = killed(tmp_path, monkeypatch, tmp_path), dict[str, Follower]()
+    (tmp_path / "status.json").write_text('{"state": "running"}')
+    next_life, store = Hold(tmp_path), Store()
+    assert not next_life.take(), "the recorder is about to tell in it how the run ended"
+    while not inbox.ended:
+        for told, hold in inbox.read():
+            recorder._obey(told, following, hold)
+    assert not next_life.take()
+    [follower] = following.values()
+    follower.client = store
+    recorder._mark_killed(follower)
+    assert read(tmp_path / "status.json")["state"] == "killed" and store.runs["run0"].info.status == "KILLED"
+    assert next_life.take()
+    inbox.way.close()
+
+
+def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    inbox = killed(tmp_path, monkeypatch, tmp_path)
+    assert not Hold(tmp_path).take()
+    inbox.way.close()
+    assert Hold(tmp_path).take()
+
+
+def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder that is not there yet, as of a sweep, there is none; messages come in pieces."""
+    folders = [tmp_path / "sweep", *(tmp_path / str(number) for number in range(5))]
+    for folder in folders[1:]:
+        folder.mkdir()
+    inbox = killed(tmp_path, monkeypatch, *folders)
+    held = dict[str, Hold | None]()
+    while not inbox.ended:
+        held |= {told["open"]: hold for told, hold in inbox.read()}
+    assert list(held) == list(map(str, folders)) and held[str(folders[0])] is None
+    for folder in folders[1:]:
+        hold = held[str(folder)]
+        assert hold is not None and os.fstat(hold.descriptor).st_ino == folder.stat().st_ino
+        assert not Hold(folder).take()
+        hold.leave()
+        assert Hold(folder).take()
+    inbox.way.close()
+
+
 def test_a_recorder_that_has_ended_leaves_no_file_open() -> None:
     """A notebook has one for each run."""
     tracker = client.Tracker(print)
     tracker.end()
-    assert tracker.process.stdin is not None and tracker.process.stdin.closed
+    assert tracker.way.fileno() == -1
     wait_for(lambda: tracker.process.stdout is not None and tracker.process.stdout.closed, 10, "its answers are open")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.host.signals import signal_name
+from trainer.run_folder.hold import Hold
 from trainer.run_folder.tracking_file import read
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -26,9 +28,10 @@ class Tracker:
     """The parent's handle on the recorder process of one command: for a run, or for a sweep and its runs.
 
     The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
-    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input and output. When the
-    recorder dies, another one gets all messages about the runs that are open, and goes on from their ``tracking.json``: each message may
-    come twice.
+    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input, which is a Unix socket, and output.
+    The message that opens a run brings the lock on its folder: a killed parent leaves it to the recorder, so that the run's next life
+    does not begin before the recorder is done. When the recorder dies, another one gets all messages about the runs that are open, and
+    goes on from their ``tracking.json``: each message may come twice.
 
     Args:
         say: shows a line to the user.
@@ -42,20 +45,23 @@ class Tracker:
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self.messages: list[dict[str, Any]] = []
         self.starts, self.ending, self.lock = 0, False, threading.Lock()
-        self.process = self._start()
+        self.process, self.way = self._start()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> tuple[subprocess.Popen[str], socket.socket]:
+        """The recorder's process, and the way to it."""
         self.starts += 1
-        process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
-            [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            start_new_session=True,
-        )
+        way, its = socket.socketpair()
+        with its:
+            process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
+                [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
+                stdin=its.fileno(),
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment(),
+                start_new_session=True,
+            )
         threading.Thread(target=self._listen, args=(process,), daemon=True, name="tracking-answers").start()
-        return process
+        return process, way
 
     def tell_away(self, why: str) -> None:
         """Tell the user that the store did not answer before the start, and that training goes on."""
@@ -86,7 +92,8 @@ class Tracker:
                 return
             again = self.starts < MOST_STARTS
             if again:
-                self.process = self._start()
+                self.way.close()
+                self.process, self.way = self._start()
                 for message in for_another(self.messages):
                     self._write(message)
         if again:
@@ -101,10 +108,11 @@ class Tracker:
             self._write(message)
 
     def _write(self, message: Mapping[str, Any]) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has died: who comes next gets all messages
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
+        with contextlib.suppress(ConnectionError):  # it has died: who comes next gets all messages
+            if run_dir := message.get("open"):
+                _send_with_hold(self.way, message, Path(run_dir))
+            else:
+                self.way.sendall(_line(message))
 
     def open(self, run_dir: Path, run: Mapping[str, Any]) -> None:
         """Open an MLflow run for a run folder; returns at once.
@@ -152,14 +160,27 @@ class Tracker:
             self.ending = True
         if not self.opened:
             self.process.kill()
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+        self.way.close()
         try:
             self.process.wait(2)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def _send_with_hold(way: socket.socket, message: Mapping[str, Any], run_dir: Path) -> None:
+    hold = Hold(run_dir)
+    try:
+        if hold.descriptor >= 0 and hold.share():
+            hold.send(way, _line({**message, "held": True}))
+        else:
+            way.sendall(_line(message))
+    finally:
+        hold.leave()
 
 
 def _subject(message: Mapping[str, Any]) -> str:

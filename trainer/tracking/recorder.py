@@ -7,9 +7,11 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -30,23 +32,41 @@ EVERY_S = 1.0
 LAST_WORDS_S = 5.0
 
 
+class Inbox:
+    """The parent's messages, each with the lock on its run's folder that came along.
+
+    Args:
+        way: the Unix socket on which they come.
+    """
+
+    def __init__(self, way: socket.socket) -> None:
+        self.way, self.buffered = way, b""
+        self.locks: deque[int] = deque()
+        self.ended = False
+
+    def read(self) -> Iterator[tuple[dict[str, Any], Hold | None]]:
+        """Yield the messages that are there, after the first of them has come."""
+        data, locks, _, _ = socket.recv_fds(self.way, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
+        self.locks.extend(locks)
+        self.ended = not data
+        *lines, self.buffered = (self.buffered + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            yield message, Hold.received(self.locks.popleft()) if message.pop("held", False) else None
+
+
 def _follow(parent: int) -> None:
     """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
     followers: dict[str, Follower] = {}
-    gone = _watch(parent)
-    buffered = b""
+    gone, inbox = _watch(parent), Inbox(socket.socket(fileno=0))
     next_round = 0.0
-    while True:
+    while not inbox.ended:
         ready = connection.wait([0, *gone], max(0.0, next_round - time.monotonic()))
         if any(fd != 0 for fd in ready):
             break
         if 0 in ready:
-            data = os.read(0, 1 << 16)
-            if not data:
-                break
-            *lines, buffered = (buffered + data).split(b"\n")
-            for line in lines:
-                _obey(json.loads(line), followers)
+            for message, hold in inbox.read():
+                _obey(message, followers, hold)
         if time.monotonic() >= next_round:
             for follower in followers.values():
                 follower.try_once()
@@ -66,7 +86,7 @@ def _get_ready(packs: bool) -> None:
     gc.enable()
 
 
-def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
+def _obey(message: dict[str, Any], followers: dict[str, Follower], hold: Hold | None = None) -> None:
     if "open" in message:
         parent = followers.get(message.get("parent") or "")
         if parent is not None and parent.run_id is None:
@@ -74,6 +94,7 @@ def _obey(message: dict[str, Any], followers: dict[str, Follower]) -> None:
         secrets, away, backs = message.pop("secrets"), message.pop("away", ""), message.pop("backs", ())
         redact.HERE.learn(secrets)
         follower = following(message, parent.run_id if parent else None, secrets)
+        follower.hold = hold
         if away:  # which has been said
             follower.away_since, follower.error = time.monotonic(), away
         for back in backs:
@@ -99,12 +120,8 @@ def following(message: dict[str, Any], children_of: str | None, secrets: list[st
     run_dir = Path(message["open"])
     told = reopened_run.taken_up(run_dir, message) if message.get("resumed") else None
     if told is None:
-        follower = Follower(run_dir, message, children_of=children_of, secrets=secrets)
-    else:
-        follower = _going_on(run_dir, told, children_of, secrets)
-    follower.hold = Hold(run_dir)
-    follower.hold.share()
-    return follower
+        return Follower(run_dir, message, children_of=children_of, secrets=secrets)
+    return _going_on(run_dir, told, children_of, secrets)
 
 
 def _going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
