@@ -15,6 +15,7 @@ import torch
 
 from trainer.errors import RunFailed, first_line
 from trainer.host import memory
+from trainer.host.files import replace_file
 from trainer.host.memory import GIB
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
@@ -84,7 +85,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             raise RunFailed(f"the peak was {needed.peak / GIB:.2f} GiB, of {needed.most / GIB:.2f} GiB")
     except (RunFailed, MemoryError, RuntimeError) as error:
         if is_memory(error) or is_memory(error.__cause__) or any(said in str(error) for said in PROBABLY):
-            (folder / TOO_LARGE.format(seat.rank)).write_text(_briefly(error))
+            replace_file(folder / TOO_LARGE.format(seat.rank), _briefly(error))
         raise
     return {"needed": tuple(needed)}
 
