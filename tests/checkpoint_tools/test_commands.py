@@ -135,6 +135,15 @@ def test_exported_weights_are_the_runs_own_files_byte_by_byte(
     assert "model of step-000000008" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_cut_example_counts_as_none(copied: Path, tmp_path: Path, size: int) -> None:
+    with (copied / "example.npz").open("r+b") as file:
+        file.truncate(size)
+    assert export._example_inputs(copied, torch.float32).shape == (2, 1, 8, 8)
+    (copied / "plan.json").unlink()
+    assert main(["export", str(copied), str(tmp_path / "m.pt2")]) == 2
+
+
 @pytest.mark.parametrize("left", ["example.npz", "plan.json"])
 def test_an_exported_program_gives_what_the_model_gives_for_any_batch(copied: Path, tmp_path: Path, left: str) -> None:
     if left != "example.npz":

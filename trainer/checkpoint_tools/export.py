@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
         mean, std = (None if spec.get(key) is None else tuple(spec.get(key)) for key in ("mean", "std"))
         place = Placement(Preprocessing(_unused, mean, std), torch.device("cpu"), dtype, channels_last=False)
         return place(arrays[example.ALONE] if set(arrays) == {example.ALONE} else arrays, torch.zeros(0))[0]
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
         pass
     try:
         facts = Facts.of(json.loads((run / "plan.json").read_text()).get("facts"))

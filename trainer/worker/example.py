@@ -37,8 +37,8 @@ def keep(
     spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows, "preprocessing": preprocessing or None}  # fmt: skip
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
-    files.start_empty(run_dir / SAMPLE)
-    np.savez_compressed(run_dir / SAMPLE, **arrays)
+    with files.replacing(run_dir / SAMPLE) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)
     leave(run_dir / SPEC, spec, private=True)
 
 
