@@ -12,8 +12,10 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.config import redact, schema
 from trainer.errors import UserError
+from trainer.host import private
 from trainer.job import plan_table
 from trainer.job.ready import get_ready
+from trainer.planning import run_secret as run_secrets
 from trainer.planning.plan import Plan
 from trainer.planning.run_secret import MAKE, VARIABLE, run_secret
 from trainer.tracking.describe import tags
@@ -43,6 +45,25 @@ def test_secret_is_the_files_then_the_variables_then_none(tmp_path: Path) -> Non
 def test_command_that_the_refusal_shows_makes_a_file_that_is_taken(tmp_path: Path) -> None:
     subprocess.run(MAKE, shell=True, cwd=tmp_path, check=True)
     assert len(told(tmp_path / "run.secret")) == 64
+
+
+def test_commands_of_one_process_number_that_begin_together_have_one_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In containers that share the cache. The second begins when the first has written its own, and is faster."""
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    write, others = private.write, []
+
+    def before_another(path: Path, text: str) -> None:
+        write(path, text)
+        if not others:
+            others.append("")
+            others.append(run_secrets._of_cache())
+
+    monkeypatch.setattr(private, "write", before_another)
+    assert run_secrets._of_cache() == others[1]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["run.secret"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o620])

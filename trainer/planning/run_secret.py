@@ -62,11 +62,13 @@ def _of_cache() -> str:
     make(folder := cache_root())
     path = folder / KEPT
     if not path.exists():
-        own = folder / f"{KEPT}.{os.getpid()}"
+        own = (
+            folder / f"{KEPT}.{secrets.token_hex(8)}"
+        )  # containers that share the cache may have processes of one number
         private.write(own, secrets.token_hex(LEAST))
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(own, path)
-        own.unlink()
+        own.unlink(missing_ok=True)
     return _of_file(str(path), f"the secret {path}")
 
 
