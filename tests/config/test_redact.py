@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import re
 import subprocess
 import time
@@ -73,8 +75,34 @@ def test_files_of_others_are_scrubbed(tmp_path: Path) -> None:
     (tmp_path / "workerlog.0").write_bytes(b"\xff token is s3cret\n")
     (tmp_path / "other").write_text("s3cret")
     scrub(tmp_path, ["workerlog.*"], {"s3cret", ""})
-    assert (tmp_path / "workerlog.0").read_bytes() == b"\xff token is (hidden)\n"
+    assert (tmp_path / "workerlog.0").read_bytes() == b"\xff token is ******\n"
     assert (tmp_path / "other").read_text() == "s3cret"
+
+
+def test_files_of_others_keep_what_is_written_while_they_are_scrubbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "workerlog.1"
+    log.write_text("\u00e4 token=s\u00e9cret-1\ns\u00e9cret-1 again\n")
+    pwrite = os.pwrite
+
+    def while_others_write(file: int, stars: bytes, place: int) -> int:
+        with log.open("a") as other:
+            other.write("the last words\n")
+        return pwrite(file, stars, place)
+
+    monkeypatch.setattr(os, "pwrite", while_others_write)
+    scrub(tmp_path, ["workerlog.*"], {"s\u00e9cret-1"})
+    assert log.read_text() == "\u00e4 token=*********\n********* again\nthe last words\nthe last words\n"
+    log.write_text("s\u00e9cret-1\n")
+    monkeypatch.setattr(os, "pwrite", lambda *_: no_room())
+    with pytest.raises(OSError, match="No space"):
+        scrub(tmp_path, ["workerlog.*"], {"s\u00e9cret-1"})
+    assert log.read_text() == "s\u00e9cret-1\n"
+
+
+def no_room() -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:

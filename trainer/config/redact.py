@@ -274,10 +274,31 @@ def _escaped(value: str) -> set[str]:
 
 
 def scrub(folder: Path, patterns: Iterable[str], known: Iterable[str]) -> None:
-    """Redact the known values in files that others wrote, such as logs of a library in another language."""
+    """Cover the known values with stars in files that others wrote, such as logs of a library in another language.
+
+    Each star stands in the place of a byte, so a process that still writes to the end of the file loses nothing.
+    """
     pattern = _pattern(frozenset(known))
     for path in (path for glob in patterns for path in folder.glob(glob) if pattern and path.is_file()):
-        before = path.read_bytes().decode("utf-8", "surrogateescape")
-        after = pattern.sub(HIDDEN, before) if pattern else before
-        if after != before:
-            path.write_bytes(after.encode("utf-8", "surrogateescape"))
+        with path.open("rb") as file:
+            content = file.read().decode("utf-8", "surrogateescape")
+            if pattern and (found := [hit.span() for hit in pattern.finditer(content)]):
+                _cover_in_place(path, os.fstat(file.fileno()), content, found)
+
+
+def _cover_in_place(path: Path, read: os.stat_result, content: str, spans: Iterable[tuple[int, int]]) -> None:
+    file = os.open(path, os.O_WRONLY)
+    try:
+        if not os.path.samestat(os.fstat(file), read):  # a new life has begun a new one
+            return
+        done = place = 0
+        for start, end in spans:
+            place += _bytes(content[done:start])
+            os.pwrite(file, b"*" * _bytes(content[start:end]), place)
+            place, done = place + _bytes(content[start:end]), end
+    finally:
+        os.close(file)
+
+
+def _bytes(piece: str) -> int:
+    return len(piece.encode("utf-8", "surrogateescape"))
