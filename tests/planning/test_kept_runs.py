@@ -20,7 +20,7 @@ from trainer.cli import commands, sweep
 from trainer.cli.compose import compose, hydra_app, named_by_time
 from trainer.cli.last_lines import how_to_resume
 from trainer.errors import RunFailed, UserError
-from trainer.job import claim_folder
+from trainer.job import claim_folder, job
 from trainer.job.ready import Ready, get_ready
 from trainer.job.restarts import begin_again
 
@@ -176,6 +176,26 @@ def test_a_checkpoint_of_a_training_that_was_given_up_goes_on_elsewhere(run: Pat
     assert "aside-step-000000008" in refusal("hydra.run.dir=run")
     assert "holds aside-step-000000008 alone" in refusal("hydra.run.dir=run", "resume=auto")
     assert aside.is_dir()
+
+
+def test_a_checkpoint_that_its_run_removes_before_it_is_read_is_told(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That run goes on, and has completed a newer one."""
+    begin = job.start_and_restart
+
+    def late(*told: Any) -> dict[str, Any]:
+        store._remove(run / "checkpoints" / "step-000000008")
+        return begin(*told)
+
+    monkeypatch.setattr(job, "start_and_restart", late)
+    with pytest.raises(RunFailed) as failed:
+        trainer.run([*BASE, "hydra.run.dir=mine", f"resume={run}"])
+    assert str(failed.value).startswith(f"resume={run}/checkpoints/step-000000008: the run that wrote this checkpoint has removed it")  # fmt: skip
+    assert str(failed.value).endswith(f"Type instead: resume={run}, whose newest is then taken")
+    monkeypatch.undo()
+    monkeypatch.chdir(run.parent)
+    assert trainer.run([*BASE, "hydra.run.dir=mine", f"resume={run}"]).steps == 8
 
 
 def test_newer_ones_are_found_by_their_number_and_also_while_they_are_replaced(run: Path) -> None:
