@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 import trainer
 from tests.checkpoint import disk, saving
 from trainer.checkpoint import durable_folder, store, tensor_tree, writer
+from trainer.checkpoint.of_life import of_life, place_of
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol import snapshot_parts
 from trainer.worker import best_model
@@ -271,6 +272,22 @@ def test_a_note_that_comes_while_a_checkpoint_is_given_up_does_not_stay(
     assert not list(tmp_path.iterdir())
     assert writer.leave_failure(folder, "server-1.safetensors", "the disk is full"), "nobody is there to tell"
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_worker_of_the_life_before_writes_when_it_wakes_is_in_no_checkpoint_of_this_one(tmp_path: Path) -> None:
+    """Its host was suspended in the middle of a write; the others went on without it, with another worker 1."""
+    place, about, names = store.folder_of(tmp_path, 10), saving.about(10), [store.part_of(0), store.part_of(1)]
+    before, now = (of_life(place, saving.saver(tmp_path, workers=2).board) for _ in range(2))
+    assert before != now and place_of(before) == place_of(now) == place
+    assert not writer.write_part(now, names[0], tensor_tree.Packed(saving.state(10, 2)))
+    assert not writer.write_part(before, names[1], tensor_tree.Packed(saving.state(10, 1, 1)))
+    assert writer.leave_failure(before, names[0], "it is of another life")
+    assert "worker-1.safetensors was not written" in writer.complete(now, about, names, 0.01)
+    assert not writer.write_part(now, names[1], tensor_tree.Packed(saving.state(10, 2, 1)))
+    assert writer.complete(now, about, names, 1e9) == ""
+    assert store.is_whole(place) and tensor_tree.read(place / names[1])["life"] == 2
+    saving.save(tmp_path, 20, keep_last=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000000010", "step-000000020"]
 
 
 def test_nobody_sees_a_note_or_a_seal_that_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def serve(seat: Seat, run: Any) -> dict[str, Any]:
     folder, write = Path(run.plan.run_dir), streamed.write
 
     def slowly(path: Path, *arguments: Any) -> None:
-        name = path.parent.name.removesuffix(".partial")
+        name = path.parent.name.partition(".")[0]
         replace_file(folder / HELD.format(seat.rank, name), str(os.getpid()))
         while not ((folder / GO).exists() or (folder / f"{GO}.{name}").exists()):
             time.sleep(0.02)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import durable_folder
+from trainer.checkpoint.of_life import place_of
 from trainer.errors import UserError, why
 from trainer.host import files
 
@@ -27,7 +28,7 @@ BEST = "best.safetensors"
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
-ASIDE = re.compile(r"(step-\d{9,})\.(partial|previous)")
+ASIDE = re.compile(r"(step-\d{9,})(?:\.[0-9a-f]{8})?\.(partial|previous)")
 UNNAMED = re.compile(rf"{LATEST}\.\d+\.tmp")
 """What a death or a full disk leaves of the file with the name of the newest."""
 OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")
@@ -292,7 +293,7 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     """
     linked = [path.name for path in sorted(durable_folder.partial_of(folder).glob(LINKED))]
     beside = [name for name in (*linked, BEST) if durable_folder.is_written(folder, name)]
-    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT)
+    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, place_of(folder))
     try:
         durable_folder.durable_text(folder.parent / LATEST, found(folder.parent)[0].name + "\n")
     except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there

@@ -13,6 +13,7 @@ import torch
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
+from trainer.checkpoint.of_life import name_life, of_life, place_of
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -84,6 +85,8 @@ class Checkpoints:
         self._returned = Returned(self.board)
         if seat.rank == 0:
             self.board.set(DATA, str(about.get("data", "")))
+            if not seat.returns:
+                name_life(self.board)
         self.asked = 0
         self.target: int | None = None
         self.saved = self.saved_after = -1
@@ -277,7 +280,7 @@ class Checkpoints:
                 return
             self.writer.wait()
         number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
-        folder = store.folder_of(self.folder, number)
+        folder = of_life(store.folder_of(self.folder, number), self.board)
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
@@ -306,7 +309,7 @@ class Checkpoints:
             about: for checkpoint.json; empty: another worker completes the checkpoint.
             names: of the checkpoint's files.
         """
-        began, name = self.clock(), store.part_of(self.seat.rank)
+        began, name, place = self.clock(), store.part_of(self.seat.rank), place_of(folder)
         failed = write_part(folder, name, packed)
         if not about:
             if failed:
@@ -318,17 +321,17 @@ class Checkpoints:
         if failed:
             self.given_up.append(folder)
             durable_folder.begin(folder)
-            self.board.set(NOT_WRITTEN.format(folder.name), failed)
-            print(f"no checkpoint at {folder.name}: {failed}; the one before stays, and it is tried again", flush=True)
+            self.board.set(NOT_WRITTEN.format(place.name), failed)
+            print(f"no checkpoint at {place.name}: {failed}; the one before stays, and it is tried again", flush=True)
             return
         try:
-            store.retire(self.folder, folder, self.told.keep_last, self.told.keep_best)
+            store.retire(self.folder, place, self.told.keep_last, self.told.keep_best)
         except OSError as error:
             print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
         if began >= self.told_at + TELL_EVERY_S:
             self.told_at = began
-            size, took = _written(folder) / 1e6, self.clock() - began
-            print(f"checkpoint {folder.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
+            size, took = _written(place) / 1e6, self.clock() - began
+            print(f"checkpoint {place.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
 
     def _known(self) -> dict[str, str]:
         """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another host that is
