@@ -143,7 +143,7 @@ def test_a_crafted_marker_is_refused_with_a_sentence(checkpoints: Path, told: An
 JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)), lambda inner: st.lists(inner, max_size=2), max_leaves=3)  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.sampled_from([*json.loads(saving.about(1)), "more"]), JSON)
 def test_a_crafted_checkpoint_json_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any

@@ -17,7 +17,7 @@ TYPES = st.sampled_from(sorted(streamed.KINDS))
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.dictionaries(st.text(max_size=5), st.tuples(TYPES, SHAPES), max_size=6), st.integers(0, 99))
 def test_every_tensor_is_read_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, told: dict[str, tuple[str, tuple[int, ...]]], seed: int

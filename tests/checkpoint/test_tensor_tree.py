@@ -91,7 +91,7 @@ def assert_same(found: Any, wanted: Any) -> None:
         assert type(found) is type(wanted) and repr(found) == repr(wanted)  # nan is nan, -0.0 is not 0.0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(STATES)
 def test_a_state_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, state: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "state.safetensors"
@@ -221,7 +221,7 @@ def test_a_folder_or_nothing_is_refused_with_a_sentence(tmp_path: Path) -> None:
             read(path)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.recursive(
     st.one_of(PLAIN.filter(lambda v: not isinstance(v, bytes)), st.sampled_from(["tensor", "array", "bytes", "dict", "list", "tuple", "t", "half"])),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=2), inner, max_size=2)), max_leaves=8,

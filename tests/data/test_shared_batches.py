@@ -59,7 +59,7 @@ def arrived(shared: SharedBatches, batch: Any) -> Any:
 
 
 @given(batch=batches)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=150)
 def test_whatever_tensors_are_sent_arrive(shared: SharedBatches, batch: Any) -> None:
     inputs, labels = arrived(shared, batch)
     assert same(inputs, batch[0]) and same(labels, batch[1])

@@ -45,10 +45,19 @@ READERS = {
 }
 
 
-def test_the_numbers_are_the_same_whoever_reads_the_images(pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [
+        ("scattered", "without cache"),
+        pytest.param(("two workers", "in the process"), marks=pytest.mark.long),
+    ],
+)
+def test_the_numbers_are_the_same_whoever_reads_the_images(
+    others: tuple[str, ...], pictures: Path, tmp_path: Path
+) -> None:
     """float64 with all augmentation: workers, reading processes, scattering and the cache do not show."""
     seen = {}
-    for name, how in READERS.items():
+    for name, how in ((name, READERS[name]) for name in ("one worker", *others)):
         _, points = run(tmp_path, name.replace(" ", "_"), "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", "loss.label_smoothing=0.1", f"data.root={pictures}", "data.image_size=32", "epochs=2", *ALL, *EXACT, *how)  # fmt: skip
         seen[name] = losses(points)
     assert len(seen["one worker"]) == 8

@@ -25,7 +25,7 @@ from trainer.metrics.validation_file import read as findings
 from trainer.models.lenet import LeNet
 
 RECIPE = ["+recipe=digits_lenet", "tracking=none"]
-WORKERS = [1, 2, 3]
+WORKERS = [1, pytest.param(2, marks=pytest.mark.long), 3]
 
 
 @pytest.fixture(scope="module")

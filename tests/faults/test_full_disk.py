@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,15 +38,30 @@ def told(run: Path) -> list[list[tuple[int, float]]]:
     return [points(run, name) for name in ("train/loss", "val/loss")]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of the run that has room."""
+
+    @cache
+    def run(how: str) -> Path:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        done = trainer(*BASE, *HOW[how], cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return folder / "run"
+
+    return run
+
+
 @pytest.mark.parametrize("how", CASES)
-def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(how: str, small: Path, tmp_path: Path) -> None:
-    undisturbed = trainer(*BASE, *HOW[how], cwd=tmp_path)
-    assert undisturbed.returncode == 0, undisturbed.stderr
+def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(
+    how: str, small: Path, undisturbed: Callable[[str], Path]
+) -> None:
+    whole = undisturbed(how)
     fills = FILLS.replace("AT", "6").replace("UNTIL", "21")  # checkpoints, the first validation and its best model
     done = trainer(*BASE, *HOW[how], fills, cwd=small)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told(small / "run") == told(tmp_path / "run") and len(told(small / "run")[0]) == 36
-    weights = [place / "run" / "model.safetensors" for place in (small, tmp_path)]
+    assert told(small / "run") == told(whole) and len(told(small / "run")[0]) == 36
+    weights = [run / "model.safetensors" for run in (small / "run", whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert done.stdout.count("metrics.jsonl is written again; no point is missing") == 1
     assert not list((small / "run").rglob(".*-*"))
@@ -53,10 +69,9 @@ def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(how: str, 
 
 @pytest.mark.parametrize("how", CASES)
 def test_a_disk_that_stays_full_ends_the_run_by_a_sentence_and_it_goes_on_later(
-    how: str, small: Path, tmp_path: Path
+    how: str, small: Path, undisturbed: Callable[[str], Path]
 ) -> None:
-    undisturbed = trainer(*BASE, *HOW[how], cwd=tmp_path)
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    whole = undisturbed(how)
     done = trainer(*BASE, *HOW[how], FILLS.replace("AT", "14").replace("UNTIL", "99"), cwd=small)
     run = small / "run"
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
@@ -65,5 +80,5 @@ def test_a_disk_that_stays_full_ends_the_run_by_a_sentence_and_it_goes_on_later(
     (run / FILLER).unlink()
     again = trainer(*BASE, *HOW[how], "resume=auto", "resume.allow_changes=true", cwd=small)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert told(run) == told(tmp_path / "run")
-    assert (run / "model.safetensors").read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert told(run) == told(whole)
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()

@@ -30,11 +30,11 @@ def shown(told: str) -> str:
     "other",
     [
         ("optimizer=adamw", "ema.decay=0.9", "precision=fp64"),
-        ("optimizer=sgd", "optimizer.lr_factors={features: 0}"),
+        pytest.param(("optimizer=sgd", "optimizer.lr_factors={features: 0}"), marks=pytest.mark.long),
         ("strategy=local_sgd", "launch.nproc=2"),
         ("strategy=pserver_sync", "launch.workers=2", "launch.servers=1", "precision=fp64"),
         ("strategy=pserver_async", "launch.workers=3", "launch.servers=2", "optimizer=adamw"),
-        ("strategy=pserver_geo", "launch.workers=2", "launch.servers=1"),
+        pytest.param(("strategy=pserver_geo", "launch.workers=2", "launch.servers=1"), marks=pytest.mark.long),
     ],
 )
 def test_the_first_checkpoint_is_as_large_as_the_plan_tells(other: tuple[str, ...], tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_mixing_depends_on_the_batch_alone() -> None:
     assert not torch.equal(one[1], mixing(IMAGES, LABELS, (1, 8), np.arange(8))[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(counts=st.lists(st.integers(1, 40), min_size=2, max_size=8), epoch=st.integers(0, 5))
 def test_balanced_order_has_every_class_equally_often(counts: list[int], epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
@@ -84,7 +84,7 @@ def test_balanced_order_has_every_class_equally_often(counts: list[int], epoch: 
     assert len(np.unique(order)) == len(order), "each use has an address of its own"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(samples=st.integers(1, 200), repeats=st.integers(1, 5), epoch=st.integers(0, 3))
 def test_repeated_order_has_copies_side_by_side(samples: int, repeats: int, epoch: int) -> None:
     order = RepeatedAugmentation(samples, repeats, seed=1)(epoch)
@@ -101,7 +101,7 @@ def test_repeated_copies_go_to_different_workers() -> None:
     assert first[0] == first[1] == first[2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     samples=st.integers(1, 60), size=st.integers(1, 7), workers=st.integers(1, 4), pad=st.booleans(),
     drop_last=st.booleans(),

@@ -88,7 +88,7 @@ def lines(draw: st.DrawFn) -> bytes:
     return b"" if mistake == "blank" else b"\t".join(fields) + draw(st.sampled_from([b"", b"", b"\r"]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(lines(), max_size=5), st.sampled_from([None, 2, 1000001, 2**62]))
 def test_a_block_is_what_its_lines_are(rows: list[bytes], size: int | None) -> None:
     assert_same(b"".join(row + b"\n" for row in rows), size)
@@ -100,7 +100,7 @@ def test_any_bytes_are_read_without_an_error(block: bytes) -> None:
     assert_same(block + b"\n", 1000001)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(lines(), min_size=1, max_size=3), st.data())
 def test_one_changed_byte_is_read_as_it_is(rows: list[bytes], data: st.DataObject) -> None:
     block = bytearray(b"".join(row + b"\n" for row in rows))

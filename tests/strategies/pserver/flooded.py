@@ -43,7 +43,8 @@ def main() -> None:
         worker = Bare(cluster, 0)
         worker.begin()
         print(cluster.sockets[0].endpoint, flush=True)
-        sys.stdin.readline()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
         full: list[int] = []
         fill(full)
         while cluster.sockets[0].closed_until is None:

@@ -35,7 +35,7 @@ def array(ids) -> np.ndarray:
     return np.array(ids, dtype=np.int64)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(events)
 def test_refresh_equals_the_whole_history(events):
     rows, version = table(), 0

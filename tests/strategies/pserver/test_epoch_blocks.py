@@ -69,7 +69,7 @@ class Play:
     take_over=st.booleans(),
     story=st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(0, 9)), max_size=120),
 )
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_every_block_is_finished_once_or_dropped(blocks: int, take_over: bool, story: list[tuple[int, int]]) -> None:
     play = Play(blocks, take_over)
     for rank, dice in story:
@@ -90,7 +90,7 @@ def test_every_block_is_finished_once_or_dropped(blocks: int, take_over: bool, s
 
 
 @given(st.permutations(range(1, 30)), st.lists(st.integers(1, 29), max_size=30))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_watermark_counts_every_push_once_in_any_order(order: list[int], again: list[int]) -> None:
     mark, applied = Watermark(), []
     for number in [*order[:15], *again, *order[15:], *order]:

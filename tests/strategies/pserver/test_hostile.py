@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +18,7 @@ import pytest
 import zmq
 
 from tests.pace import wait_for
+from tests.runs import start
 from tests.strategies.pserver.flooded import DESCRIPTORS
 from tests.strategies.pserver.harness import DIM, Bare, Cluster, Sum, config, in_threads, push_all
 from trainer.errors import RunFailed
@@ -313,24 +312,24 @@ def test_strangers_get_nothing_while_workers_train(how: str) -> None:
 
 def test_flood_of_connections_keeps_nobody_from_saving(tmp_path: Path) -> None:
     """Strangers take all descriptors of a server: it saves all the same, and lets workers in again."""
-    command = [sys.executable, "-m", "tests.strategies.pserver.flooded", str(tmp_path)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    flood: list[socket.socket] = []
+    process = start(str(tmp_path), cwd=tmp_path, module="tests.strategies.pserver.flooded", spares=0)
+    screen, flood = tmp_path / "screen.txt", list[socket.socket]()
     try:
-        assert process.stdin is not None and process.stdout is not None
 
         def says(word: str) -> str:
-            while word not in (line := process.stdout.readline()):  # type: ignore[union-attr]
-                assert line, f"it ended before it said {word}"
-            return line.strip()
+            def line() -> str:
+                told = screen.read_text()
+                assert process.poll() is None or word in told, f"it ended before it said {word}: {told}"
+                return next((line for line in told.splitlines() if word in line), "")
+
+            return str(wait_for(line, 600, f"it says {word}"))
 
         host, _, port = says("tcp://").rpartition("tcp://")[2].rpartition(":")
         for _ in range(DESCRIPTORS):
             flood.append(stranger := socket.socket())
             stranger.setblocking(False)
             stranger.connect_ex((host, int(port)))  # where nobody is let in, nobody answers
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        (tmp_path / "go").touch()
         for word in ("full", "saved", "pushed"):
             says(word)
         assert process.wait(600) == 0

@@ -76,7 +76,7 @@ def written(folder: Path, table: SparseTable, version: int, since: int | None) -
     return ServerFile(0, folder / name)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(STEPS, STEPS, st.sampled_from([IDS, None]), st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"]),
        st.sampled_from([None, Count(2)]), st.sampled_from([0, 2]))  # fmt: skip
 def test_full_part_and_increment_are_what_a_full_part_is(
@@ -106,7 +106,7 @@ def test_full_part_and_increment_are_what_a_full_part_is(
         assert all(torch.equal(loaded[name], truth[name]) for name in truth)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.sets(st.integers(0, 30)), st.dictionaries(st.integers(0, 30), st.integers(0, 9)), st.sets(st.integers(0, 30)))
 def test_rows_are_merged_as_by_a_dictionary(full: set[int], changed: dict[int, int], removed: set[int]) -> None:
     truth = {i: (-i, -i) for i in full - removed} | {i: (value, i) for i, value in changed.items()}

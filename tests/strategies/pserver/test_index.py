@@ -50,7 +50,7 @@ class AgainstADict(RuleBasedStateMachine):
 
 TestAgainstADict = AgainstADict.TestCase
 TestAgainstADict.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 few_small = st.lists(st.integers(0, 99), max_size=40, unique=True).map(lambda ids: np.array(ids, dtype=np.int64))

@@ -243,7 +243,7 @@ def test_a_process_whose_other_threads_work_can_be_copied(tmp_path: Path, writer
     for thread in threads:
         thread.start()
     try:
-        for number in range(50):
+        for number in range(20):
             path = tmp_path / str(number)
 
             def write(path: Path = path) -> None:

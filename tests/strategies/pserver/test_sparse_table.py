@@ -83,7 +83,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         assert one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]), name
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(operations, kernels, admissions, st.sampled_from([torch.float32, torch.float64]), st.randoms())
 def test_one_table_equals_three_split_by_bucket(operations, optimizer, admission, dtype, random):
     one, three = (Servers(count, optimizer, dtype, admission=admission) for count in (1, 3))
@@ -96,7 +96,7 @@ def test_one_table_equals_three_split_by_bucket(operations, optimizer, admission
     assert one.tables[0].dropped == sum(shard.dropped for shard in three.tables)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(operations, operations, kernels, admissions)
 def test_saved_by_one_read_by_three_read_by_two_goes_on_the_same(before, after, optimizer, admission):
     one = Servers(1, optimizer, admission=admission)
