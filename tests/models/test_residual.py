@@ -16,7 +16,9 @@ def zeroed(model: nn.Module) -> list[str]:
     return [n for n, m in model.named_modules() if isinstance(m, norms) and not m.weight.any()]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet50", "resnext50_32x4d", pytest.param("wide_resnet50_2", marks=pytest.mark.long)]
+)
 def test_resnets_are_as_torchvision_makes_them(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(3)

@@ -50,7 +50,9 @@ def test_no_more_pushes_are_under_way_than_the_queue_holds(alone: dict[str, Any]
     assert sum(alone["one under way"]["samples"]) == sum(alone["plain"]["samples"]) == STEPS * 16
 
 
-@pytest.mark.parametrize("strategy", ["pserver_async", "pserver_ssp", "pserver_geo"])
+@pytest.mark.parametrize(
+    "strategy", ["pserver_async", pytest.param("pserver_ssp", marks=pytest.mark.long), "pserver_geo"]
+)
 def test_workers_begin_together_where_that_is_asked_for(strategy: str, tmp_path: Path) -> None:
     cases = {
         name: Case("begun_late", (*PLAIN, f"strategy.launch_barrier={name}"), {"waits": name == "false"})

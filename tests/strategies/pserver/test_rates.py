@@ -100,8 +100,10 @@ def saved(shard: Shard) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return whole(tensors), numbers
 
 
-@pytest.mark.parametrize("servers", [1, 3])
-@pytest.mark.parametrize("slice_above", [None, 4])
+@pytest.mark.parametrize(
+    ("servers", "slice_above"),
+    [(1, None), (3, 4), *(pytest.param(*other, marks=pytest.mark.long) for other in ((1, 4), (3, None)))],
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_servers_update_as_one_process_does_and_go_on_on_another_number_of_them(
     optimizer: str, slice_above: int | None, servers: int
