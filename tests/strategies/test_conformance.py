@@ -53,7 +53,7 @@ COVERING = (
     "plain", "plain_static", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped",
 )  # fmt: skip
 """Those of each strategy in ``make test``, and of four workers; ``WHOLE`` meet all there, and the others in ``make test-long``."""
-WHOLE = [("single", 1), ("collective", 2)]
+WHOLE = [("single", 1)]
 LINEAR = {
     **{name: EXACT[name] for name in ("plain", "merged", "merged_sum", "padded")},
     "unequal": (*UNEQUAL, "data.train_samples=37", "optimizer.momentum=0"),
