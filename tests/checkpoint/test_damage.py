@@ -290,6 +290,29 @@ def test_what_a_worker_of_the_life_before_writes_when_it_wakes_is_in_no_checkpoi
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000000010", "step-000000020"]
 
 
+def test_a_folder_that_is_replaced_while_it_is_read_is_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, files = tmp_path / "persistables", durable_folder.files
+
+    def write(text: str) -> None:
+        durable_folder.write(folder, "part", lambda path: path.write_text(text))
+        durable_folder.complete(folder, ["part"], 1)
+
+    def read_while_it_is_replaced(path: Path, version: int) -> Any:
+        monkeypatch.setattr(durable_folder, "files", files)
+        found = files(path, version)
+        write("a longer part")
+        return found
+
+    write("a part")
+    monkeypatch.setattr(durable_folder, "files", read_while_it_is_replaced)
+    assert durable_folder.whole(folder, 1) == folder and (folder / "part").read_text() == "a longer part"
+    (folder / "part").write_text("damaged")
+    with pytest.raises(UserError, match="7 bytes, but 13 were written"):
+        durable_folder.whole(folder, 1)
+
+
 def test_nobody_sees_a_note_or_a_seal_that_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others look for these files all the time, and take what they read."""
     folder, name, write_text = tmp_path / "step-000000010", "server-1.safetensors", Path.write_text
