@@ -442,6 +442,41 @@ def test_list_and_fetch(machine: Path, whole: Path) -> None:
     assert none.returncode == 2 and "no whole checkpoint" in none.stderr
 
 
+@pytest.mark.parametrize("read", ["about", "size", "fetch"])
+def test_a_copy_that_its_run_removes_meanwhile_is_told_and_not_taken_for_a_damaged_one(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], read: str
+) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(machine / "cache"))
+    address, real = f"file://{machine}/copies/run", getattr(Remote, read)
+
+    def late(remote: Remote, step: str, *told: Any) -> Any:
+        if step == "step-000000009":
+            remote.remove(step)
+        return real(remote, step, *told)
+
+    monkeypatch.setattr(Remote, read, late)
+    if read != "fetch":
+        assert commands.main(["list", address]) == 0
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [str(step) for step in range(8, 0, -1)]  # fmt: skip
+    if read == "about":
+        return
+    shutil.copytree(machine / "copies" / "run" / "step-000000008", machine / "copies" / "run" / "step-000000009", dirs_exist_ok=True)  # fmt: skip
+    gone = rf"^{address}/step-000000009: the run that wrote this copy has removed it since it was found"
+    with pytest.raises(UserError, match=gone):
+        _into_cache(address, print)
+    shutil.copytree(machine / "copies" / "run" / "step-000000008", machine / "copies" / "run" / "step-000000009", dirs_exist_ok=True)  # fmt: skip
+    with pytest.raises(UserError, match=gone):
+        fetches(machine, [])
+    assert not steps(machine / "run" / "checkpoints"), "older ones were given up"
+
+
+def test_a_copy_whose_mark_is_damaged_is_passed_over(machine: Path) -> None:
+    (machine / "copies" / "run" / "step-000000009" / durable_folder.MARKER).write_text("{")
+    assert not fetches(machine, said := [])
+    assert "step-000000009/COMPLETE: it cannot be read" in said[0]
+    assert steps(machine / "run" / "checkpoints") == ["step-000000008"]
+
+
 def test_fetch_writes_over_no_run_that_is_not_at_the_address(machine: Path, whole: Path) -> None:
     address, run = f"file://{machine}/copies/run", machine / "run"
     shutil.copytree(whole / "run", run)

@@ -83,6 +83,30 @@ def test_verify_names_the_damaged_file_and_says_so_by_its_exit_code(
     assert "worker-0.safetensors: its content is not what was written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("command", "when"), [("verify", "before"), ("verify", "after"), ("list", "before"), ("list", "after")])  # fmt: skip
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, when: str
+) -> None:
+    """A run that goes on retires its older ones; that may be before a checkpoint is looked at, and between two looks."""
+    check, folder = store.check, store.folder_of(copied / "checkpoints", 6)
+
+    def late(looked: Path, *told: Any, **more: Any) -> Path:
+        if looked == folder and when == "before" and folder.exists():
+            store._remove(folder)
+        found = check(looked, *told, **more)
+        if looked == folder and folder.exists():
+            store._remove(folder)
+        return found
+
+    monkeypatch.setattr(store, "check", late)
+    assert main([command, str(copied)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    if command == "verify":
+        assert "DAMAGED" not in "".join(shown) and shown[1] == "step-000000006  retired meanwhile"
+    else:
+        assert [line.split()[0] for line in shown[2:]] == ["8", "3"]
+
+
 def test_show_tells_position_files_and_config(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(store.folder_of(run / "checkpoints", 6))]) == 0
     shown = capsys.readouterr().out

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
-from trainer.errors import UserError, first_line
+from trainer.errors import UserError, first_line, why
 
 ASIDE = "ASIDE"
 OF_RUN = "run"
@@ -59,6 +59,13 @@ def _parts(address: str) -> tuple[str, str]:
 
 class Unreachable(UserError):
     """The error for an address that fails for now; what is there may be whole."""
+
+
+class Retired(UserError):
+    """The error for a copy that was found, and that the run which wrote it has removed since."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place, "the run that wrote this copy has removed it since it was found", "the same command once more, or the run's newest one")  # fmt: skip
 
 
 class Remote:
@@ -109,16 +116,24 @@ class Remote:
         """What a checkpoint's ``checkpoint.json`` tells.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: it cannot be read; Retired: it is gone.
         """
-        with self._told():
+        with self._told(name):
             text = self.files.cat_file(self._at(name, store.ABOUT))
         return store.told_by(text, f"{self.address}/{name}/{store.ABOUT}")
 
     def size(self, name: str) -> int:
-        """Bytes of a checkpoint's own files."""
-        told = json.loads(self.marker(name))
-        return sum(int(seal.get("bytes", 0)) for seal in told.get("files", {}).values())
+        """Bytes of a checkpoint's own files.
+
+        Raises:
+            UserError: its COMPLETE cannot be read; Retired: it is gone.
+        """
+        if not (marker := self.marker(name)):
+            raise Retired(f"{self.address}/{name}")
+        try:
+            return sum(int(seal.get("bytes", 0)) for seal in json.loads(marker).get("files", {}).values())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UserError(f"{self.address}/{name}/{durable_folder.MARKER}", f"it cannot be read ({why(error)})") from error  # fmt: skip
 
     def put(self, folder: Path, run_dir: Path, names: Sequence[str], moves: Callable[[], None] = lambda: None) -> None:
         """Copy a whole checkpoint there; what is there of that name is replaced.
@@ -145,13 +160,13 @@ class Remote:
         """Copy a checkpoint from there to its place among a run's checkpoints.
 
         Raises:
-            UserError: it is damaged, or the address cannot be reached.
+            UserError: it is damaged, or the address cannot be reached; Retired: it is gone.
         """
         folder = checkpoints / step
         unfinished = durable_folder.partial_of(durable_folder.begin(folder))
         durable_folder.make_folder(unfinished)
         try:
-            with self._told():
+            with self._told(step):
                 self.files.get_file(self._at(step, durable_folder.MARKER), str(unfinished / durable_folder.MARKER))
                 for file in durable_folder.files(unfinished, store.FORMAT):
                     self.files.get_file(self._at(step, file), str(unfinished / file))
@@ -208,13 +223,19 @@ class Remote:
         return "/".join(filter(None, (self.root, *names)))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What the file system raises is told as a UserError: each has exceptions of its own."""
+    def _told(self, step: str = "") -> Iterator[None]:
+        """What the file system raises is told as a UserError: each has exceptions of its own.
+
+        Args:
+            step: the checkpoint that is read, which its run may remove meanwhile.
+        """
         try:
             yield
         except UserError:
             raise
         except Exception as error:
+            if step and isinstance(error, FileNotFoundError) and not self.marker(step):
+                raise Retired(f"{self.address}/{step}") from error
             kind = UserError if isinstance(error, FileNotFoundError) else Unreachable
             raise kind(self.address, reason(error), "an address that can be reached with this account") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 from rich.table import Table
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.remote import Remote, named, nothing_at
+from trainer.checkpoint.remote import Remote, Retired, named, nothing_at
 from trainer.errors import UserError
 from trainer.job.fetch_checkpoints import bring
 from trainer.run_folder.back_to_checkpoint import CARRIED
@@ -27,9 +28,12 @@ def listed(path: Path) -> int:
     found = store.all_in(path)
     latest = _latest(found[0].parent)
     for folder in found:
-        state = _damage(folder, verify=False) or "whole"
+        state = _damage(folder) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
-        table.add_row(*_told(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
+        with contextlib.suppress(FileNotFoundError):
+            row = (*_told(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
+            if not _is_retired(folder):
+                table.add_row(*row)
     screen = Screen()
     screen.print(str(found[0].parent))
     screen.print(table)
@@ -67,26 +71,42 @@ def _latest(checkpoints: Path) -> str:
         return ""
 
 
-def _damage(folder: Path, verify: bool) -> str:
-    """Return what is damaged in a checkpoint, as ``FILE: reason``, or '' if it is whole; ``verify``: by checksums."""
+def _is_retired(folder: Path) -> bool:
+    """Whether a run that goes on has removed this checkpoint since it was found."""
+    return folder not in store.found(folder.parent)
+
+
+def _damage(folder: Path) -> str:
+    """Return what is damaged in a checkpoint, as ``FILE: reason``, or '' if it is whole by the sizes of its files."""
     try:
-        store.check(folder, verify)
+        store.check(folder, verify=False)
     except UserError as error:
-        return f"{Path(error.what).name}: {error.why}"
+        return _damaged(error)
     return ""
 
 
+def _damaged(error: UserError) -> str:
+    return f"{Path(error.what).name}: {error.why}"
+
+
 def verified(path: Path) -> int:
-    """Check every file of every checkpoint of a run, and print the result. Returns exit code 1 if one is damaged."""
+    """Check every file of every checkpoint of a run, and print the result. Returns exit code 1 if one is damaged.
+
+    Those that the run, which may go on, removes meanwhile are not damaged.
+    """
     screen, broken = Screen(), 0
     for folder in store.all_in(path):
-        if found := _damage(folder, verify=True):
+        try:
+            files = durable_folder.files(store.check(folder), store.FORMAT)
+            screen.print(f"{folder.name}  whole  {len(files)} files")
+        except (UserError, OSError) as error:
+            if _is_retired(folder):
+                screen.print(f"{folder.name}  retired meanwhile")
+                continue
+            if isinstance(error, OSError):
+                raise
             broken = 1
-            screen.print(f"{folder.name}  DAMAGED  {found}")
-        else:
-            screen.print(
-                f"{folder.name}  whole  {len(durable_folder.files(store.check(folder, False), store.FORMAT))} files"
-            )
+            screen.print(f"{folder.name}  DAMAGED  {_damaged(error)}")
     return broken
 
 
@@ -142,7 +162,8 @@ def listed_at(address: str) -> int:
         raise nothing_at(address)
     table = _table_of("step", "epoch", "metric", "value", "size")
     for name in found:
-        table.add_row(*_cells(remote.about(name)), sized(remote.size(name)))
+        with contextlib.suppress(Retired):
+            table.add_row(*_cells(remote.about(name)), sized(remote.size(name)))
     screen = Screen()
     screen.print(remote.address)
     screen.print(table)

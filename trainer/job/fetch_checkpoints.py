@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import put_back
-from trainer.checkpoint.remote import Remote, Unreachable, address_of, is_address, named
+from trainer.checkpoint.remote import Remote, Retired, Unreachable, address_of, is_address, named
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.run_config import RunConfig
 from trainer.data.prepared import locked
@@ -131,18 +131,21 @@ def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say)
         steps: the newest first.
 
     Raises:
-        Unreachable: the address fails.
+        Unreachable: the address fails; Retired: another machine's run has removed one.
     """
     here = store.newest_whole(run_dir / CHECKPOINTS, say)
     for step in steps:
         if not _is_newer(step, here):
             return
         place = f"{remote.address}/{step}"
-        say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
         try:
+            say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
             bring(remote, step, run_dir)
             return
-        except Unreachable:  # later it may be whole: nobody goes on from an older one, which would give it up
+        except (
+            Unreachable,
+            Retired,
+        ):  # later there may be a whole one: nobody goes on from an older one, which would give it up
             raise
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
