@@ -420,6 +420,21 @@ def test_addresses_that_cannot_be_used_are_refused(to: str, said: str, tmp_path:
     assert not (tmp_path / "run").exists() and not (tmp_path / "s3:").exists()
 
 
+def test_two_runs_that_try_one_address_at_once_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Both are of one recipe, and begin in the same second."""
+    address, write, tried = f"file://{tmp_path}/copies/T", LocalFileSystem.pipe_file, list[str]()
+
+    def and_the_other(files: LocalFileSystem, path: str, *told: Any, **more: Any) -> None:
+        write(files, path, *told, **more)
+        tried.append(path)
+        if len(tried) == 1:
+            Remote(address).try_writing()
+
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", and_the_other)
+    Remote(address).try_writing()
+    assert len(tried) == 2 and not list((tmp_path / "copies" / "T").iterdir())
+
+
 def test_an_object_store_that_is_away_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

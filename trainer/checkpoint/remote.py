@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -204,14 +205,15 @@ class Remote:
             self.files.rm(self._at(name), recursive=True)
 
     def try_writing(self) -> None:
-        """Write and remove a small file.
+        """Write and remove a small file, which no other run that tries it has.
 
         Raises:
             UserError: that cannot be done.
         """
+        path = self._at(f".writable-{secrets.token_hex(8)}")
         with self._told():
-            self.files.pipe_file(self._at(".writable"), b"")
-            self.files.rm_file(self._at(".writable"))
+            self.files.pipe_file(path, b"")
+            self.files.rm_file(path)
 
     def _below(self, name: str) -> list[str]:
         try:
