@@ -133,9 +133,14 @@ class Follower:
 
     def _experiment(self) -> str:
         """The run's experiment, which MLflow shows as one of trainings and not of agents; a kind that is set stays."""
-        experiment = self.client.get_experiment_by_name(self.run["experiment"])
+        name = self.run["experiment"]
+        experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
-            return str(self.client.create_experiment(self.run["experiment"], tags={KIND: TRAININGS}))
+            try:
+                return str(self.client.create_experiment(name, tags={KIND: TRAININGS}))
+            except Exception:  # another run may have made it meanwhile; stores tell that in different ways
+                if (experiment := self.client.get_experiment_by_name(name)) is None:
+                    raise
         if KIND not in experiment.tags:
             self.client.set_experiment_tag(experiment.experiment_id, KIND, TRAININGS)
         return str(experiment.experiment_id)
