@@ -12,6 +12,7 @@ import pytest
 
 from trainer.run_folder import tracking_file
 from trainer.run_folder.back_to_checkpoint import go_back
+from trainer.run_folder.hold import Hold
 from trainer.tracking import recorder
 from trainer.tracking.mlflow_run import Follower
 
@@ -248,3 +249,43 @@ def test_resend_sends_what_a_resumed_run_could_not(tmp_path: Path, monkeypatch: 
     assert recorder.resend(tmp_path) == 0
     there, wanted = counts(store, "run0", tmp_path)
     assert there == wanted and store.runs["run0"].info.status == "FINISHED"
+
+
+def test_resend_of_a_run_that_goes_on_is_refused_and_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else its MLflow run would be ended, and its points sent twice."""
+    import mlflow
+
+    store = Store()
+    again(followed(tmp_path, store))
+    write(tmp_path, 0, 9, 1000)
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: store)
+    launcher, before = Hold(tmp_path), (tmp_path / "tracking.json").read_bytes()
+    assert launcher.share()
+    assert recorder.main(["resend", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "processes of a run still work in this folder" in said and "the same command when that run has ended" in said
+    assert store.runs["run0"].info.status == "RUNNING" and not store.points["run0"]
+    assert (tmp_path / "tracking.json").read_bytes() == before
+    launcher.leave()
+    assert recorder.main(["resend", str(tmp_path)]) == 0
+    assert store.runs["run0"].info.status == "KILLED" and store.points["run0"]
+
+
+def test_an_experiment_that_another_run_makes_meanwhile_is_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    class Raced(Store):
+        asked = 0
+
+        def get_experiment_by_name(self, name: str) -> Any:
+            self.asked += 1
+            return None if self.asked == 1 else super().get_experiment_by_name(name)
+
+        def create_experiment(self, name: str, tags: dict[str, str]) -> str:
+            raise ValueError(
+                "(sqlite3.IntegrityError) UNIQUE constraint failed: experiments.workspace, experiments.name"
+            )
+
+    follower = followed(tmp_path, Raced())
+    again(follower)
+    assert (follower.run_id, follower.error, follower.away_since) == ("run0", "", None)

@@ -152,7 +152,21 @@ def _watch(pid: int) -> list[int]:
 
 
 def resend(run_dir: Path) -> int:
-    """``python -m trainer.tracking.recorder resend RUN_DIR``: send what a finished run could not; returns exit code."""
+    """``python -m trainer.tracking.recorder resend RUN_DIR``: send what a finished run could not; returns exit code.
+
+    Raises:
+        UserError: the folder is of no tracked run, or of one that goes on.
+    """
+    hold = Hold(run_dir)
+    try:
+        if not hold.take():
+            raise UserError(f"resend {run_dir}", "processes of a run still work in this folder: it goes on, or its last points are being sent", "the same command when that run has ended")  # fmt: skip
+        return _resend(run_dir)
+    finally:
+        hold.leave()
+
+
+def _resend(run_dir: Path) -> int:
     told = tracking_file.read(run_dir)
     if told is None or not told.run.get("uri"):
         raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE)  # fmt: skip
