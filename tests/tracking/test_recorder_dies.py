@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,6 +175,27 @@ def test_a_recorder_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: py
     tracker.end()
     assert answer == {"run_id": None, "unsent": 0, "error": "the tracking process died"}
     assert len(said) == client.MOST_STARTS and "ended with exit code 1, the 6th of this command" in said[-1]
+
+
+def test_a_recorder_that_dies_before_its_launcher_knows_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    start, listen, noticed = client.Tracker._start, client.Tracker._start_again, Event()
+
+    def slow(self: client.Tracker) -> Any:
+        started = start(self)
+        if self.starts == 1:
+            assert not noticed.wait(0.2), "it is replaced before it is there"
+        return started
+
+    def notices(self: client.Tracker, dead: Any) -> None:
+        listen(self, dead)
+        noticed.set()
+
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(client.Tracker, "_start", slow)
+    monkeypatch.setattr(client.Tracker, "_start_again", notices)
+    tracker = client.Tracker(list[str]().append)
+    assert noticed.wait(30) and tracker.starts > 1
+    tracker.end()
 
 
 def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path) -> recorder.Inbox:

@@ -45,7 +45,8 @@ class Tracker:
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self.messages: list[dict[str, Any]] = []
         self.starts, self.ending, self.lock = 0, False, threading.Lock()
-        self.process, self.way = self._start()
+        with self.lock:  # one that dies at once is noticed by a thread that has to know of it
+            self.process, self.way = self._start()
 
     def _start(self) -> tuple[subprocess.Popen[str], socket.socket]:
         """The recorder's process, and the way to it."""
