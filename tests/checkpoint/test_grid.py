@@ -106,7 +106,7 @@ def cells() -> list[Cell]:
     """All of one worker, two of each other strategy."""
     found = []
     for (merge, average, readers), told in zip(itertools.product((1, 2), (True, False), (0, 1)), ALONE, strict=True):
-        odd = (merge + average + readers) % 2, (average + readers) % 2
+        odd = (merge + readers) % 2, (average + readers) % 2
         positions = ("within", "end")[odd[0]], ("update", "validation")[odd[1]]
         found.append(Cell("single", merge, average, readers, positions, told))
     for number, (strategy, both) in enumerate(STRATEGIES.items()):
