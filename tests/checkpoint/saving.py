@@ -38,7 +38,9 @@ def state(step: int, life: int, worker: int = 0) -> dict[str, Any]:
 
 def saver(checkpoints: Path, workers: int = 1, keep_last: int = 1, keep_best: int = 0) -> Checkpoints:
     """The first worker's."""
-    seat: Any = SimpleNamespace(rank=0, size=workers, returns=False, store=SealedBoard(dist.HashStore(), b"secret"))
+    seat: Any = SimpleNamespace(
+        rank=0, size=workers, local_size=workers, store=SealedBoard(dist.HashStore(), b"secret")
+    )
     told = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, background=False)
     return Checkpoints(checkpoints, told, seat, True, 9, 9, {}, 0.0)
 

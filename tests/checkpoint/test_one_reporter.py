@@ -18,7 +18,7 @@ from trainer.worker.checkpoints import Checkpoints
 
 
 def of_worker(rank: int, board: Any, run_dir: Path) -> tuple[Checkpoints, Any]:
-    seat: Any = SimpleNamespace(rank=rank, size=2, returns=False, store=board)
+    seat: Any = SimpleNamespace(rank=rank, size=2, local_size=2, store=board)
     kept = Checkpoints(
         run_dir / "checkpoints", CheckpointConfig(background=False), seat, False, 99, 9, {"data": ""}, 0.1
     )

@@ -14,7 +14,7 @@ from trainer.worker.checkpoints import Checkpoints
 
 
 def of_worker(rank: int, store: Any, folder: Path) -> Checkpoints:
-    seat: Any = SimpleNamespace(rank=rank, size=2, returns=False, store=store)
+    seat: Any = SimpleNamespace(rank=rank, size=2, local_size=2, store=store)
     told = CheckpointConfig(every_minutes=1e-9, every_epochs=None, background=False)
     return Checkpoints(folder, told, seat, True, 99, 9, {}, 0.0)
 

@@ -3,7 +3,6 @@ or there is none, and it is told."""
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,8 +78,6 @@ def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mod
     every = 60 if mode == "sync" else 30  # of the first worker, which leases a third of the updates on a busy machine
     rhythm = ("checkpoint.every_epochs=null", "checkpoint.every_minutes=null", f"checkpoint.every_steps={every}", PAST.format(every + 1))  # fmt: skip
     with held(tmp_path, mode, *rhythm, "checkpoint.keep_last=9") as (process, run):
-        [partial] = (run / "checkpoints").glob("*.partial")
-        assert re.fullmatch(r"step-\d{9}\.[0-9a-f]{8}\.partial", partial.name), "of this life alone"
         before = applied(run)
         (run / "past").touch()
         wait_for((run / "model.safetensors").exists, 60, "the training comes to its end meanwhile")

@@ -417,7 +417,7 @@ def test_what_a_worker_left_that_was_ended_does_not_stay_in_a_run_that_is_done(
         "latest.12.tmp",
         "persistables.by-0.partial",
         "step-000000019.partial",
-        "step-000000019.0123abcd.partial",
+        "step-000000019.0123456789abcdef.partial",
     )
 
     def start(run_dir: Path) -> dict[str, Any]:

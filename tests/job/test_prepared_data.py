@@ -162,6 +162,6 @@ def test_the_first_worker_that_is_left_knows_the_fingerprint() -> None:
     board = SealedBoard(dist.HashStore(), b"secret")
     workers = []
     for rank, told in enumerate(("0123", "")):
-        seat: Any = SimpleNamespace(rank=rank, size=2, returns=False, store=board)
+        seat: Any = SimpleNamespace(rank=rank, size=2, local_size=2, store=board)
         workers.append(Checkpoints(Path("none"), CheckpointConfig(), seat, True, 9, 9, {"data": told}, 0.0))
     assert [worker._known()["data"] for worker in workers] == ["0123", "0123"]

@@ -19,7 +19,7 @@ NAMES = (
     "checkpoints/best.safetensors", "checkpoints/persistables/server-0.safetensors", "checkpoints/persistables/COMPLETE",
     "checkpoints/persistables/index.json", "checkpoints/persistables.partial/server-1.seal", "host.2/plan.json",
     "checkpoints/step-000000010/COMPLETE", "checkpoints/step-000000020.partial/server-1.safetensors.failed",
-    "checkpoints/step-000000020.0123abcd.partial/.tmpc8kbXk", "checkpoints/step-000000020/full-0.safetensors", "checkpoints/latest",
+    "checkpoints/step-000000020.0123456789abcdef.partial/.tmpc8kbXk", "checkpoints/step-000000020/full-0.safetensors", "checkpoints/latest",
     ".model.safetensors.123-0123abcd", ".status.json.9-ffffffff", "checkpoints/.best.safetensors.77-00000000",
 )  # fmt: skip
 KEPT = (

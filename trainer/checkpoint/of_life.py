@@ -6,22 +6,16 @@ writes into a folder of the life before, which nobody completes.
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
-from trainer.host.notes_board import Board
 
-NOTE = "life"
+def of_life(place: Path, life: str) -> Path:
+    """The folder for a checkpoint to come, which becomes ``place``.
 
-
-def name_life(board: Board) -> None:
-    """The first worker names this life of the run."""
-    board.set(NOTE, secrets.token_hex(4))
-
-
-def of_life(place: Path, board: Board) -> Path:
-    """The folder for a checkpoint to come, which becomes ``place``; the same for all processes of this life."""
-    return place.with_name(f"{place.name}.{board.get(NOTE).decode()}") if board.check([NOTE]) else place
+    Args:
+        life: its name, which all processes of this life know; empty: it is the only one that can be.
+    """
+    return place.with_name(f"{place.name}.{life}") if life else place
 
 
 def place_of(folder: Path) -> Path:

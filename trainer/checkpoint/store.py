@@ -28,7 +28,7 @@ BEST = "best.safetensors"
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
-ASIDE = re.compile(r"(step-\d{9,})(?:\.[0-9a-f]{8})?\.(partial|previous)")
+ASIDE = re.compile(r"(step-\d{9,})(?:\.[0-9a-f]{16})?\.(partial|previous)")
 UNNAMED = re.compile(rf"{LATEST}\.\d+\.tmp")
 """What a death or a full disk leaves of the file with the name of the newest."""
 OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")

@@ -21,7 +21,7 @@ FILES = re.compile(
 )
 """Files in the run's folder, or in ``host.N`` below it."""
 CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors|latest")
-SNAPSHOT = re.compile(r"(persistables(\.by-\d+)?|(aside-)?step-\d{9,}(\.[0-9a-f]{8})?)(\.partial|\.previous)?")
+SNAPSHOT = re.compile(r"(persistables(\.by-\d+)?|(aside-)?step-\d{9,}(\.[0-9a-f]{16})?)(\.partial|\.previous)?")
 PIECE = re.compile(
     r"((server|worker|full)-\d+|best)\.(safetensors(\.failed)?|seal)|(index|checkpoint)\.(json|seal)|COMPLETE|.*\.\d+\.tmp|\.tmp\w{6}"
 )

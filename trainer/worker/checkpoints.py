@@ -13,7 +13,7 @@ import torch
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
-from trainer.checkpoint.of_life import name_life, of_life, place_of
+from trainer.checkpoint.of_life import of_life, place_of
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -26,6 +26,7 @@ from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.returned import NOT_WRITTEN, Returned
+from trainer.worker.shared_folder import life_of
 from trainer.worker.state import part_of
 
 SLOW_S = 1.0
@@ -79,14 +80,12 @@ class Checkpoints:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.told, self.seat, self.shared, self.about = folder, told, seat, shared, about
-        self.updates, self.epochs = updates, epochs
+        self.updates, self.epochs, self.life = updates, epochs, life_of(seat)
         self.patience_s, self.clock = patience_s, clock
         self.board = seat.store.under("checkpoint")
         self._returned = Returned(self.board)
         if seat.rank == 0:
             self.board.set(DATA, str(about.get("data", "")))
-            if not seat.returns:
-                name_life(self.board)
         self.asked = 0
         self.target: int | None = None
         self.saved = self.saved_after = -1
@@ -280,7 +279,7 @@ class Checkpoints:
                 return
             self.writer.wait()
         number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
-        folder = of_life(store.folder_of(self.folder, number), self.board)
+        folder = of_life(store.folder_of(self.folder, number), self.life)
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:

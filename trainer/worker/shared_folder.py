@@ -8,6 +8,8 @@ from pathlib import Path
 
 from trainer.strategies.contract import Seat
 
+NOTES, NAME, MARK = "shared-folder", "name", ".shared-{}"
+
 
 def is_shared(folder: Path, seat: Seat, patience_s: float) -> bool:
     """Whether all workers see a file that the first one leaves in a folder; collective if there are several hosts.
@@ -17,16 +19,23 @@ def is_shared(folder: Path, seat: Seat, patience_s: float) -> bool:
     """
     if seat.size == seat.local_size:
         return True
-    board, limit = seat.store.under("shared-folder"), datetime.timedelta(seconds=patience_s)
-    mark = folder / f".shared-{secrets.token_hex(8)}"
+    board, limit = seat.store.under(NOTES), datetime.timedelta(seconds=patience_s)
+    name = secrets.token_hex(8)
+    mark = folder / MARK.format(name)
     if seat.rank == 0:
         mark.touch()
-        board.set("name", mark.name)
-    board.wait(["name"], limit)
-    there = (folder / board.get("name").decode()).is_file()
+        board.set(NAME, name)
+    board.wait([NAME], limit)
+    there = (folder / MARK.format(board.get(NAME).decode())).is_file()
     board.set(str(seat.rank), str(int(there)))
     everybody = [str(rank) for rank in range(seat.size)]
     board.wait(everybody, limit)
     if seat.rank == 0:
         mark.unlink()
     return all(board.get(rank) == b"1" for rank in everybody)
+
+
+def life_of(seat: Seat) -> str:
+    """A name of this life of a run on several hosts, by which all that see the folder know each other; after :func:`is_shared`. Empty
+    on one host, where all processes of a life have ended when the next one begins."""
+    return "" if seat.size == seat.local_size else seat.store.under(NOTES).get(NAME).decode()
