@@ -18,7 +18,7 @@ from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
 from trainer.run_folder import lives, tracking_file
 from trainer.run_folder.back_to_checkpoint import bring, go_back
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.hold import BUSY, Hold
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
 
@@ -98,8 +98,7 @@ def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], Non
 
 
 def _busy(run_dir: Path) -> UserError:
-    why = "processes of a run still work in this folder: it goes on, or its last points are being sent"
-    return UserError(f"hydra.run.dir={run_dir}", why, "another folder, or the same command when that run has ended")
+    return UserError(f"hydra.run.dir={run_dir}", BUSY, "another folder, or the same command when that run has ended")
 
 
 def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:

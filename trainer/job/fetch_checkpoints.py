@@ -142,11 +142,8 @@ def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say)
             say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
             bring(remote, step, run_dir)
             return
-        except (
-            Unreachable,
-            Retired,
-        ):  # later there may be a whole one: nobody goes on from an older one, which would give it up
-            raise
+        except (Unreachable, Retired):
+            raise  # later there may be a whole one: nobody goes on from an older one, which would give it up
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
     with contextlib.suppress(OSError):

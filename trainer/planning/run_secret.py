@@ -62,9 +62,8 @@ def _of_cache() -> str:
     make(folder := cache_root())
     path = folder / KEPT
     if not path.exists():
-        own = (
-            folder / f"{KEPT}.{secrets.token_hex(8)}"
-        )  # containers that share the cache may have processes of one number
+        # containers that share the cache may have processes of one number
+        own = folder / f"{KEPT}.{secrets.token_hex(8)}"
         private.write(own, secrets.token_hex(LEAST))
         with contextlib.suppress(FileExistsError):  # another process was faster
             os.link(own, path)

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LOOK_S = 0.1
+BUSY = "processes of a run still work in this folder: it goes on, or its last points are being sent"
+"""Why a command that needs the folder to itself is refused."""
 
 
 class Hold:

@@ -21,7 +21,7 @@ from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
 from trainer.host import interpreter
 from trainer.run_folder import tracking_file
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.hold import BUSY, Hold
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.tracking_file import Remembered
 from trainer.tracking import reopened_run
@@ -160,7 +160,7 @@ def resend(run_dir: Path) -> int:
     hold = Hold(run_dir)
     try:
         if not hold.take():
-            raise UserError(f"resend {run_dir}", "processes of a run still work in this folder: it goes on, or its last points are being sent", "the same command when that run has ended")  # fmt: skip
+            raise UserError(f"resend {run_dir}", BUSY, "the same command when that run has ended")  # fmt: skip
         return _resend(run_dir)
     finally:
         hold.leave()
