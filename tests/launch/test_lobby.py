@@ -23,7 +23,7 @@ from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE
 from trainer.job import elastic
 from trainer.launch import lobby, lobby_store
-from trainer.launch.lobby import HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
+from trainer.launch.lobby import BEAT, HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
 from trainer.planning.deaths import Deaths
 
 
@@ -41,13 +41,15 @@ class World:
         self.now += seconds
         for when in [when for when in self.at if when <= self.now]:
             self.at.pop(when)()
-        for number in self.awake:
-            self.tell(number, beat=self.awake[number].beat + 1)
+        for host in self.awake.values():
+            self.board.set(BEAT.format(host.id), str(self.now))
 
     def tell(self, number: int, **what: object) -> None:
         self.awake[number] = replace(self.awake.get(number, Host(f"first {number}")), **what)  # type: ignore[arg-type]
-        self.board.set(NEWEST.format(number), self.awake[number].id)
-        self.board.set(HERE.format(number), json.dumps(asdict(self.awake[number])))
+        id = self.awake[number].id
+        self.board.set(HERE.format(id), json.dumps(asdict(self.awake[number])))
+        self.board.set(BEAT.format(id), str(self.now))
+        self.board.set(NEWEST.format(number), id)
 
     def live(self, *numbers: int) -> None:
         """Begin a life with these hosts."""
@@ -171,8 +173,9 @@ def test_host_that_leaves_takes_no_part_in_the_next_life() -> None:
 def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     world = World()
     guest = Guest(world.board, 1, "10.0.0.1:29500", world.sleep)
-    world.board.set(NEWEST.format(1), guest.host.id)
     guest.tell()
+    world.board.set(BEAT.format(guest.host.id), "0")
+    world.board.set(NEWEST.format(1), guest.host.id)
     world.lobby.look()
     world.lobby.begin([0, 1], 4321, "step-000000004")
     life = guest.next_life(0)
@@ -220,7 +223,7 @@ def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_an
         guest.come(tmp_path)
 
         def beat() -> int:
-            return int(json.loads(board.get(HERE.format(1)))["beat"])
+            return int(board.get(BEAT.format(guest.host.id)))
 
         first = beat()
         wait_for(lambda: beat() > first, 20, "it beats")
@@ -229,14 +232,17 @@ def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_an
         serves.send_signal(signal.SIGCONT)
         first = beat()
         wait_for(lambda: beat() > first + 3, 20, "it beats again")
-        patient.store.patience_s = 1000
         stop(serves)
-        time.sleep(0.5)  # signs of life are under way
+        time.sleep(3 * patience)  # a sign of life is given up
+        patient.store.patience_s = 1000
+        time.sleep(2 * patience)  # the next one is under way
         guest.note(ended=1, how="done")
         guest.leave()  # both return
         serves.send_signal(signal.SIGCONT)
-        wait_for(lambda: json.loads(board.get(HERE.format(1)))["gone"], 20, "and is heard, if host 0 goes on")
-        assert json.loads(board.get(HERE.format(1)))["how"] == "done"
+        wait_for(
+            lambda: json.loads(board.get(HERE.format(guest.host.id)))["gone"], 20, "and is heard, if host 0 goes on"
+        )
+        assert json.loads(board.get(HERE.format(guest.host.id)))["how"] == "done"
 
 
 def test_host_whose_part_of_a_life_is_done_has_not_come_in() -> None:
@@ -263,15 +269,13 @@ def test_host_that_another_one_has_replaced_is_not_heard_and_ends(
     monkeypatch.setattr(newest, "_check_alone", lambda: None)  # the other one is silent
     newest.come(tmp_path)
     wait_for(lambda: stopped.replaced, 20, "it looks")
-    stopped._write(world.board)  # as it does when it is stopped just before
-    world.lobby.look()
-    assert 1 not in world.lobby.hosts or world.lobby.hosts[1].id == newest.host.id
-    wait_for(lambda: (world.lobby.look(), world.lobby.hosts.get(1))[1], 20, "the other one is heard")
-    stopped._write(world.board)
+    stopped.tell()  # as it does when it is stopped just before
     world.lobby.look()
     assert world.lobby.hosts[1].id == newest.host.id and world.lobby.waiting() == [1]
     with pytest.raises(RunFailed, match="another host 1 has come in its place"):
         stopped.next_life(0)
     stopped.leave()
+    assert not world.lobby.hosts[1].gone
     newest.leave()
-    assert json.loads(world.board.get(HERE.format(1)))["id"] == newest.host.id
+    world.lobby.look()
+    assert world.lobby.hosts[1].gone

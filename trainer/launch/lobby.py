@@ -6,6 +6,7 @@ of the life before does late can reach the next one. The lobby tells who is ther
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
@@ -32,9 +33,11 @@ GOODBYE_S = 10.0
 """Longest wait of host 0, at the end of the run, for the others to read how it ended."""
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
-HERE, LIFE, OVER, MARK = "here/{}", "life", "over", "mark"
+HERE, BEAT, LIFE, OVER, MARK = "here/{}", "beat/{}", "life", "over", "mark"
+"""What a host tells of itself and its signs of life lie under the id of its command: each note has one writer, and what is
+under way while host 0 is stopped replaces nothing newer."""
 NEWEST = "newest/{}"
-"""The id of the newest command that came under a host's number: what older ones write, which were stopped, does not count."""
+"""The id of the newest command that came under a host's number: older ones, which were stopped, are not heard."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,13 @@ class Host:
     """What a host writes about itself into the lobby.
 
     Attributes:
-        id: of this start of its command, a random text; beat: goes up with each sign of life; gone: it is no more part of the run.
+        id: of this start of its command, a random text; gone: it is no more part of the run.
         ended: the life that last ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the signal that
             had this host leave.
         why, who, update, done: as of :class:`trainer.errors.Died`.
     """
 
     id: str
-    beat: int = 0
     gone: bool = False
     ended: int = 0
     how: str = ""
@@ -103,6 +105,7 @@ class Lobby:
     ) -> None:  # fmt: skip
         self.board, self.most, self.clock, self.sleep = board, most, clock, sleep
         self.hosts: dict[int, Host] = {}
+        self.beats: dict[int, bytes] = {}
         self.silent: dict[int, float] = {}
         self.life = Life(0, (0,), ("",), 0, "")
         self.resized = False
@@ -113,16 +116,13 @@ class Lobby:
         """Read what the hosts have written, and note how long each has been silent."""
         passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
         for number in range(1, self.most):
-            key, newest = HERE.format(number), NEWEST.format(number)
-            if not self.board.check([key, newest]):
+            if not self.board.check([NEWEST.format(number)]):
                 continue
-            told, before = Host(**json.loads(self.board.get(key))), self.hosts.get(number)
-            heard = told.id == self.board.get(newest).decode()
-            same = before is not None and (not heard or (before.id, before.beat) == (told.id, told.beat))
-            if heard:
-                self.hosts[number] = told
-            if number in self.hosts:
-                self.silent[number] = self.silent[number] + passed if same else 0.0
+            id = self.board.get(NEWEST.format(number)).decode()
+            told, beat = Host(**json.loads(self.board.get(HERE.format(id)))), self.board.get(BEAT.format(id))
+            same = (self.hosts.get(number), self.beats.get(number)) == (told, beat)
+            self.silent[number] = self.silent[number] + passed if same else 0.0
+            self.hosts[number], self.beats[number] = told, beat
 
     def is_there(self, number: int) -> bool:
         """Whether a host shows signs of life."""
@@ -244,7 +244,7 @@ class Guest:
     ) -> None:
         self.board, self.number, self.where, self.sleep = board, number, where, sleep
         self.host = Host(secrets.token_hex(8))
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._over = threading.Event()
         self._beats: threading.Thread | None = None
         self.replaced = False
 
@@ -255,17 +255,20 @@ class Guest:
             UserError: the run's folder is not the one that host 0 sees.
             RunFailed: there is such a host already, or host 0 is gone.
         """
-        self._check_alone()
-        self._check_folder(run_dir)
         with self._reaching():
+            self._check_alone()
+            self._check_folder(run_dir)
+            self.tell()
+            self.board.set(BEAT.format(self.host.id), "0")
             self.board.set(NEWEST.format(self.number), self.host.id)
-        self.tell()
-        beats = self.board.clone()
+            beats = self.board.clone()
 
         def beat() -> None:
-            while not self.replaced and not self._over.wait(BEAT_S):
+            for number in itertools.count(1):
+                if self.replaced or self._over.wait(BEAT_S):
+                    return
                 with suppress(NoNote):  # host 0 may only be stopped for a while
-                    self._write(beats)
+                    beats.send(BEAT.format(self.host.id), str(number))
                     self._look_for_another(beats)
 
         self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
@@ -273,22 +276,27 @@ class Guest:
 
     def _check_alone(self) -> None:
         """Nobody else comes under this host's number."""
-        key, first = HERE.format(self.number), None
+        newest, first = NEWEST.format(self.number), None
         for _ in range(round(3 * BEAT_S / LOOK_S)):
-            if not self.board.check([key]) or (told := Host(**json.loads(self.board.get(key)))).gone:
+            if not self.board.check([newest]):
                 return
-            if first is not None and told.beat != first.beat:
+            id = self.board.get(newest).decode()
+            if Host(**json.loads(self.board.get(HERE.format(id)))).gone:
+                return
+            beat = self.board.get(BEAT.format(id))
+            if first not in (None, beat):
                 raise RunFailed(
                     f"there is another host {self.number} already: every host needs a launch.node_rank of its own"
                 )
-            first = told
+            first = beat
             self.sleep(LOOK_S)
 
     def _check_folder(self, run_dir: Path) -> None:
-        self._heard([MARK])
+        while not self.board.check([MARK]):
+            self.sleep(LOOK_S)
         mark = run_dir / self.board.get(MARK).decode()
         patience = Patience(MARK_S, time.monotonic)
-        while not (mark.is_file() or self._heard([OVER], wait=False)):
+        while not (mark.is_file() or self.board.check([OVER])):
             if patience.left() <= 0.0:
                 why = "is not the folder that host 0 writes to, and hosts that come and go share the run's folder with its checkpoints"
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
@@ -296,8 +304,7 @@ class Guest:
 
     def note(self, **what: object) -> None:
         """Note facts about this host, which are told with whatever is told next."""
-        with self._lock:
-            self.host = replace(self.host, **what)  # type: ignore[arg-type]
+        self.host = replace(self.host, **what)  # type: ignore[arg-type]
 
     def tell(self, **what: object) -> None:
         """Write facts about this host into the lobby, for host 0.
@@ -307,12 +314,7 @@ class Guest:
         """
         self.note(**what)
         with self._reaching():
-            self._write(self.board)
-
-    def _write(self, board: SealedBoard) -> None:
-        with self._lock:
-            self.host = replace(self.host, beat=self.host.beat + 1)
-            board.send(HERE.format(self.number), json.dumps(asdict(self.host)))
+            self.board.send(HERE.format(self.host.id), json.dumps(asdict(self.host)))
 
     def next_life(self, after: int) -> Life:
         """Wait for a life after number ``after`` in which this host takes part.
@@ -323,27 +325,25 @@ class Guest:
         """
         while True:
             with self._reaching():
-                self._look_for_another(self.board)
-            if self.replaced:
-                raise RunFailed(f"this host is no part of the run any more: another host {self.number} has come in its place, as it was stopped or cut off for a while. If both are to take part, every host needs a launch.node_rank of its own")  # fmt: skip
-            if self._heard([OVER], wait=False):
-                raise RunOver(*json.loads(self.board.get(OVER)))
-            if self._heard([LIFE], wait=False):
-                number, hosts, ids, port, resume = json.loads(self.board.get(LIFE))
-                life = Life(number, tuple(hosts), tuple(ids), port, resume)
-                if life.number > after and self.host.id in life.ids:
-                    return life
+                life = self._newest_life()
+            if life is not None and life.number > after and self.host.id in life.ids:
+                return life
             self.sleep(LOOK_S)
+
+    def _newest_life(self) -> Life | None:
+        self._look_for_another(self.board)
+        if self.replaced:
+            raise RunFailed(f"this host is no part of the run any more: another host {self.number} has come in its place, as it was stopped or cut off for a while. If both are to take part, every host needs a launch.node_rank of its own")  # fmt: skip
+        if self.board.check([OVER]):
+            raise RunOver(*json.loads(self.board.get(OVER)))
+        if not self.board.check([LIFE]):
+            return None
+        number, hosts, ids, port, resume = json.loads(self.board.get(LIFE))
+        return Life(number, tuple(hosts), tuple(ids), port, resume)
 
     def _look_for_another(self, board: SealedBoard) -> None:
         key = NEWEST.format(self.number)
         self.replaced = self.replaced or (board.check([key]) and board.get(key).decode() != self.host.id)
-
-    def _heard(self, keys: list[str], wait: bool = True) -> bool:
-        with self._reaching():
-            while wait and not self.board.check(keys):
-                self.sleep(LOOK_S)
-            return self.board.check(keys)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -355,7 +355,7 @@ class Guest:
 
     def leave(self) -> None:
         """Tell host 0, if it still listens, that this host has left the run."""
-        if self._beats is None or self.replaced:  # what is told under its number is another host's
+        if self._beats is None:
             return
         self._over.set()
 
