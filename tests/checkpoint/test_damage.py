@@ -217,6 +217,18 @@ def test_a_disk_that_is_full_at_any_moment_is_said_and_the_next_checkpoint_is_wr
     assert {"write", "write_text", "fsync", "replace", "rename", "unlink", "mkdir"} <= set(failed) and len(failed) > 20
 
 
+def test_two_processes_of_one_number_write_one_file(tmp_path: Path) -> None:
+    """On two hosts with one folder, or in two containers."""
+    path = tmp_path / "latest"
+
+    def overtaken(temporary: Path) -> None:
+        temporary.write_text("step-000000010")
+        durable_folder.durable_text(path, "step-000000020")
+
+    durable_folder.durable(path, overtaken)
+    assert path.read_text() == "step-000000010" and list(tmp_path.iterdir()) == [path]
+
+
 def test_what_a_death_leaves_of_latest_does_not_stay(tmp_path: Path) -> None:
     saving.save(tmp_path, 10)
     (tmp_path / "latest.4711.tmp").write_text("step-0000")

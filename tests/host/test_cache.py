@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -81,6 +82,21 @@ def test_folder_that_others_can_write_is_refused_and_the_repair_is_told(root: Pa
             ask()
         assert caught.value.instead == f"chmod go-w {root / at}"
     (root / at).chmod(0o755)
+    assert known(target) == {"made": "by them"}
+
+
+def test_what_cannot_be_read_now_is_not_prepared_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, read = planted(root / "kind" / "abc"), Path.read_text
+
+    def fails(path: Path, *told: Any) -> str:
+        if path.name == MARKER:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path, *told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fails)
+        with pytest.raises(UserError, match=rf"{target / MARKER}: cannot be read: Input/output error"):
+            made_once(target, make)
     assert known(target) == {"made": "by them"}
 
 

@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -264,7 +265,7 @@ def durable_text(path: Path, text: str) -> None:
 
 def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
     """Write a checkpoint's file with fsync and rename: under its name the whole file is on the disk, or none."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.tmp")
     write_to(temporary)
     sync(temporary)
     os.replace(temporary, path)

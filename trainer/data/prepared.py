@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import UserError
 from trainer.host import cache
 from trainer.host.cache import cache_root
 
@@ -47,13 +48,15 @@ def known(target: Path) -> dict[str, Any] | None:
     """Read the note (JSON) of a prepared folder; None if the folder does not exist.
 
     Raises:
-        UserError: another user could put something there.
+        UserError: another user could put something there, or the note cannot be read now.
     """
     cache.check_data(target)
     try:
         return json.loads((target / MARKER).read_text())  # type: ignore[no-any-return]
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    except OSError as error:  # what is there must not be taken for missing, and prepared anew
+        raise UserError(str(target / MARKER), f"cannot be read: {error.strerror}", "another folder for prepared data (TRAINER_CACHE=FOLDER), or the same command when it can be read") from error  # fmt: skip
 
 
 def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
-from trainer.errors import RunFailed
 from trainer.models.empty_batch import counting
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
@@ -21,22 +19,6 @@ from trainer.worker.lines import line_of
 from trainer.worker.loop import Training
 from trainer.worker.state import WorkerState, go_on, randomness
 from trainer.worker.state_conversion import averaged, for_servers, from_servers
-
-
-@contextmanager
-def still_there(folder: Path, run_dir: Path) -> Iterator[None]:
-    """Context manager: a checkpoint of another run, which goes on and removes its older ones, may be gone while it is read.
-
-    Raises:
-        RunFailed: it is.
-    """
-    try:
-        yield
-    except Exception as error:
-        if folder.parent == run_dir / store.CHECKPOINTS or durable_folder.marker_of(folder):
-            raise
-        why = "the run that wrote this checkpoint has removed it since it was found (checkpoint.keep_last)"
-        raise RunFailed(f"resume={folder}: {why}. Type instead: resume={folder.parent.parent}, whose newest is then taken") from error  # fmt: skip
 
 
 def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None) -> None:

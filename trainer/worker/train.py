@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.of_another_run import still_there
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
@@ -40,7 +41,7 @@ from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
 from trainer.worker.out_of_memory import memory_named
 from trainer.worker.profiler import Profiled
-from trainer.worker.resuming import resume, still_there
+from trainer.worker.resuming import resume
 from trainer.worker.settings import settings
 from trainer.worker.shared_folder import is_shared
 
@@ -63,8 +64,8 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if seat.returns:
             come_back(run, seat)
         elif assignment.resume:
-            with still_there(folder := Path(assignment.resume), run_dir):
-                resume(run, folder, seat, _shown(assignment))
+            with still_there(assignment.resume, run_dir):
+                resume(run, Path(assignment.resume), seat, _shown(assignment))
         if turns := (*run.turns, *assignment.turns):
             run.turns = tuple(Turn(*turn) for turn in turns)
             run.feed.turn(run.turns)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from trainer.checkpoint.of_another_run import still_there
 from trainer.config.run_config import RunConfig
 from trainer.optim.schedules import Plateau
 from trainer.strategies.builtin import PserverDeclaration
@@ -127,7 +128,8 @@ class Parameters:
         shard = self._shard(layout)
         rule = RULES[self.mode](shard, self.members, self.strategy)
         if self.resume:
-            self._go_on(shard, rule, Path(self.resume))
+            with still_there(self.resume, Path(self.plan.run_dir)):
+                self._go_on(shard, rule, Path(self.resume))
         elif folder := self.strategy.load_from:
             self._load(shard, Path(folder))
         else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trainer.checkpoint.of_another_run import still_there
 from trainer.config.instantiate import call_target
 from trainer.errors import RunFailed
 from trainer.host import descriptors
@@ -72,21 +73,13 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     )
     assert seat.store is not None
     try:
-        _check_part(seat, run)
-        kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
-        machine = Server(
-            seat.rank,
-            run,
-            declared,
-            socket,
-            seat.store,
-            time.monotonic,
-            limit,
-            kept,
-            seat.life,
-            seat.returns,
-            Forked(),
-        )
+        with still_there(run.resume, Path(run.plan.run_dir)):
+            _check_part(seat, run)
+            kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
+            clock, life = time.monotonic, seat.life
+            machine = Server(
+                seat.rank, run, declared, socket, seat.store, clock, limit, kept, life, seat.returns, Forked()
+            )
     except BaseException as error:  # an open socket may keep the process from its end
         socket.close()
         if isinstance(error, FileNotFoundError):
