@@ -198,15 +198,20 @@ def test_a_recorder_that_dies_before_its_launcher_knows_it_is_replaced(tmp_path:
     tracker.end()
 
 
-def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path) -> recorder.Inbox:
-    """What a recorder still has to read of a launcher that had the folder, opened these runs, and got SIGKILL."""
+def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked: bool = False) -> recorder.Inbox:
+    """What a recorder still has to read of a launcher that had the folder, opened these runs, and got SIGKILL.
+
+    Args:
+        forked: a process that it has forked still has its end of the way.
+    """
     way, its = socket.socketpair()
     monkeypatch.setattr(client.Tracker, "_start", lambda self: (SimpleNamespace(), way))
     launcher, tracker = Hold(folder), client.Tracker(print)
     assert launcher.share()
     for run_dir in opened:
         tracker.open(run_dir, message(run_dir, secrets=[]))
-    way.close()
+    if not forked:
+        way.close()
     launcher.leave()
     return recorder.Inbox(its)
 
@@ -226,6 +231,27 @@ def test_a_killed_launcher_leaves_the_folder_to_its_recorder(tmp_path: Path, mon
     recorder._mark_killed(follower)
     assert read(tmp_path / "status.json")["state"] == "killed" and store.runs["run0"].info.status == "KILLED"
     assert next_life.take()
+    inbox.way.close()
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_what_a_launcher_has_sent_before_it_was_killed_is_read(forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The recorder, which was busy, finds both at once: that the launcher is dead, and what it had sent."""
+    inbox, store = killed(tmp_path, monkeypatch, tmp_path, forked=forked), Store()
+    (tmp_path / "status.json").write_text('{"state": "running"}')
+
+    def following(*told: Any) -> Follower:
+        follower = FOLLOWING(*told)
+        follower.client = store
+        return follower
+
+    monkeypatch.setattr(recorder, "following", following)
+    if not (launcher := os.fork()):
+        os._exit(0)
+    os.waitid(os.P_PID, launcher, os.WEXITED | os.WNOWAIT)
+    recorder._follow(launcher, inbox.way)
+    os.waitpid(launcher, 0)
+    assert read(tmp_path / "status.json")["state"] == "killed" and store.runs["run0"].info.status == "KILLED"
     inbox.way.close()
 
 

@@ -55,19 +55,20 @@ class Inbox:
             yield message, Hold.received(self.locks.popleft()) if message.pop("held", False) else None
 
 
-def _follow(parent: int) -> None:
+def _follow(parent: int, way: socket.socket) -> None:
     """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
     followers: dict[str, Follower] = {}
-    gone, inbox = _watch(parent), Inbox(socket.socket(fileno=0))
+    gone, inbox = _watch(parent), Inbox(way)
     next_round = 0.0
     while not inbox.ended:
-        ready = connection.wait([0, *gone], max(0.0, next_round - time.monotonic()))
-        if any(fd != 0 for fd in ready):
-            break
-        if 0 in ready:
+        ready = connection.wait([way, *gone], max(0.0, next_round - time.monotonic()))
+        dead = any(one in ready for one in gone)
+        if way in ready:
             for message, hold in inbox.read():
                 _obey(message, followers, hold)
-        if time.monotonic() >= next_round:
+        elif dead:  # all that it had sent is read; the way may be open in a process that it has forked
+            break
+        if time.monotonic() >= next_round and not dead:
             for follower in followers.values():
                 follower.try_once()
             if followers and not gc.isenabled():
@@ -201,7 +202,7 @@ def main(argv: list[str]) -> int:
         interpreter.begin()
         with contextlib.suppress(ImportError):
             import mlflow  # noqa: F401  while the parent imports torch
-        _follow(int(argv[0]))
+        _follow(int(argv[0]), socket.socket(fileno=0))
         interpreter.leave(0)
     try:
         if len(argv) != 2 or argv[0] != "resend":
