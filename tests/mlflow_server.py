@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import urllib.request
 from pathlib import Path
 
 from tests.pace import wait_for
+from tests.ports import ports
 from tests.runs import environment, family, kill, zygote
 from tests.zygote import Started
 
@@ -17,8 +17,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        [self.port] = ports(1)
         self.store = f"sqlite:///{folder / 'mlflow.db'}"
         self.process: Started | None = None
 

@@ -216,13 +216,11 @@ def test_runs_started_in_the_same_second_get_their_own_folders(tmp_path: Path) -
 
 
 def test_two_hosts_equal_one_host(tmp_path: Path) -> None:
-    import socket
-
     from tests.pace import wait_for
+    from tests.ports import ports
     from tests.runs import start
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    [port] = ports(1)
     argv = [*SMALL, "tracking=none", "execution.log_every=1", "precision=fp64"]
     hosts = []
     for rank in (0, 1):

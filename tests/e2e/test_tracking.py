@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from tests.mlflow_server import Server
 from tests.pace import wait_for
 from tests.pictures import config, image_folder
+from tests.ports import ports
 from tests.runs import ROOT, SMALL, mlflow_runs, points, read, script, start, trainer
 from trainer.tracking.mlflow_run import Follower
 
@@ -468,8 +468,7 @@ def test_the_hosts_load_is_measured_once_per_host(told: tuple[Path, Server, Any]
 
 def test_hosts_carry_their_number(tmp_path: Path) -> None:
     """Two launchers on this machine stand for two hosts."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    [port] = ports(1)
     argv = [
         *SMALL,
         "tracking=none",

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import ports
 from tests.runs import alive, family, kill, points, start
 from tests.zygote import Started
-from trainer.host.addresses import LOOPBACK, free_port
+from trainer.host.addresses import LOOPBACK
 
 BASE = (
     "+recipe=digits_lenet", "data.global_batch_size=32", "limit_train_batches=10", "limit_val_batches=2", "epochs=2", "execution.log_every=1",
@@ -28,7 +29,7 @@ class Loopback:
 
     folder: Path
     options: Sequence[str]
-    port: int = field(default_factory=lambda: free_port(LOOPBACK))
+    port: int = field(default_factory=lambda: ports(1)[0])
     screens: dict[int, Path] = field(default_factory=dict)
     started: list[Started] = field(default_factory=list)
 

@@ -18,10 +18,10 @@ import pytest
 
 from tests.launch.entries import Babble
 from tests.pace import patient, wait_for
+from tests.ports import ports
 from tests.runs import alive, start, trainer
 from tests.zygote import Started
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host.addresses import free_port
 from trainer.host.notes_board import FolderLost, NoNote
 from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
@@ -78,8 +78,7 @@ def test_a_log_is_clean_while_it_is_written(tmp_path: Path) -> None:
 
 
 def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    [port] = ports(1)
 
     def host(number: int) -> HostResults:
         role = Role("worker", 4, entry("sums"), ["cpu", "cpu"], first_rank=2 * number)
@@ -105,7 +104,7 @@ def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 def test_launchers_of_two_hosts_name_the_worker_that_holds_up_the_other(tmp_path: Path) -> None:
     """The other waits for it long before it hangs, and its launcher sees that first."""
-    port = free_port("127.0.0.1")
+    [port] = ports(1)
 
     def host(number: int) -> str:
         role = Role("worker", 2, entry("holds_up"), ["cpu"], first_rank=number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.pace import wait_for
+from tests.ports import ports
 from tests.runs import environment, read, trainer, zygote
 from tests.zygote import Started
 from trainer.errors import RunFailed
@@ -28,22 +28,8 @@ DIGITS = (
 )  # fmt: skip
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0", "limit_train_batches=20")
 PATIENCE_S = 600
-BELOW_EPHEMERAL = range(10_000, 30_000)
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def ports(number: int) -> list[int]:
-    """Free ones that the system gives to nobody."""
-    found: list[int] = []
-    while len(found) < number:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port := random.choice(BELOW_EPHEMERAL)))
-            except OSError:
-                continue
-        found += [port] if port not in found else []
-    return found
 
 
 @dataclass
