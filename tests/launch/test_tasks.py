@@ -152,8 +152,22 @@ def test_launcher_that_is_ended_takes_its_commands_along(number: signal.Signals,
     wait_for(lambda: not alive(workers), 60, "all processes end")
 
 
+class Begun(subprocess.Popen[bytes]):
+    """A program that has begun when the alarm comes, whatever the machine does: who is interrupted as it starts one cannot end it."""
+
+    def __init__(self, *told: Any, **more: Any) -> None:
+        self.alarm = signal.setitimer(signal.ITIMER_REAL, 0.0)
+        super().__init__(*told, **more)
+
+    def communicate(self, *told: Any, **more: Any) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, *self.alarm)
+        return super().communicate(*told, **more)
+
+
 def waits(task: Task) -> None:
-    subprocess.run(["sleep", "1000"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Begun)
+        subprocess.run(["sleep", "1000"])
 
 
 def tries_again(task: Task) -> None:

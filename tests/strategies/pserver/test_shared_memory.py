@@ -245,17 +245,18 @@ def test_sum_is_exact_through_memory_in_bad_weather_and_with_restarted_workers(
 
 
 def test_nothing_is_left_of_processes_that_are_killed() -> None:
-    before = set(os.listdir("/dev/shm"))
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         pool = Pool()
         room = pool.room(COUNT, np.dtype(np.float32))
-        os.write(writing, struct.pack("<QQ", pool.first.fd, pool.first.inode) if room is not None else b"")
+        place = os.fstat(pool.first.fd)
+        told = struct.pack("<QQQ", place.st_dev, pool.first.fd, pool.first.inode)
+        os.write(writing, told if room is not None else b"")
         os.kill(os.getpid(), 9)
     assert os.waitpid(child, 0)[1] == 9
-    told = os.read(reading, 16)
-    assert len(told) == 16
-    assert set(os.listdir("/dev/shm")) == before
+    device, *where = struct.unpack("<QQQ", os.read(reading, 24))
+    shared = [(os.stat("/dev/shm").st_dev, file.inode()) for file in os.scandir("/dev/shm")]  # of others, too
+    assert (device, where[1]) not in shared
     with pytest.raises(FileNotFoundError):
-        segments.look_into(child, *struct.unpack("<QQ", told), writable=True)
+        segments.look_into(child, *where, writable=True)
