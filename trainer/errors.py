@@ -81,11 +81,13 @@ class RunFailed(Exception):
     Attributes:
         ends_run: processes that could do without the one that raises it cannot go on either.
         follows: from the end of another process, which is the cause.
+        asked: the signal that had asked this host to leave before that; empty: none had.
     """
 
     exit_code = 1
     ends_run = True
     follows = False
+    asked = ""
 
 
 class Died(RunFailed):
@@ -141,7 +143,15 @@ class Interrupted(BaseException):
 
 
 class AskedToLeave(Interrupted):
-    """The error for SIGTERM or SIGUSR1 to a run that can go on, while it trains nothing: there is nothing new to save."""
+    """The error for SIGTERM or SIGUSR1 to a run that can go on, while it trains nothing: there is nothing new to save.
+
+    Args:
+        elsewhere: another host got the signal.
+    """
+
+    def __init__(self, message: str, elsewhere: bool = False) -> None:
+        super().__init__(message)
+        self.elsewhere = elsewhere
 
 
 PREEMPTED = "preempted"

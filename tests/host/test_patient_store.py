@@ -46,6 +46,30 @@ def test_store_that_does_not_answer_is_named_in_time_and_answers_count_when_the_
     assert patient.get("a") == b"1", "what is asked later is answered later"
 
 
+def test_question_does_not_wait_for_a_connection_that_another_thread_opens() -> None:
+    """Host 0 is gone: torch tries for minutes to connect, and the launcher looks meanwhile."""
+
+    class Unreachable(dist.HashStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked, self.open = threading.Event(), threading.Event()
+
+        def clone(self) -> dist.HashStore:
+            self.asked.set()
+            self.open.wait()
+            return self
+
+    store = Unreachable()
+    patient = PatientStore(store, "the store", 1000)
+    other = threading.Thread(target=patient.clone)
+    other.start()
+    assert store.asked.wait(20)
+    patient.patience_s = 20
+    assert not patient.check(["a"])
+    store.open.set()
+    other.join()
+
+
 def test_who_has_less_time_asks_the_same_board_with_less_patience() -> None:
     store, secret = Cut(), b"s" * 32
     board = SealedBoard(PatientStore(store, "the store", 1000), secret).under("part")

@@ -1,14 +1,19 @@
 """What signals do while a job runs."""
 
+from __future__ import annotations
+
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from trainer.config.instantiate import locate
-from trainer.errors import AskedToLeave, Interrupted
-from trainer.host.signals import requests, termination_raises, undisturbed
+from trainer.errors import AskedToLeave, Interrupted, RunFailed
+from trainer.host.notes_board import NoNote
+from trainer.host.signals import Grace, requests, termination_raises, undisturbed
+from trainer.launch.forkserver import _asked_to_leave
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 SCHEDULERS = NUMBERS[:2]
@@ -71,6 +76,29 @@ def test_second_signal_leaves_unsaved_what_the_first_one_was_to_save(monkeypatch
         assert request
         os.kill(os.getpid(), signal.SIGUSR1)
     assert raised.type is Interrupted
+
+
+def test_request_that_cannot_be_passed_on_shows_no_traceback_and_the_failure_tells_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Host 0 is gone, and this launcher has not found it out yet."""
+    broke = list[object]()
+    monkeypatch.setattr(threading, "excepthook", broke.append)
+    asked = threading.Event()
+
+    class Gone:
+        def clone(self) -> Gone:
+            asked.set()
+            raise NoNote("the store of host 0: Connection refused")
+
+    def fail() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.wait(20)
+        raise RunFailed("host 0 cannot be reached")
+
+    with pytest.raises(RunFailed) as raised, _asked_to_leave(Grace(1000, lambda: True), [Gone()]):
+        fail()
+    assert raised.value.asked == "SIGTERM" and not broke and "saves a checkpoint" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, signal.SIGINT], ids=lambda number: number.name)

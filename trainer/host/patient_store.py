@@ -25,22 +25,28 @@ class PatientStore:
     Args:
         store: torch's.
         name: of the store, in messages.
-        patience_s: longest wait for an answer, besides the time in which this process was stopped.
+        patience_s: longest wait for an answer, besides the time in which this process was stopped; by: what sets it, in messages.
     """
 
-    def __init__(self, store: Any, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.store, self.name, self.patience_s, self.clock = store, name, patience_s, clock
+    def __init__(
+        self, store: Any, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic, by: str = "strategy.timeout_s"
+    ) -> None:  # fmt: skip
+        self.store, self.name, self.patience_s, self.clock, self.by = store, name, patience_s, clock, by
         self._in_all: Patience | None = None
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def clone(self) -> PatientStore:
-        """Return the same store with its own connection."""
-        return PatientStore(self._ask(self.store.clone), self.name, self.patience_s, self.clock)
+        """Return the same store with its own connection. The way there may be cut: nobody else's question waits for it."""
+        return self._of(self._of(self.store)._ask(self.store.clone))
+
+    def _of(self, store: Any) -> PatientStore:
+        return PatientStore(store, self.name, self.patience_s, self.clock, self.by)
 
     def within(self, seconds: float) -> PatientStore:
         """Return the same store for questions that are asked now, which together are given up after so long."""
-        store = PatientStore(self.store, self.name, min(self.patience_s, seconds), self.clock)
+        store = self._of(self.store)
+        store.patience_s = min(self.patience_s, seconds)
         store._in_all = Patience(store.patience_s, self.clock)
         return store
 
@@ -77,7 +83,7 @@ class PatientStore:
                 answer, error = box.get(timeout=min(LOOK_S, left))
                 break
         else:
-            raise NoNote(f"{self.name} did not answer within {self.patience_s:g} s (strategy.timeout_s)")
+            raise NoNote(f"{self.name} did not answer within {self.patience_s:g} s ({self.by})")
         if error is not None:
             raise NoNote(f"{self.name}: {first_line(error)}") from error
         return answer

@@ -11,7 +11,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,9 +125,10 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRe
         return
 
     def tell(name: str) -> None:
-        for board in here[:1]:
-            board.clone().set(LEAVE, "")
-        say_leaving(name, grace.seconds)  # when it is true: the workers are asked
+        with suppress(NoNote):  # the launcher looks there as well, and says that host 0 is gone
+            for board in here[:1]:
+                board.clone().set(LEAVE, "")
+            say_leaving(name, grace.seconds)  # when it is true: the workers are asked
 
     with requests(grace.begun, grace.seconds, tell) as request:
         try:
@@ -136,6 +137,9 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRe
             if not request:
                 raise
             raise Interrupted(f"got {request.name}, and then {death}") from death
+        except RunFailed as error:
+            error.asked = request.name
+            raise
 
 
 def _watched(

@@ -15,7 +15,7 @@ from trainer.launch.rendezvous import Meeting
 from trainer.planning.run_secret import secret_of_hosts
 
 PATIENCE_S = 3 * LOST_S
-"""Longest wait for an answer of host 0."""
+"""Longest wait for an answer of host 0, where ``launch.timeout_s`` is not longer."""
 
 
 @contextmanager
@@ -28,6 +28,7 @@ def opened(launch: LaunchConfig) -> Iterator[SealedBoard]:
         RunFailed: host 0 does not answer, or cannot listen.
     """
     meeting = Meeting(launch.master_addr, launch.master_port, launch.node_rank, launch.nnodes, launch.timeout_s)
-    store = PatientStore(open_store(meeting), meeting.store, PATIENCE_S)
+    by = f"launch.timeout_s, at least {PATIENCE_S:g} s"
+    store = PatientStore(open_store(meeting), meeting.store, max(PATIENCE_S, launch.timeout_s), by=by)
     key = hashlib.blake2b((secret_of_hosts(launch) or "").encode(), person=b"lobby", digest_size=32).digest()
     yield SealedBoard(store, key, "lobby/")
