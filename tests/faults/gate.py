@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from trainer.worker.callbacks import UpdateEnd
+from trainer.worker.callbacks import TrainStart, UpdateEnd
 
 WAITS = "waits at the gate"
 """What a worker's log says then."""
@@ -26,6 +26,18 @@ class Gate:
         if self.waits and event.step == self.at:
             print(WAITS, flush=True)
         while self.waits and event.step == self.at and not (event.run_dir / self.until).exists():
+            time.sleep(0.02)
+
+
+class Late:
+    """A worker begins its first update when the run's folder has the file ``until``."""
+
+    def __init__(self, until: str) -> None:
+        self.until = until
+
+    def on_train_start(self, event: TrainStart) -> None:
+        print(WAITS, flush=True)
+        while not (event.run_dir / self.until).exists():
             time.sleep(0.02)
 
 

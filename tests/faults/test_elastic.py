@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.faults.gate import WAITS
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
 from tests.ledgers import applied
 from tests.pace import patient, wait_for
@@ -102,6 +103,25 @@ def test_host_that_gets_sigterm_leaves_and_loses_nothing(
         assert read(hosts.run / "result.json")["restarts"] == 0
         lost = "not carried over: what tells the replicas of 2 workers apart" in hosts.screen(0)
         assert lost == (strategy == "local_sgd")
+
+
+@pytest.mark.long
+def test_host_that_gets_sigterm_before_the_first_update_leaves_and_the_others_begin_without_it(
+    tmp_path: Path, by_one_worker: list[tuple[int, float]]
+) -> None:
+    late = "callbacks=[{_target_:tests.faults.gate.Late,until:go}]"
+    with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", late) as hosts:
+        first, second = hosts.start(0), hosts.start(1)
+        log = hosts.run / "workerlog.1"
+        wait_for(lambda: log.exists() and WAITS in log.read_text(), LONG, "its worker waits")
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(LONG) == 75, hosts.all_screens()
+        hosts.go()
+        assert first.wait(LONG) == 0, hosts.all_screens()
+        assert "goes on without hosts that have left" in hosts.screen(0)
+        assert [(how, workers) for how, _, workers in lives(hosts.run)] == [("failed", 2), ("done", 1)]
+        assert same(losses(hosts.run), by_one_worker)
+        assert read(hosts.run / "result.json")["restarts"] == 0
 
 
 @pytest.mark.long

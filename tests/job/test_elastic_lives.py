@@ -46,6 +46,7 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
     run.mkdir()
     board = FolderBoard(notes)
     monkeypatch.setattr("trainer.launch.lobby_store.opened", lambda launch: contextlib.nullcontext(board))
+    monkeypatch.setattr("trainer.job.elastic._terms", lambda ready: {})
     ready: Any = SimpleNamespace(
         plan=SimpleNamespace(run_dir=str(run), nnodes=2),
         checked=SimpleNamespace(config=SimpleNamespace(launch=None)),

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from tests.pace import wait_for
 from tests.store_elsewhere import stop, store_elsewhere
-from trainer.errors import Died, RunFailed
+from trainer.errors import AskedToLeave, Died, RunFailed
 from trainer.host.notes_board import SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.patient_store import PatientStore
@@ -24,6 +24,7 @@ from trainer.host.signals import LEAVE
 from trainer.job import elastic
 from trainer.launch import lobby, lobby_store
 from trainer.launch.lobby import BEAT, HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
+from trainer.planning.assignment import Assignment
 from trainer.planning.deaths import Deaths
 
 
@@ -161,6 +162,24 @@ def test_host_that_ends_its_part_of_a_life_and_goes_is_not_lost() -> None:
     assert world.lobby.lost() == []
 
 
+def test_host_that_leaves_and_comes_back_before_the_others_have_ended_the_life_is_not_lost() -> None:
+    world, run = World(), SealedBoard(dist.HashStore(), b"run")
+    world.live(1)
+    world.tell(1, ended=1, how="preempted", asked="SIGTERM", gone=True)
+    world.tell(1, id="second 1", ended=0, how="", asked="", gone=False)
+    world.lobby.watch(run)
+    assert world.lobby.lost() == [] and world.lobby.resized
+    assert [host.asked for host in world.lobby.settle(60)] == ["SIGTERM"]
+    assert world.lobby.gather(1, 60, 0) == [0, 1]
+    world = World()
+    world.live(1)
+    world.tell(1, gone=True)
+    world.tell(1, id="second 1", gone=False)
+    with pytest.raises(RunFailed, match="host 1 left") as left:
+        world.lobby.watch(run)
+    assert not isinstance(left.value, Died)
+
+
 def test_host_that_leaves_takes_no_part_in_the_next_life() -> None:
     world = World()
     world.live(1, 2)
@@ -201,6 +220,7 @@ def test_host_that_comes_while_the_run_ends_hears_that_it_is_over(
     told = SimpleNamespace(config=SimpleNamespace(launch=None))
     ready = SimpleNamespace(plan=SimpleNamespace(run_dir=str(tmp_path), nnodes=2), checked=told)
     monkeypatch.setattr(lobby_store, "opened", lambda launch: nullcontext(world.board))
+    monkeypatch.setattr(elastic, "_terms", lambda ready: {})
     seen: list[str] = []
     monkeypatch.setattr(Lobby, "end", lambda *_: seen.extend(path.name for path in tmp_path.iterdir()))
     with elastic._lobby(ready):  # type: ignore[arg-type]
@@ -216,11 +236,12 @@ def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_an
     (tmp_path / "mark").touch()
     with store_elsewhere() as (store, serves):
         board, patience = SealedBoard(PatientStore(store, "the store", 1000), b"secret"), 0.2
+        board.set("terms", "{}")
         board.set("mark", "mark")
         guest = Guest(board, 1, "there")
         patient = SealedBoard(PatientStore(store.clone(), "the store", patience), b"secret")
         monkeypatch.setattr(board, "clone", lambda: patient)
-        guest.come(tmp_path)
+        guest.come(tmp_path, {})
 
         def beat() -> int:
             return int(board.get(BEAT.format(guest.host.id)))
@@ -256,18 +277,93 @@ def test_host_whose_part_of_a_life_is_done_has_not_come_in() -> None:
         assert world.lobby.waiting() == [1], "for the next life it is there"
 
 
+def come_to(world: World, folder: Path) -> None:
+    """What host 0 writes before the others come."""
+    (folder / "mark").touch()
+    world.board.set("terms", json.dumps({"seed": 0}))
+    world.board.set("mark", "mark")
+
+
+def test_host_that_was_stopped_while_it_came_does_not_replace_the_one_that_has_come_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    come_to(world, tmp_path)
+    stopped, other = Guest(world.board, 1, "there"), Guest(world.board, 1, "there")
+    monkeypatch.setattr(stopped, "_check_alone", lambda: other.come(tmp_path, {"seed": 0}))
+    with pytest.raises(RunFailed, match="there is another host 1 already"):
+        stopped.come(tmp_path, {"seed": 0})
+    world.lobby.look()
+    assert world.lobby.hosts[1].id == other.host.id and not other.replaced
+    other.leave()
+
+
+def test_host_with_another_secret_or_another_command_is_refused_and_nobody_hears_of_it(tmp_path: Path) -> None:
+    world = World()
+    come_to(world, tmp_path)
+    with pytest.raises(RunFailed, match="host 0 knows another secret than this host"):
+        Guest(SealedBoard(world.board.store, b"another"), 1, "there").come(tmp_path, {"seed": 0})
+    with pytest.raises(RunFailed, match=r"another command: seed is 7 here and 0 on host 0.*The run goes on without"):
+        Guest(world.board, 1, "there").come(tmp_path, {"seed": 7})
+    world.lobby.look()
+    assert not world.lobby.hosts
+
+
+def a_life(told: Path, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A job whose lives need no plan."""
+    monkeypatch.setattr(guest, "next_life", lambda after: lobby.Life(after + 1, (0, 1), ("", guest.host.id), 1, ""))
+    monkeypatch.setattr(elastic, "_of_life", lambda ready, life: ready)
+    monkeypatch.setattr(elastic, "_described", lambda *_: "")
+    assignment = Assignment(None, None)  # type: ignore[arg-type]
+    return SimpleNamespace(plan=SimpleNamespace(run_dir=str(told)), assignment=assignment)
+
+
+def test_host_that_was_asked_to_leave_before_its_life_failed_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host was stopped, so that nobody could save."""
+    guest = Guest(World().board, 1, "there")
+    failed = RunFailed("host 0 has ended the run: host 2 is lost")
+    failed.asked = "SIGTERM"
+
+    def start(assignment: Assignment) -> dict[str, object]:
+        assert not guest.host.ended or guest.host.asked, "it is no part of another life"
+        raise failed
+
+    ready = a_life(tmp_path, guest, monkeypatch)
+    with pytest.raises(AskedToLeave, match="got SIGTERM"):
+        elastic._follow(start, ready, guest)  # type: ignore[arg-type]
+    assert (guest.host.ended, guest.host.asked) == (1, "SIGTERM")
+    monkeypatch.setattr(elastic.store, "newest_whole", lambda folder, verify: folder)
+    monkeypatch.setattr(elastic.store, "about", lambda folder: SimpleNamespace(done=6))
+    assert elastic._follow(start, ready, guest) == {"ended": "preempted", "steps": 6}  # type: ignore[arg-type]
+
+
+def test_host_goes_on_without_one_that_was_asked_to_leave_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest, lives = Guest(World().board, 1, "there"), []
+
+    def start(assignment: Assignment) -> dict[str, object]:
+        lives.append(guest.host.how)
+        raise AskedToLeave("got SIGTERM", elsewhere=len(lives) == 1)
+
+    with pytest.raises(AskedToLeave):  # in the second life this host itself
+        elastic._follow(start, a_life(tmp_path, guest, monkeypatch), guest)  # type: ignore[arg-type]
+    assert lives == ["", "failed"]
+
+
 def test_host_that_another_one_has_replaced_is_not_heard_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was stopped until it was missed, and wakes."""
     monkeypatch.setattr(lobby, "BEAT_S", 0.05)
-    (tmp_path / "mark").touch()
     world = World()
-    world.board.set("mark", "mark")
+    come_to(world, tmp_path)
     stopped, newest = Guest(world.board, 1, "there"), Guest(world.board, 1, "there")
-    stopped.come(tmp_path)
+    stopped.come(tmp_path, {"seed": 0})
     monkeypatch.setattr(newest, "_check_alone", lambda: None)  # the other one is silent
-    newest.come(tmp_path)
+    newest.come(tmp_path, {"seed": 0})
     wait_for(lambda: stopped.replaced, 20, "it looks")
     stopped.tell()  # as it does when it is stopped just before
     world.lobby.look()

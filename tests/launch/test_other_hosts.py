@@ -43,8 +43,9 @@ def test_hosts_end_as_asked_to_leave_with_the_one_that_was() -> None:
     notes = Notes()
     first, second = others(notes, 0), others(notes, 1)
     first.end("got SIGUSR1", asked=True)
-    with pytest.raises(AskedToLeave, match=r"^host 0 \(10.0.0.1\) has ended the run: got SIGUSR1$"):
+    with pytest.raises(AskedToLeave, match=r"^host 0 \(10.0.0.1\) has ended the run: got SIGUSR1$") as left:
         second.look()
+    assert left.value.elsewhere
 
 
 def test_host_0_ends_when_all_others_know_why_or_have_left_and_soon_if_they_do_not_hear() -> None:

@@ -6,6 +6,7 @@ meet at its store; torchrun's c10d rendezvous has the same limit.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import PREEMPTED, AskedToLeave, Died, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
+from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.deaths import Deaths
 from trainer.planning.resume import left_behind
@@ -54,7 +56,7 @@ def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Tracker 
 @contextmanager
 def _lobby(ready: Ready) -> Iterator[Lobby]:
     """Host 0's lobby; in the end the others are told how the run ended."""
-    from trainer.launch.lobby import MARK, Lobby
+    from trainer.launch.lobby import MARK, TERMS, Lobby
     from trainer.launch.lobby_store import opened
 
     run_dir = Path(ready.plan.run_dir)
@@ -62,6 +64,7 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
     with opened(ready.checked.config.launch) as board:
         mark.touch()
         lobby = Lobby(board, ready.plan.nnodes)
+        board.set(TERMS, json.dumps(_terms(ready), default=str))
         board.set(MARK, mark.name)
         how, why = "failed", "host 0 has ended"
         try:
@@ -88,10 +91,15 @@ def _guest(ready: Ready) -> Iterator[Guest]:
     with opened(launch) as board:
         guest = Guest(board, launch.node_rank, with_port(launch.master_addr, launch.master_port))
         try:
-            guest.come(Path(ready.plan.run_dir))
+            guest.come(Path(ready.plan.run_dir), _terms(ready))
             yield guest
         finally:
             guest.leave()
+
+
+def _terms(ready: Ready) -> dict[str, Any]:
+    """What must be the same in the commands of all hosts, whoever takes part; the checkpoint is told in each life."""
+    return {**terms(ready.plan, ready.checked.config, ready.assignment), "the checkpoint": ""}
 
 
 def _of_life(ready: Ready, life: Life) -> Ready:
@@ -164,8 +172,8 @@ class _Leading:
             return self.start(assignment), None
         except NotFinite:
             raise
-        except RunFailed as error:
-            return None, error
+        except (RunFailed, AskedToLeave) as error:
+            return None, _failure(error)
 
     def _all_leave(self, outcome: dict[str, Any], others: Sequence[Host]) -> bool:
         """Whether the whole run was asked to leave, and not one host of it, or nobody, because another came in."""
@@ -182,7 +190,8 @@ class _Leading:
         update = int(read_status(Path(self.ready.plan.run_dir)).get("step") or 0)
         how, why, which = PREEMPTED, "hosts came or left", "goes on with other hosts"
         if error is not None:
-            death = self._death(error, others, [number for number in lost if not self.lobby.hosts[number].gone])
+            parts = self.lobby.parts()
+            death = self._death(error, others, [number for number in lost if not parts[number].gone])
             if death is None and not lost:
                 raise error
             update = max(update, 0 if death is None else workers_update(death))
@@ -205,6 +214,32 @@ class _Leading:
             death.done = dict(died.done)
             return death
         return self.lobby.death_of(lost) if lost else None
+
+
+def _failure(error: RunFailed | AskedToLeave) -> RunFailed:
+    """How a life failed; where another host was asked to leave before the first update, the others go on without that host.
+
+    Raises:
+        AskedToLeave: this host was asked to leave.
+    """
+    if isinstance(error, RunFailed):
+        return error
+    if not error.elsewhere:
+        raise error
+    return RunFailed(str(error))
+
+
+def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
+    """The outcome of a host that was asked to leave in a life that failed before all had saved: the others go on from the newest
+    checkpoint, and so does its command.
+
+    Raises:
+        AskedToLeave: there is none yet.
+    """
+    newest = store.newest_whole(run_dir / CHECKPOINTS, verify=False)
+    if newest is None:
+        raise AskedToLeave(f"got {asked}")
+    return {"ended": PREEMPTED, "steps": store.about(newest).done}
 
 
 def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
@@ -237,9 +272,13 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
             failure = death
             guest.tell(ended=number, how="died", why=str(death), who=death.who, update=death.update, done=death.done)
             continue
-        except RunFailed as error:
-            failure = error
-            guest.tell(ended=number, how="failed", why=str(error))
+        except (RunFailed, AskedToLeave) as error:
+            failure = _failure(error)
+            guest.note(ended=number, how="failed", why=str(error), asked=failure.asked)
+            if failure.asked:
+                say(f"\nATTENTION: {first_line(failure)}\n")
+                return _preempted(Path(ready.plan.run_dir), failure.asked)
+            guest.tell()
             continue
         asked = outcome.pop("asked", "")
         preempted = outcome.get("ended") == PREEMPTED

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import Died, RunFailed, UserError
 from trainer.host.notes_board import Board, NoNote, OwnBoard, SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S, Patience
 from trainer.host.signals import LEAVE
+from trainer.launch.rendezvous import differing
+from trainer.planning.run_secret import VARIABLE
 from trainer.wording import counted
 
 BEAT_S = 1.0
@@ -33,7 +36,7 @@ GOODBYE_S = 10.0
 """Longest wait of host 0, at the end of the run, for the others to read how it ended."""
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
-HERE, BEAT, LIFE, OVER, MARK = "here/{}", "beat/{}", "life", "over", "mark"
+HERE, BEAT, LIFE, OVER, MARK, TERMS = "here/{}", "beat/{}", "life", "over", "mark", "terms"
 """What a host tells of itself and its signs of life lie under the id of its command: each note has one writer, and what is
 under way while host 0 is stopped replaces nothing newer."""
 NEWEST = "newest/{}"
@@ -119,7 +122,7 @@ class Lobby:
             if not self.board.check([NEWEST.format(number)]):
                 continue
             id = self.board.get(NEWEST.format(number)).decode()
-            told, beat = Host(**json.loads(self.board.get(HERE.format(id)))), self.board.get(BEAT.format(id))
+            told, beat = self._told(id), self.board.get(BEAT.format(id))
             same = (self.hosts.get(number), self.beats.get(number)) == (told, beat)
             self.silent[number] = self.silent[number] + passed if same else 0.0
             self.hosts[number], self.beats[number] = told, beat
@@ -130,12 +133,15 @@ class Lobby:
 
     def lost(self) -> list[int]:
         """The hosts of this life that are lost before it ended for them: silent, gone, or restarted."""
-        return [
-            n for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n and self._is_lost(n, self.hosts[n], id)
-        ]
+        return [n for n, part in self.parts().items() if part.ended != self.life.number and (part.id != self.hosts[n].id or not self.is_there(n))]  # fmt: skip
 
-    def _is_lost(self, number: int, host: Host, id: str) -> bool:
-        return host.id != id or (host.ended != self.life.number and not self.is_there(number))
+    def parts(self) -> dict[int, Host]:
+        """What the commands of this life have told, by the numbers of their hosts, even where newer ones have come."""
+        newest = [(n, id, self.hosts[n]) for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n]
+        return {n: host if host.id == id else self._told(id) for n, id, host in newest}
+
+    def _told(self, id: str) -> Host:
+        return Host(**json.loads(self.board.get(HERE.format(id))))
 
     def waiting(self) -> list[int]:
         """The hosts that are present and not part of the current life."""
@@ -193,7 +199,7 @@ class Lobby:
         """
         self.look()
         if lost := self.lost():
-            if all(self.hosts[number].gone for number in lost):
+            if all(self.parts()[number].gone for number in lost):
                 raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
             raise self.death_of(lost)
         if run is not None and (come := self._come()) and not self.resized:
@@ -215,10 +221,10 @@ class Lobby:
         patience = Patience(max(timeout_s, LOST_S + LONGEST_LOOK_S), self.clock)
         while True:
             self.look()
-            lost = self.lost()
-            late = [n for n in self.life.hosts if n and n not in lost and self.hosts[n].ended != self.life.number]
+            lost, parts = self.lost(), self.parts()
+            late = [n for n, part in parts.items() if n not in lost and part.ended != self.life.number]
             if patience.left() <= 0.0 or not late:
-                return [self.hosts[n] for n in self.life.hosts if n and n not in [*lost, *late]]
+                return [part for n, part in parts.items() if n not in [*lost, *late]]
             self.sleep(LOOK_S)
 
     def end(self, how: str, why: str) -> None:
@@ -248,18 +254,25 @@ class Guest:
         self._beats: threading.Thread | None = None
         self.replaced = False
 
-    def come(self, run_dir: Path) -> None:
+    def come(self, run_dir: Path, terms: Mapping[str, Any]) -> None:
         """Enter the lobby, and send signs of life from now on.
+
+        Args:
+            terms: of this host's command.
 
         Raises:
             UserError: the run's folder is not the one that host 0 sees.
-            RunFailed: there is such a host already, or host 0 is gone.
+            RunFailed: there is such a host already, host 0 has another secret or other terms, or is gone.
         """
         with self._reaching():
-            self._check_alone()
             self._check_folder(run_dir)
+            self._check_terms(terms)
+            before = self._newest()
+            self._check_alone()
             self.tell()
             self.board.set(BEAT.format(self.host.id), "0")
+            if self._newest() != before:  # this host may have been stopped since it looked
+                raise RunFailed(self._twice)
             self.board.set(NEWEST.format(self.number), self.host.id)
             beats = self.board.clone()
 
@@ -274,25 +287,38 @@ class Guest:
         self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
         self._beats.start()
 
+    @property
+    def _twice(self) -> str:
+        return f"there is another host {self.number} already: every host needs a launch.node_rank of its own"
+
+    def _newest(self) -> str:
+        """The id of the newest command that came under this host's number; empty: none has."""
+        key = NEWEST.format(self.number)
+        return self.board.get(key).decode() if self.board.check([key]) else ""
+
     def _check_alone(self) -> None:
         """Nobody else comes under this host's number."""
-        newest, first = NEWEST.format(self.number), None
+        first = None
         for _ in range(round(3 * BEAT_S / LOOK_S)):
-            if not self.board.check([newest]):
-                return
-            id = self.board.get(newest).decode()
-            if Host(**json.loads(self.board.get(HERE.format(id)))).gone:
+            id = self._newest()
+            if not id or Host(**json.loads(self.board.get(HERE.format(id)))).gone:
                 return
             beat = self.board.get(BEAT.format(id))
             if first not in (None, beat):
-                raise RunFailed(
-                    f"there is another host {self.number} already: every host needs a launch.node_rank of its own"
-                )
+                raise RunFailed(self._twice)
             first = beat
             self.sleep(LOOK_S)
 
+    def _check_terms(self, mine: Mapping[str, Any]) -> None:
+        """A host that was started with another command is refused, and the others go on."""
+        theirs, mine = json.loads(self.board.get(TERMS)), json.loads(json.dumps(mine, default=str))
+        if key := differing(theirs, mine):
+            raise RunFailed(f"this host was started with another command: {key} is {mine.get(key)} here and {theirs.get(key)} on host 0. Type the same on all hosts. The run goes on without this host")  # fmt: skip
+
     def _check_folder(self, run_dir: Path) -> None:
         while not self.board.check([MARK]):
+            if self.board.forged(MARK):
+                raise RunFailed(f"host 0 knows another secret than this host. Give all hosts the same secret (launch.secret_file, or {VARIABLE})")  # fmt: skip
             self.sleep(LOOK_S)
         mark = run_dir / self.board.get(MARK).decode()
         patience = Patience(MARK_S, time.monotonic)

@@ -65,9 +65,9 @@ class OtherHosts:
             host, _, why = board.get(ENDED).decode().partition(" ")
             if int(host) != self.meeting.number:
                 self.told = True
-                kind = AskedToLeave if board.check([ASKED]) else RunFailed
+                asked, told = board.check([ASKED]), f"{self.meeting.name(int(host))} has ended the run: {why}"
                 self._say({KNOWS.format(self.meeting.number): ""})
-                raise kind(f"{self.meeting.name(int(host))} has ended the run: {why}")
+                raise AskedToLeave(told, elsewhere=True) if asked else RunFailed(told)
         self.meeting.watch(board)
         return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
 

@@ -230,10 +230,15 @@ def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
     mine, *others = (json.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts))
     at, everywhere = ("at", "in all commands") if meeting.labels else ("on", "on all hosts")
     for number, terms in enumerate(others, 1):
-        for key in sorted({**mine, **terms}, key=lambda key: not key.startswith("launch.")):  # causes before effects
-            if mine.get(key) != terms.get(key) != ANY:
-                return (
-                    f"{meeting.name(number)} was started with another command: {key} is {terms.get(key)} there and "
-                    f"{mine.get(key)} {at} {meeting.label(0)}. Type the same {everywhere}."
-                )
+        if key := differing(mine, terms):
+            return (
+                f"{meeting.name(number)} was started with another command: {key} is {terms.get(key)} there and "
+                f"{mine.get(key)} {at} {meeting.label(0)}. Type the same {everywhere}."
+            )
     return ""
+
+
+def differing(mine: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+    """The first term of host 0's that another host has not, causes before effects; empty: they have the same."""
+    keys = sorted({**mine, **others}, key=lambda key: not key.startswith("launch."))
+    return next((key for key in keys if mine.get(key) != others.get(key) != ANY), "")
