@@ -6,6 +6,8 @@ import os
 import random
 import socket
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +23,7 @@ from tests.faults.test_restarts import sent
 from tests.pace import wait_for
 from tests.runs import losses, mlflow_runs, read, start
 from tests.tracking.test_resumed_points import Store, again, counts, message, write
+from trainer.run_folder import hold as hold_module
 from trainer.run_folder.back_to_checkpoint import go_back
 from trainer.run_folder.hold import Hold
 from trainer.tracking import client, recorder
@@ -253,6 +256,53 @@ def test_what_a_launcher_has_sent_before_it_was_killed_is_read(forked: bool, tmp
     os.waitpid(launcher, 0)
     assert read(tmp_path / "status.json")["state"] == "killed" and store.runs["run0"].info.status == "KILLED"
     inbox.way.close()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "is stopped"])
+def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "ENDING_S", 60.0 if ends else 0.2)
+    monkeypatch.setattr(hold_module, "LOOK_S", 0.01)
+    launcher, worker = Hold(tmp_path), Hold(tmp_path)
+    assert launcher.share() and worker.share()
+    follower = Follower(tmp_path, message(tmp_path))
+    follower.client, follower.hold = Store(), launcher
+
+    def last_words() -> None:
+        time.sleep(0.3)
+        (tmp_path / "status.json").write_text('{"state": "running", "step": 7}')
+        worker.leave()
+
+    (tmp_path / "status.json").write_text('{"state": "running", "step": 6}')
+    writes = threading.Thread(target=last_words if ends else lambda: None)
+    writes.start()
+    recorder._mark_killed(follower)
+    writes.join()
+    assert read(tmp_path / "status.json") == {"state": "killed", "step": 7 if ends else 6}
+
+
+def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, worker, next_life = Hold(tmp_path), Hold(tmp_path), Hold(tmp_path)
+    assert launcher.share() and worker.share()
+    follower, store = Follower(tmp_path, message(tmp_path)), Store()
+    follower.client, follower.hold = store, launcher
+    take = Hold.take
+
+    def taken_between(self: Hold) -> bool:
+        """The worker ends when the recorder has just seen it."""
+        found = take(self)
+        if self is launcher:
+            worker.leave()
+            assert next_life.take()
+        return found
+
+    (tmp_path / "status.json").write_text('{"state": "running"}')
+    monkeypatch.setattr(Hold, "take", taken_between)
+    recorder._mark_killed(follower)
+    assert read(tmp_path / "status.json") == {"state": "running"} and not store.runs
 
 
 def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

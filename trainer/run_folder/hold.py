@@ -78,6 +78,19 @@ class Hold:
                 return True
         return False
 
+    def outlast(self, patience_s: float) -> bool:
+        """Wait up to ``patience_s`` until nobody else shares the lock, which stays shared.
+
+        Returns:
+            False if it is lost: the run's next life has begun.
+        """
+        until = time.monotonic() + patience_s
+        while not self.take() and time.monotonic() < until:
+            if not self.share():  # one that is not taken is lost where it was shared
+                return False
+            time.sleep(LOOK_S)
+        return self.share()
+
     def leave(self) -> None:
         """Release the lock."""
         if self.descriptor >= 0:

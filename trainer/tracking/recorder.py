@@ -24,12 +24,14 @@ from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import BUSY, Hold
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.tracking_file import Remembered
-from trainer.tracking import reopened_run
+from trainer.tracking import mlflow_settings, reopened_run
 from trainer.tracking.mlflow_run import LOGS, Follower
 from trainer.tracking.recorder_answers import tell
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
+ENDING_S = 3.0
+"""Longest wait for the processes of a killed launcher to end."""
 
 
 class Inbox:
@@ -134,7 +136,9 @@ def _going_on(run_dir: Path, told: Remembered, children_of: str | None = None, s
 
 
 def _mark_killed(follower: Follower) -> None:
-    """The parent is gone without closing this run."""
+    """The parent is gone without closing this run: its processes end, and what they write until then is not the last word."""
+    if follower.hold is not None and not follower.hold.outlast(ENDING_S):
+        return
     status_file = follower.run_dir / "status.json"
     try:
         status = json.loads(status_file.read_text())
@@ -215,7 +219,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ["MLFLOW_LOGGING_LEVEL"] = os.environ.get("MLFLOW_LOGGING_LEVEL", "ERROR")
+    mlflow_settings.settle()
     sys.exit(main(sys.argv[1:]))

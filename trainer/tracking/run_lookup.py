@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from trainer.config.redact import text
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 from trainer.planning.tracking_store import named, tracking_uri
+from trainer.tracking import mlflow_settings
 from trainer.tracking.client import environment
 from trainer.tracking.reopened_run import RUN_DIR
 
@@ -69,9 +69,7 @@ def _look(uri: str, run_id: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ["MLFLOW_LOGGING_LEVEL"] = "ERROR"
+    mlflow_settings.settle()
     asked = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr
     found = _look(*asked)
