@@ -95,6 +95,16 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if _runs(p)]
 
 
+def listening(processes: Iterable[psutil.Process]) -> set[int]:
+    """The ports at which they listen, of those that still run."""
+    found: set[int] = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("inet")
+            found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """SIGKILL to each; one may have ended before, as the copies of servers do, and others with who has started them."""
     for process in processes:

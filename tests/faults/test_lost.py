@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.pace import patient, wait_for
-from tests.runs import alive, family, kill, points, read, start, trainer
+from tests.runs import alive, family, kill, listening, points, read, start, trainer
 from tests.zygote import Started
 
 BASE = (
@@ -41,8 +41,7 @@ def running(folder: Path, *overrides: str) -> Iterator[tuple[Started, Path, list
 
         wait_for(trains, 90, "training goes on")
         everybody = family(process.pid)
-        ports = {c.laddr.port for p in alive(everybody) for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}  # fmt: skip
-        assert not ports, "on one host there is nothing to connect to"
+        assert not listening(everybody), "on one host there is nothing to connect to"
         yield process, run, everybody
         wait_for(lambda: not alive(everybody), 10, f"{alive(everybody)} end")
     finally:

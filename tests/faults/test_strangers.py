@@ -19,7 +19,7 @@ from tests.faults.gate import WAITS
 from tests.faults.stranger import folder_for_all, said_by_nobody
 from tests.launch.test_roles import commands
 from tests.pace import patient, wait_for
-from tests.runs import ROOT, alive, environment, family, read, start, trainer
+from tests.runs import ROOT, alive, environment, family, listening, read, start, trainer
 from trainer.host.notes_board import FolderBoard
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -83,13 +83,9 @@ GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:4,until:go}]"
 
 def ports_of(pid: int) -> list[int]:
     """Where a command line and all that it has started listen."""
-    found = set()
     with suppress(psutil.NoSuchProcess):
-        for process in family(pid):
-            with suppress(psutil.Error):
-                connections = process.net_connections("inet")
-                found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
-    return sorted(found)
+        return sorted(listening(family(pid)))
+    return []
 
 
 def lies(ports: list[int], common: Path) -> str:

@@ -35,12 +35,14 @@ class Clock:
 
 def test_store_that_does_not_answer_is_named_in_time_and_answers_count_when_the_way_is_open_again() -> None:
     store = Cut()
-    patient = PatientStore(store, "the store of host 0", 0.1)
+    patient = PatientStore(store, "the store of host 0", 1000)
     patient.set("a", "1")
+    patient.patience_s = 0.1
     for _ in range(2):
         with pytest.raises(NoNote, match=r"the store of host 0 did not answer within 0.1 s \(strategy.timeout_s\)"):
             patient.check(["a"])
     store.open.set()
+    patient.patience_s = 1000
     slow = PatientStore(store, "the store of host 0", 1000)
     assert slow.check(["a"]) and slow.get("a") == b"1" and slow.add("n", 2) == 2
     assert patient.get("a") == b"1", "what is asked later is answered later"

@@ -56,10 +56,11 @@ def test_busy_server_loses_nobody() -> None:
 
 def test_servers_without_any_worker_left_end_with_an_error() -> None:
     said = r"no worker is left \(worker 0: nothing was heard of it for 0.3 s"
-    with pytest.raises(Missing, match=said) as ended, Cluster(config("async", 1, 1, lost_after_s=0.3)) as cluster:
+    with pytest.raises(Missing, match=said) as ended, Cluster(config("async", 1, 1)) as cluster:
         worker = Bare(cluster, 0)
         worker.begin()
         worker.die()
+        cluster.servers[0].members.lost_after_s = 0.3
         cluster.threads[0].join(600)
         assert cluster.store.get("fenced/worker/0")
     assert ended.value.who == ("worker 0",)
