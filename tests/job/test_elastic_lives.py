@@ -11,11 +11,12 @@ import pytest
 
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
-from trainer.errors import AskedToLeave, Interrupted
+from trainer.errors import AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host.notes_board import FolderBoard
-from trainer.job.elastic import _described, _follow, _lobby, _of_life
+from trainer.job import elastic
+from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _of_life
 from trainer.job.ready import get_ready
-from trainer.launch.lobby import OVER, Guest, Life
+from trainer.launch.lobby import OVER, Guest, Host, Life
 
 
 @pytest.mark.parametrize(("hosts", "epoch"), [((0,), 14), ((0, 2), 14), ((0, 1, 2), 15)])
@@ -57,3 +58,51 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
     with pytest.raises(BaseException, match=str(error)) as raised:
         _follow(lambda assignment: {}, ready, Guest(board, 1, "host 0"))
     assert (raised.type is AskedToLeave) == (type(error) is AskedToLeave)
+
+
+def leading(folder: Path, lives: list[tuple[dict[str, Any] | None, RunFailed | None]]) -> _Leading:
+    """Host 0 of a run whose lives end so; host 1 is lost in each."""
+    launch = SimpleNamespace(max_restarts=3, timeout_s=60)
+    ready: Any = SimpleNamespace(
+        plan=SimpleNamespace(run_dir=str(folder)),
+        checked=SimpleNamespace(config=SimpleNamespace(launch=launch)),
+        assignment=SimpleNamespace(resume=""),
+    )
+    lobby: Any = SimpleNamespace(
+        how="failed", settle=lambda timeout_s: [], lost=lambda: [1], parts=lambda: {1: Host("a")}, resized=False,
+        death_of=lambda hosts: Died("host 1 is lost", "host 1 in life 1"),
+    )  # fmt: skip
+    host = _Leading(lambda assignment: {}, ready, None, None, lobby)  # type: ignore[arg-type]
+    host._live = lambda resume: lives.pop(0)  # type: ignore[method-assign]
+    return host
+
+
+def test_signal_that_comes_to_host_0_when_all_updates_are_done_changes_nothing(tmp_path: Path) -> None:
+    host = leading(tmp_path, [({"ended": "all updates done", "asked": "SIGTERM"}, None)])
+    assert host.to_the_end() == {"ended": "all updates done"} and host.lobby.how == "done"
+
+
+@pytest.mark.parametrize("kind", [RunFailed, lambda why: Died(why, "host 1")], ids=["told", "found"])
+def test_host_0_that_was_asked_to_leave_before_a_host_was_lost_begins_no_other_life(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = kind("host 1 is lost")
+    error.asked = "SIGTERM"
+    host = leading(tmp_path, [(None, error), (None, error)])
+    with pytest.raises(AskedToLeave, match="got SIGTERM"):
+        host.to_the_end()
+    monkeypatch.setattr(elastic.store, "newest_whole", lambda folder, verify: folder)
+    monkeypatch.setattr(elastic.store, "about", lambda folder: SimpleNamespace(done=6))
+    assert host.to_the_end() == {"ended": "preempted", "steps": 6} and host.lobby.how == "preempted"
+
+
+def test_only_a_death_after_a_request_is_the_end_of_a_life_and_not_of_the_run() -> None:
+    death, ended = Died("worker 1 was killed", "worker 1"), Interrupted("got SIGTERM, and then worker 1 was killed")
+    ended.__cause__ = death
+    with pytest.raises(Interrupted):
+        _failure(ended)
+    death.asked = "SIGTERM"
+    assert _failure(ended) is death
+    with pytest.raises(AskedToLeave):
+        _failure(AskedToLeave("got SIGTERM"))
+    assert str(_failure(AskedToLeave("host 1 has ended the run", elsewhere=True))) == "host 1 has ended the run"

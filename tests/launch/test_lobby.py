@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from trainer.errors import AskedToLeave, Died, RunFailed
 from trainer.host.notes_board import SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.patient_store import PatientStore
-from trainer.host.signals import LEAVE
+from trainer.host.signals import LEAVE, termination_raises
 from trainer.job import elastic
 from trainer.launch import lobby, lobby_store
 from trainer.launch.lobby import BEAT, HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
@@ -222,8 +223,13 @@ def test_host_that_comes_while_the_run_ends_hears_that_it_is_over(
     monkeypatch.setattr(lobby_store, "opened", lambda launch: nullcontext(world.board))
     monkeypatch.setattr(elastic, "_terms", lambda ready: {})
     seen: list[str] = []
-    monkeypatch.setattr(Lobby, "end", lambda *_: seen.extend(path.name for path in tmp_path.iterdir()))
-    with elastic._lobby(ready):  # type: ignore[arg-type]
+
+    def end(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # what is done is not preempted by it
+        seen.extend(path.name for path in tmp_path.iterdir())
+
+    monkeypatch.setattr(Lobby, "end", end)
+    with termination_raises(lambda: True), elastic._lobby(ready):  # type: ignore[arg-type]
         pass
     assert seen == [world.board.get(lobby.MARK).decode()] and not list(tmp_path.iterdir())
 

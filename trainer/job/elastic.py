@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import store
 from trainer.checkpoint.store import CHECKPOINTS
-from trainer.errors import PREEMPTED, AskedToLeave, Died, NotFinite, RunFailed, first_line
+from trainer.errors import PREEMPTED, AskedToLeave, Died, Interrupted, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
+from trainer.host.signals import undisturbed
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
@@ -76,7 +77,8 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
             raise
         finally:
             try:
-                lobby.end(how, why)
+                with undisturbed():
+                    lobby.end(how, why)
             finally:
                 mark.unlink(missing_ok=True)  # who comes meanwhile still finds it
 
@@ -147,11 +149,17 @@ class _Leading:
             outcome, error = self._live(resume)
             if outcome is not None and outcome.get("ended") != PREEMPTED:
                 self.lobby.how = "done"
+                outcome.pop("asked", "")  # it came too late
                 return outcome
             others = self.lobby.settle(self.launch.timeout_s)
             if outcome is not None and self._all_leave(outcome, others):
                 self.lobby.how = PREEMPTED
                 return outcome
+            if error is not None and error.asked:
+                self._death(error, others)  # raises where the run cannot go on
+                self.say(f"\nATTENTION: {first_line(error)}\n")
+                self.lobby.how = PREEMPTED
+                return _preempted(Path(self.ready.plan.run_dir), error.asked)
             resume = self._between(error, others)
 
     def _live(self, resume: str) -> tuple[dict[str, Any] | None, RunFailed | None]:
@@ -172,7 +180,7 @@ class _Leading:
             return self.start(assignment), None
         except NotFinite:
             raise
-        except (RunFailed, AskedToLeave) as error:
+        except (RunFailed, Interrupted) as error:
             return None, _failure(error)
 
     def _all_leave(self, outcome: dict[str, Any], others: Sequence[Host]) -> bool:
@@ -186,14 +194,10 @@ class _Leading:
         Raises:
             RunFailed: there is no next one.
         """
-        lost = self.lobby.lost()
         update = int(read_status(Path(self.ready.plan.run_dir)).get("step") or 0)
         how, why, which = PREEMPTED, "hosts came or left", "goes on with other hosts"
         if error is not None:
-            parts = self.lobby.parts()
-            death = self._death(error, others, [number for number in lost if not parts[number].gone])
-            if death is None and not lost:
-                raise error
+            death = self._death(error, others)
             update = max(update, 0 if death is None else workers_update(death))
             how, why = "failed", first_line(death or error)
             self.say(f"\nATTENTION: {death or why}")
@@ -205,28 +209,38 @@ class _Leading:
         self.say(f"{which}: all processes are started again, {whence(resume)}")
         return resume
 
-    def _death(self, error: RunFailed, others: Sequence[Host], lost: Sequence[int]) -> Died | None:
-        """The death behind the end of a life: of a process here or on another host, or of a host; None: nobody has died."""
+    def _death(self, error: RunFailed, others: Sequence[Host]) -> Died | None:
+        """The death behind the end of a life: of a process here or on another host, or of a host; None: hosts have left.
+
+        Raises:
+            RunFailed: nobody has died or left, and the life has failed by its own error.
+        """
         if isinstance(error, Died):
             return error
         if died := next((host for host in others if host.how == "died"), None):
             death = Died(died.why, died.who, died.update)
             death.done = dict(died.done)
             return death
-        return self.lobby.death_of(lost) if lost else None
+        parts, lost = self.lobby.parts(), self.lobby.lost()
+        if not lost:
+            raise error
+        silent = [number for number in lost if not parts[number].gone]
+        return self.lobby.death_of(silent) if silent else None
 
 
-def _failure(error: RunFailed | AskedToLeave) -> RunFailed:
+def _failure(error: RunFailed | Interrupted) -> RunFailed:
     """How a life failed; where another host was asked to leave before the first update, the others go on without that host.
 
     Raises:
-        AskedToLeave: this host was asked to leave.
+        Interrupted: this host was asked to leave, or to end.
     """
     if isinstance(error, RunFailed):
         return error
-    if not error.elsewhere:
-        raise error
-    return RunFailed(str(error))
+    if isinstance(error, AskedToLeave) and error.elsewhere:
+        return RunFailed(str(error))
+    if isinstance(error.__cause__, RunFailed) and error.__cause__.asked:  # somebody has died after that
+        return error.__cause__
+    raise error
 
 
 def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:

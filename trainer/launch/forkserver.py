@@ -136,6 +136,7 @@ def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRe
         except Died as death:
             if not request:
                 raise
+            death.asked = request.name
             raise Interrupted(f"got {request.name}, and then {death}") from death
         except RunFailed as error:
             error.asked = request.name
