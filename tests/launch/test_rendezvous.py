@@ -160,17 +160,18 @@ def test_interface_of_an_address_is_found() -> None:
     assert addresses.interface_of("240.0.0.1") is None  # no host has such a one
 
 
+def come(store: dist.Store, host: Meeting) -> str:
+    """Why a meeting fails for a host; empty: it does not."""
+    try:
+        meet(store, host)
+    except RunFailed as error:
+        return str(error)
+    return ""
+
+
 def meetings(*hosts: Meeting) -> list[str]:
     """How a meeting of these ends for each, in one process."""
     stores = [dist.HashStore()] * len(hosts)
-
-    def come(store: dist.Store, host: Meeting) -> str:
-        try:
-            meet(store, host)
-        except RunFailed as error:
-            return str(error)
-        return ""
-
     with ThreadPoolExecutor() as pool:
         return list(pool.map(come, stores, hosts))
 
@@ -215,9 +216,15 @@ def test_what_host_0_said_in_another_run_is_not_believed() -> None:
 
 
 def test_two_hosts_of_the_same_number_are_told() -> None:
-    first, *others = meetings(*(Meeting(number=number, hosts=2, timeout_s=60) for number in (0, 1, 1)))
-    assert first == ""
-    assert sorted(others) == ["", "there is another host 1 already: every host needs a launch.node_rank of its own"]
+    store, host_1 = dist.HashStore(), Meeting(number=1, hosts=2, timeout_s=60)
+    with ThreadPoolExecutor() as pool:
+        twins = [pool.submit(come, store, host_1) for _ in range(2)]
+        wait_for(lambda: any(twin.done() for twin in twins), 60, "the second one is told")
+        assert come(store, Meeting(number=0, hosts=2, timeout_s=60)) == ""
+        told = sorted(twin.result() for twin in twins)
+    assert told == ["", "there is another host 1 already: every host needs a launch.node_rank of its own"]
+    again = come(store, host_1)
+    assert "has begun, and host 1 was part of it already. A host that is started again cannot come back." in again
 
 
 class Held:
