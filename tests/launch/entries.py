@@ -247,11 +247,18 @@ def leaves_early(seat: Seat, payload: int) -> None:
         sys.exit(payload)
 
 
-def returns_and_stays(seat: Seat, payload: Any) -> int:
-    """All do their work; a thread keeps the process of worker 1 from ending."""
-    Pulse(seat.pulse).update(3)
-    if seat.rank == 1:
-        threading.Thread(target=time.sleep, args=(LONG_S,)).start()
+def returns_and_stays(seat: Seat, payload: str) -> int:
+    """All do their work, with signs of life until their launcher has seen it; a thread keeps the process of worker 1 from ending."""
+    pulse = Pulse(seat.pulse)
+
+    def stays() -> None:
+        while not Path(payload).exists():
+            pulse.sign()
+            time.sleep(0.05)
+        time.sleep(LONG_S)
+
+    threading.Thread(target=stays, daemon=seat.rank == 0).start()
+    pulse.update(3)
     return seat.rank
 
 

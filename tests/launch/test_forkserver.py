@@ -155,8 +155,16 @@ def test_rank_that_has_done_its_work_and_does_not_end_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], apart: bool
 ) -> None:
     monkeypatch.setattr(supervisor, "STAY_S", 2)
+    seen, dismiss = tmp_path / "seen", supervisor.Supervisor._dismiss
+
+    def sees(self: supervisor.Supervisor) -> None:
+        if all(member.handle.returned for member in self.running):
+            seen.touch()
+        dismiss(self)
+
+    monkeypatch.setattr(supervisor.Supervisor, "_dismiss", sees)
     role = Role("worker", 2, entry("returns_and_stays"), ["cpu"] * 2, apart=apart)
-    assert launch([role], None, tmp_path, Meeting(), hang_s=0.5).of == {"worker": {0: 0, 1: 1}}
+    assert launch([role], str(seen), tmp_path, Meeting(), hang_s=0.5).of == {"worker": {0: 0, 1: 1}}
     assert "worker 1 has done its work, and does not end within 2 s: it is killed" in capfd.readouterr().out
 
 
