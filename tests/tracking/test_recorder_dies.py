@@ -331,6 +331,22 @@ def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monke
     inbox.way.close()
 
 
+def test_no_run_of_a_sweep_waits_for_a_recorder_that_is_gone_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way, its = socket.socketpair()
+    monkeypatch.setattr(client.Tracker, "_start", lambda self: (SimpleNamespace(wait=lambda: 1), way))
+    said = list[str]()
+    tracker = client.Tracker(said.append)
+    tracker.starts = client.MOST_STARTS
+    tracker._start_again(tracker.process)
+    for number in range(3):
+        assert tracker.close(tmp_path / str(number), "FINISHED", {}, 0.1)["error"] == "the tracking process died"
+    assert len(said) == 1
+    way.close()
+    its.close()
+
+
 def test_a_recorder_that_has_ended_leaves_no_file_open() -> None:
     """A notebook has one for each run."""
     tracker = client.Tracker(print)

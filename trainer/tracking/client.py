@@ -152,6 +152,7 @@ class Tracker:
             if answer.get("closed") == str(run_dir):
                 return answer
             if answer.get("gone"):
+                self.answers.put(answer)  # for the runs after this one
                 return _remembered(run_dir, "the tracking process died")
         return _remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
 
