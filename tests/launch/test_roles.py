@@ -147,10 +147,10 @@ def test_fleets_environment_starts_servers_and_workers(tmp_path: Path, mode: str
 def test_one_that_never_comes_is_named_with_its_endpoint_by_all(tmp_path: Path) -> None:
     mine = commands(tmp_path, 2, 1)
     for who in ("worker 0", "worker 1"):
-        mine.start(who, "strategy=pserver_sync", "launch.timeout_s=8")
+        mine.start(who, "strategy=pserver_sync", "launch.timeout_s=15")
     assert set(mine.ended().values()) == {1}, mine.screens()
     for who in mine.started:
-        assert f"server 0 ({mine.servers[0]}) did not come to {mine.workers[0]} within 8 s (launch.timeout_s)" in mine.screen(who)  # fmt: skip
+        assert f"server 0 ({mine.servers[0]}) did not come to {mine.workers[0]} within 15 s (launch.timeout_s)" in mine.screen(who)  # fmt: skip
 
 
 def test_command_with_another_config_is_named_with_what_differs(tmp_path: Path) -> None:

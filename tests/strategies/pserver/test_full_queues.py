@@ -93,7 +93,7 @@ def test_a_server_does_not_wait_for_a_worker_that_takes_nothing(tmp_path: Path) 
     server.answer(addresses[1], Message(Verb.PULL, number=7), Message(Verb.DONE))
     assert other.socket.poll(10_000) and other.receive().number == 7  # type: ignore[union-attr]
     numbers = []
-    while deaf.socket.poll(500) and (answer := deaf.receive()):
+    while deaf.socket.poll(2000) and (answer := deaf.receive()):
         numbers.append(answer.number)
         np.testing.assert_array_equal(answer.need(Kind.DENSE), LARGE.array)
     assert numbers == sorted({*numbers}) and 0 < len(numbers) < MANY
