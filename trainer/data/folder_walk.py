@@ -14,6 +14,20 @@ from trainer.visible import one_line
 Identity = tuple[int, int]
 """Device and inode: what a file is, whatever it is called."""
 
+SYSTEM_FOLDERS = {
+    "__macosx", "@eadir", "@recycle", "@recently-snapshot", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler",
+    "system volume information", "lost+found", "__pycache__",
+    "thumbnails", "thumbnail", "thumbs", "_thumbnails", "_thumbs",
+}  # fmt: skip
+"""Folders that systems, file servers and viewers make: their images are copies of others, or deleted ones."""
+APPLE_DOUBLE = "._"
+"""A file's second part on file systems other than Apple's; it has the name of the first, and its suffix."""
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is hidden or a system's own; its contents are no samples."""
+    return name.startswith(".") or name.lower() in SYSTEM_FOLDERS
+
 
 @dataclass(frozen=True)
 class FoundFile:
@@ -45,11 +59,13 @@ class Walk:
     """Walks through folders and their subfolders, real ones first, then links; each real folder once.
 
     Attributes:
-        entries: what is in them, in no order.
+        entries: what is in them, in no order, without what is hidden.
+        hidden: paths of hidden files and folders, and of a system's own; without ``._`` files.
         again: links to folders that are read already, or that lead back, and why; they are not followed.
     """
 
     entries: list[FoundFile] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
     again: list[str] = field(default_factory=list)
     _folders: dict[Identity, str] = field(default_factory=dict)
 
@@ -96,7 +112,9 @@ class Walk:
                 with os.scandir(folder) as found:
                     entries = sorted(found, key=lambda entry: entry.name)
                 for entry in entries:
-                    if entry.is_symlink():
+                    if is_hidden(entry.name):
+                        self.hidden += [entry.path] * (not entry.name.startswith(APPLE_DOUBLE))
+                    elif entry.is_symlink():
                         links.append((number, entry.path))
                     elif entry.is_dir():
                         waiting.append(entry.path)

@@ -175,7 +175,8 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
 
 def _images(config: RunConfig) -> LookedAt:
     """The images of the folder, or the one image that is given."""
-    from trainer.data.images.listing import EXTENSIONS, images_in, is_image
+    from trainer.data.images.image_files import EXTENSIONS, is_image
+    from trainer.data.images.listing import images_in
 
     class_names_of(Path(str(config.weights)))  # asked for again when the table is written
     folder, again = Path(str(config.predict.input)), list[str]()
@@ -192,7 +193,7 @@ def _images(config: RunConfig) -> LookedAt:
         os.path.abspath(folder),
         tuple(files),
         len(files),
-        f"these links are not followed: {some(again)}" if again else "",
+        f"passed over: {some(again)}" if again else "",
     )
 
 

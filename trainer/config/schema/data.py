@@ -133,8 +133,10 @@ class ImageFolderData(ImagesData):
     """data=imagefolder: any folder of class folders, with train/ and val/ or without."""
 
     _target_: str = key("trainer.data.sets.image_folder.ImageFolder", "class, a trainer.data.source.DataSource")
-    root: str = key("???", "folder that holds train/CLASS/ and val/CLASS/ (or valid, test), or CLASS/")
-    val: Optional[str] = key(None, "name of the validation folder in root (null: the first of val, valid, validation, test)")  # fmt: skip
+    root: str = key(
+        "???", "folder that holds train/CLASS/ and val/CLASS/ (in any case, and their usual other names), or CLASS/"
+    )
+    val: Optional[str] = key(None, "name of the validation folder in root (null: found by its name, such as val or dev)")  # fmt: skip
     val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from trainer.data.folder_walk import Walk, leads_back, once_each
+from trainer.data.folder_walk import FoundFile, Walk, is_hidden, leads_back, once_each
+from trainer.data.images.image_files import ImageFiles, head_of, is_image
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.regular_files import read_regular
 from trainer.visible import one_line
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".gif", ".avif")
 
 
 @dataclass
@@ -32,6 +31,7 @@ class Listing:
         passed_over: names that are not listed although they look like images, and why.
         missing: links to images that are not there.
         linked: some of the files may have other names as well.
+        unused: what is said of images that are not used for their suffixes -> how many they are.
     """
 
     files: list[str]
@@ -44,6 +44,7 @@ class Listing:
     passed_over: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     linked: bool = False
+    unused: dict[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
@@ -97,24 +98,29 @@ class Listing:
         return hashed.hexdigest()
 
 
-def is_image(path: str) -> bool:
-    """Whether a file's name ends like that of an image."""
-    return path.lower().endswith(EXTENSIONS)
-
-
 def images_in(folder: Path) -> tuple[list[str], list[str]]:
-    """List all images below a folder as sorted relative paths; also returns the links that are not followed.
+    """List all images below a folder as sorted relative paths; also returns what is passed over, and why.
 
     Links to folders are followed, each folder once. What is no regular file is listed: its row says so.
     """
-    walk = Walk().through([str(folder)])
-    paths = [os.path.relpath(entry.path, folder) for entry in walk.entries if is_image(entry.path)]
-    return sorted(paths), walk.again
+    walk, files = Walk().through([str(folder)]), ImageFiles()
+    paths = [os.path.relpath(entry.path, folder) for entry in walk.entries if _used(files, entry)]
+    return sorted(paths), [*walk.again, *_hidden(walk), *files.unused()]
+
+
+def _used(files: ImageFiles, entry: FoundFile) -> bool:
+    return files.uses(entry.path, lambda: b"" if entry.broken else head_of(entry.path))
+
+
+def _hidden(walk: Walk) -> list[str]:
+    """Hidden folders, and hidden files with an image's name."""
+    found = [(path, os.path.isdir(path)) for path in sorted(walk.hidden)]
+    return [f"{one_line(path)} is a {'folder of the system or a hidden one' if folder else 'hidden file'}" for path, folder in found if folder or is_image(path)]  # fmt: skip
 
 
 def class_folders(root: Path) -> list[str]:
     """List the class folders of an image folder, sorted by name, without hidden ones and links that lead back."""
-    found = (entry for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    found = (entry for entry in os.scandir(root) if entry.is_dir() and not is_hidden(entry.name))
     return sorted(entry.name for entry in found if not (entry.is_symlink() and leads_back(entry.path)))
 
 
@@ -123,23 +129,25 @@ def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS)
 
     Only regular files count, each once: what else has an image's name is in ``passed_over``.
     """
-    walk = Walk().through([os.path.join(root, name) for name in classes])
-    found, passed, missing = once_each([entry for entry in walk.entries if is_image(entry.path)])
+    walk, files = Walk().through([os.path.join(root, name) for name in classes]), ImageFiles()
+    found, passed, missing = once_each([entry for entry in walk.entries if _used(files, entry)])
     found.sort(key=lambda entry: (entry.root, entry.path))
     listing = Listing.of_files(
         [entry.path for entry in found], np.array([entry.root for entry in found], np.int64), limits
     )
     linked = any(entry.linked or (entry.about and entry.about.st_nlink > 1) for entry in found)
-    over = (*_no_classes(root), *walk.again, *passed)
-    return replace(listing, passed_over=over, missing=tuple(missing), linked=linked)
+    over = (*_no_classes(root), *walk.again, *_hidden(walk), *passed)
+    return replace(listing, passed_over=over, missing=tuple(missing), linked=linked, unused=files.unused())
 
 
 def _no_classes(root: Path) -> list[str]:
-    """Links in the place of class folders that lead back or nowhere."""
+    """Folders of a system in the place of class folders, and links that lead back or nowhere."""
+    system = sorted(e.path for e in os.scandir(root) if e.is_dir() and is_hidden(e.name) and not e.name.startswith("."))
     links = sorted(entry.path for entry in os.scandir(root) if entry.is_symlink())
     nowhere = [f"{one_line(link)} leads nowhere" for link in links if not os.path.exists(link)]
     back = [link for link in links if os.path.isdir(link) and leads_back(link)]
-    return [*nowhere, *(f"{one_line(link)} leads back to a folder that it lies in" for link in back)]
+    named = [f"{one_line(path)} is a folder of the system" for path in system]
+    return [*named, *nowhere, *(f"{one_line(link)} leads back to a folder that it lies in" for link in back)]
 
 
 def _held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from trainer.data.images.listing import Listing
 from trainer.errors import UserError
 from trainer.visible import one_line
-from trainer.wording import some
+from trainer.wording import counted, some
 
 
 def _without(listing: Listing, names: Sequence[str]) -> list[str]:
@@ -36,9 +36,16 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
     raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
 
 
-def attention(train: Listing, val: Listing, names: Sequence[str]) -> str:
-    """Return a warning about a split of images that is odd but usable, or ''."""
-    said = []
+def attention(train: Listing, val: Listing, names: Sequence[str], layout: Sequence[str] = ()) -> str:
+    """Return a warning about a split of images that is odd but usable, or ''.
+
+    Args:
+        layout: sentences about what else is in the data's folder.
+    """
+    said = list(layout)
+    if unused := train.unused | val.unused:
+        total = sum(unused.values())
+        said.append(f"{counted(total, 'image')} {'is' if total == 1 else 'are'} not used: {some(list(unused))}")
     if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
     if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:

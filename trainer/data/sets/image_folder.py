@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import ImageFolderData
-from trainer.data.images.listing import EXTENSIONS, Listing, class_folders, folder_of_classes
+from trainer.data.images.folder_layout import FolderLayout, folder_layout
+from trainer.data.images.image_files import EXTENSIONS
+from trainer.data.images.listing import Listing, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.limits import Limits
@@ -15,8 +17,6 @@ from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.visible import one_line
 from trainer.wording import some
-
-VALIDATION = ("val", "valid", "validation", "test")
 
 
 class ImageFolder(ImageSource):
@@ -29,7 +29,9 @@ class ImageFolder(ImageSource):
         root = Path(self.options.root)
         if not root.is_dir():
             raise _no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
-        classes = self._classes()
+        if self.options.val and not (root / self.options.val).is_dir():
+            raise _no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
+        layout = self._layout()
         train, val = self._found()
         for split, listing in (("training", train), ("validation", val)):
             if listing.missing and self.options.on_bad == "error":
@@ -37,59 +39,30 @@ class ImageFolder(ImageSource):
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
         source = f"images in {one_line(str(root))}"
-        facts = Facts(source, "folder", len(train), len(val), self.shape(), len(classes), slow=True)
+        facts = Facts(source, "folder", len(train), len(val), self.shape(), len(layout.classes), slow=True)
         names = self.class_names(facts)
         refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
-        facts = replace(facts, attention=attention(train, val, names))
+        facts = replace(facts, attention=attention(train, val, names, layout.said))
         return self.sized(facts, (train, val))
 
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         return self._found()
 
-    def _train_folder(self) -> Path:
-        root = Path(self.options.root)
-        return root / "train" if (root / "train").is_dir() else root
-
-    def _val_folder(self) -> Path | None:
-        """The folder of validation images; None: a part of the training images."""
-        root = Path(self.options.root)
-        if self.options.val:
-            named = root / str(self.options.val)
-            if not named.is_dir():
-                raise _no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
-            return named
-        if self._train_folder() == root:
-            return None
-        return next((root / name for name in VALIDATION if (root / name).is_dir()), None)
-
-    def _classes(self) -> list[str]:
-        """The classes of the training images; those of validation must be among them."""
-        folder = self._train_folder()
-        classes = class_folders(folder)
-        if not classes:
-            raise UserError(f"data.root={self.options.root}", f"{folder} has no folders, of which each is a class")
-        val = self._val_folder()
-        strange = [name for name in class_folders(val) if name not in classes] if val else []
-        if strange:
-            raise UserError(
-                f"data.root={self.options.root}",
-                f"{val} has classes that {folder} does not have: {', '.join(strange[:5])}",
-                "remove or rename these folders",
-            )
-        return classes
+    def _layout(self) -> FolderLayout:
+        return folder_layout(Path(self.options.root), self.options.val)
 
     def _found(self) -> tuple[Listing, Listing]:
-        classes = self._classes()
-        limits = Limits.of(self.options)
-        train = folder_of_classes(self._train_folder(), classes, limits)
-        folder = self._val_folder()
-        if folder is not None:
-            return train, folder_of_classes(folder, classes, limits)
+        layout, limits = self._layout(), Limits.of(self.options)
+        classes = list(layout.classes)
+        train = folder_of_classes(layout.train, classes, limits)
+        val = layout.val or layout.test
+        if val is not None:
+            return train, folder_of_classes(val, classes, limits)
         return train.split(self.options.val_fraction, self.options.split_seed)
 
     def class_names(self, facts: Facts) -> list[str]:
         """The names of the classes, which are those of their folders."""
-        return [one_line(name) for name in self._classes()]
+        return [one_line(name) for name in self._layout().classes]
 
 
 def _no_such_folder(key: str, folder: Any, what: str) -> UserError:

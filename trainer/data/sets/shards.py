@@ -20,7 +20,8 @@ import numpy as np
 
 from trainer.config.schema import ShardsData
 from trainer.data.folder_walk import distinct
-from trainer.data.images.listing import EXTENSIONS, Listing
+from trainer.data.images.image_files import EXTENSIONS
+from trainer.data.images.listing import Listing
 from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained
 from trainer.data.images.tar_index import NotTar, TarMember, members

@@ -1,0 +1,105 @@
+"""Decides which files are images: by suffix, and by their first bytes where there is none that is known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from trainer.data.regular_files import open_regular
+from trainer.visible import one_line, shortened
+
+JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".mpo")
+EXTENSIONS = (*JPEG, ".png", ".apng", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
+              ".gif", ".avif")  # fmt: skip
+"""Of files that are read; whether they are what they say is known when they are opened."""
+HEIC = (".heic", ".heif", ".hif")
+UNREAD = (
+    *HEIC, ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".svg", ".svgz", ".ico", ".icns", ".cur", ".tga", ".psd", ".eps", ".ai",
+    ".exr", ".hdr", ".pcx", ".dds", ".pfm", ".xbm", ".xcf", ".fits", ".dcm", ".dicom", ".nii", ".emf", ".wmf",
+    ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw",
+)  # fmt: skip
+"""Of images that are not read."""
+HEIC_HELP = "the package pillow-heif opens them for Pillow, which saves them as JPEG"
+OTHERS = (
+    ".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".md", ".html", ".htm", ".yaml", ".yml", ".toml", ".ini", ".db", ".log",
+    ".py", ".ipynb", ".npy", ".npz", ".mat", ".pt", ".pth", ".pkl", ".parquet", ".xlsx", ".xls", ".pdf", ".url", ".lnk", ".cls",
+    ".zip", ".tar", ".gz", ".tgz", ".mp4", ".mov", ".avi", ".mp3", ".wav", ".sqlite", ".lock",
+)  # fmt: skip
+"""Of files that are no images; they are not opened to find that out."""
+MAGIC = {
+    b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF",
+    b"P4\n": "PBM", b"P5\n": "PGM", b"P6\n": "PPM",
+}  # fmt: skip
+"""First bytes of an image -> its kind."""
+HEADER = 16
+"""Bytes that tell an image's kind."""
+
+
+def suffix(name: str) -> str:
+    """A file name's suffix in lower case with its dot; '' without one, also for ``.jpg``, which is a hidden file's name."""
+    return os.path.splitext(name)[1].lower()
+
+
+def is_image(path: str) -> bool:
+    """Whether a file's name ends like that of an image that is read."""
+    return suffix(path) in EXTENSIONS
+
+
+def kind_by_contents(head: bytes) -> str:
+    """The kind of image that begins with these ``HEADER`` bytes; '' for anything else."""
+    if kind := next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), ""):
+        return kind
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WebP"
+    if head[:2] == b"BM" and head[6:10] == b"\0\0\0\0":
+        return "BMP"
+    if head[4:8] == b"ftyp":
+        brand = head[8:12]
+        return (
+            "AVIF" if brand in (b"avif", b"avis") else "HEIC" if brand in (b"heic", b"heix", b"mif1", b"msf1") else ""
+        )
+    return ""
+
+
+class ImageFiles:
+    """Decides file by file what is used as an image, and counts the images that are not used, by suffix and kind."""
+
+    def __init__(self) -> None:
+        self._unused: dict[tuple[str, str], list[str]] = {}
+
+    def uses(self, name: str, head: Callable[[], bytes]) -> bool:
+        """Whether a file is used as an image: by its suffix, or without one by its contents.
+
+        Args:
+            head: reads the file's first ``HEADER`` bytes; called only where the suffix is none that is known.
+        """
+        ending, kind = suffix(name), ""
+        if ending in EXTENSIONS:
+            return True
+        if ending in OTHERS:
+            return False
+        if ending not in UNREAD:
+            kind = kind_by_contents(head())
+            if not ending and kind not in ("", "HEIC"):
+                return True
+        if ending in UNREAD or kind:
+            self._unused.setdefault((ending, kind), []).append(name)
+        return False
+
+    def unused(self) -> dict[str, int]:
+        """What is said of the images that are not used, such as ``12 .heic (...), e.g. cat/1.HEIC`` -> 12."""
+        return {_said(*found): len(found[2]) for found in ((*key, names) for key, names in self._unused.items())}
+
+
+def _said(ending: str, kind: str, names: list[str]) -> str:
+    helps = f" ({HEIC_HELP})" if ending in HEIC or kind == "HEIC" else f" ({kind} by contents)" if kind else ""
+    return f"{len(names)} {one_line(ending) or 'without a suffix'}{helps}, e.g. {shortened(one_line(names[0]))}"
+
+
+def head_of(path: str) -> bytes:
+    """The first ``HEADER`` bytes of a file; none where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(HEADER)
+    except OSError:
+        return b""
