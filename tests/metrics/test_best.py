@@ -99,6 +99,22 @@ def test_the_averaged_weights_have_a_line_of_their_own(capsys: pytest.CaptureFix
     )
 
 
+def test_a_validation_of_one_class_has_no_auc_and_no_best_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, none, both = Report(tmp_path, 10, "val/auc"), {"val/loss": 1.0}, {"val/loss": 1.0, "val/auc": 0.5}
+    assert [report.validation(0, n, values) for n, values in enumerate([none, none, both, none])] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    report.close()
+    said = [line for line in capsys.readouterr().out.splitlines() if "ATTENTION" in line]
+    assert len(said) == 2, "once, until it is measured again"
+    assert all("val/auc cannot be measured, because all labels of the validation data are the same" in s for s in said)
+
+
 def test_an_early_stop_waits_for_its_patience_and_says_why() -> None:
     stop = EarlyStop("val/acc1", patience=2, min_delta=0.01)
     said = [stop.why(step, {"val/acc1": v}) for step, v in ((10, 0.5), (20, 0.505), (30, 0.6), (40, 0.6), (50, 0.609))]

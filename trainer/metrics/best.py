@@ -75,6 +75,14 @@ def best_metric(config: RunConfig, task: str) -> str:
     return str(config.best.metric or RAW + WATCHED[task])
 
 
+def unmeasured(metric: str) -> str:
+    """The sentence about a validation that could not measure the metric which marks the best model."""
+    cause = (
+        ", because all labels of the validation data are the same" if metric.endswith(("/auc", "/auc_share")) else ""
+    )
+    return f"ATTENTION: {metric} cannot be measured{cause}; no best model is chosen by it (best.metric=val/loss goes by the loss)"
+
+
 class Best:
     """Keeps the best value so far of one metric.
 

@@ -1,4 +1,4 @@
-"""The metrics for labels 0 and 1: loss, AUC, accuracy, errors, as sums that add up over workers."""
+"""The metrics for labels 0 and 1: loss, AUC, accuracy, errors, over the samples of all workers."""
 
 from __future__ import annotations
 
@@ -6,31 +6,50 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.classification import SummedExam
+from trainer.metrics.exchange import Total, gathered_rows
+from trainer.metrics.ranking import COLUMNS, area, merged, ranked
 
-BUCKETS = 1 << 14
-LIMIT = 16.0
-"""The AUC is counted over buckets of logits in [-16, 16], 1/512 wide; what lies beyond counts as at the limit."""
 HEAD = 4
+"""Loss, hits at 0.5, |p - y|, (p - y)^2 come first in a vector of sums; then the ranking's rows; last, samples."""
+LINE_SCORES = 1 << 16
+"""Distinct scores up to which the AUC of a line, and of the epoch so far, is exact. Beyond, its error is known."""
+VALIDATION_SCORES = 1 << 19
+"""The same of a validation, over all workers. Its ranking of 16 MiB also fits a message to a parameter server."""
+CHUNK = 1 << 17
+"""Samples of a validation that are ranked at a time."""
+OLD_BUCKETS, OLD_LIMIT = 1 << 14, 16.0
+"""Checkpoints of former versions have histograms of the logits in [-16, 16] instead of a ranking."""
 
 
-def auc(positives: torch.Tensor, negatives: torch.Tensor) -> float | None:
-    """The area under the ROC curve from two histograms (B,) over rising scores; None if a class has no sample.
-
-    The share of pairs (a positive, a negative) in which the positive's score is greater, those in one bucket half.
-    """
-    pairs = positives.sum().item() * negatives.sum().item()
-    if not pairs:
-        return None
-    below = negatives.cumsum(0) - negatives
-    return float((positives * (below + 0.5 * negatives)).sum().item() / pairs)
+def _split(sums: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+    """What adds up in a vector of sums (4 sums and the samples), and its ranking (R, 4)."""
+    flat = sums.cpu()
+    head, rest = torch.cat([flat[:HEAD], flat[-1:]]), flat[HEAD:-1].numpy()
+    if len(rest) == 2 * OLD_BUCKETS and rest.sum() == flat[-1].item():
+        return head, _of_histograms(*rest.reshape(2, OLD_BUCKETS))
+    return head, rest.reshape(-1, COLUMNS)
 
 
-def _auc(sums: torch.Tensor) -> float | None:
-    return auc(sums[HEAD : HEAD + BUCKETS], sums[HEAD + BUCKETS : -1])
+def _of_histograms(positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
+    """The ranking of the two histograms over logits that checkpoints of former versions have."""
+    edges = np.linspace(-OLD_LIMIT, OLD_LIMIT, OLD_BUCKETS + 1)
+    rows = np.stack([edges[:-1], np.nextafter(edges[1:], -np.inf), positives, negatives], axis=1)
+    rows[0, 0], rows[-1, 1] = -np.inf, np.inf
+    found: np.ndarray = rows[positives + negatives > 0]
+    return found
+
+
+def _vector(head: torch.Tensor, ranking: np.ndarray) -> torch.Tensor:
+    return torch.cat([head[:HEAD], torch.from_numpy(ranking.ravel()), head[HEAD:]])
+
+
+def _added(sums: torch.Tensor, others: torch.Tensor, limit: int) -> torch.Tensor:
+    (head, ranking), (more, other) = _split(sums), _split(others)
+    return _vector(head + more, merged([ranking, other], limit))
 
 
 class Binary:
@@ -55,23 +74,50 @@ class Binary:
         """Return a new, empty meter for training."""
         return BinaryMeter()
 
-    def exam(self, index: int, count: int) -> SummedExam:
+    def exam(self, index: int, count: int) -> BinaryExam:
         """Return a new, empty exam for a whole validation."""
-        return SummedExam(self.meter())
+        return BinaryExam(VALIDATION_SCORES // count)
+
+    def add(self, sums: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """Return the sums of the samples of both."""
+        return _added(sums, others, LINE_SCORES)
+
+    def over_workers(
+        self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        """Return each of the parts over all workers, then each plain vector; two collective calls at the most."""
+        heads, rankings = zip(*(_split(part) for part in parts), strict=True)
+        tables = [merged([ranking], VALIDATION_SCORES // count) for ranking in rankings]
+        added, rows = gathered_rows(total, index, count, tables, [*heads, *(vector.cpu() for vector in plain)])
+        whole = [_vector(head, merged(own, VALIDATION_SCORES)) for head, own in zip(added, rows, strict=False)]
+        return [*whole, *added[len(parts) :]]
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute the metrics from the sums; without ``auc`` if all labels are equal.
 
+        ``auc_error`` is the most that ``auc`` can be wrong by, where it is not exact.
+
         Args:
             epoch: the sums of the epoch so far; with them also ``auc_epoch``, its AUC. It is no mean of lines' AUCs.
         """
-        samples = sums[-1].item()
+        head, ranking = _split(sums)
+        samples = head[-1].item()
         if not samples:
             return {}
-        loss, hits, absolute, squared = (total / samples for total in sums[:HEAD].tolist())
-        areas = {"auc": _auc(sums), "auc_epoch": None if epoch is None else _auc(epoch)}
-        ranked = {name: area for name, area in areas.items() if area is not None}
-        return {"loss": loss, **ranked, "acc": hits, "mae": absolute, "mse": squared, "rmse": math.sqrt(squared)}
+        loss, hits, absolute, squared = (total / samples for total in head[:HEAD].tolist())
+        areas = {"auc": area(ranking), "auc_epoch": None if epoch is None else area(_split(epoch)[1])}
+        found = {name: value for name, value in areas.items() if value is not None}
+        aucs = {name: value for name, (value, _) in found.items()}
+        errors = {f"{name}_error": error for name, (_, error) in found.items() if error}
+        return {
+            "loss": loss,
+            **aucs,
+            **errors,
+            "acc": hits,
+            "mae": absolute,
+            "mse": squared,
+            "rmse": math.sqrt(squared),
+        }
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of a whole validation: ``summary``, and ``auc_share`` if the ceiling is known."""
@@ -80,14 +126,23 @@ class Binary:
             metrics["auc_share"] = (metrics["auc"] - 0.5) / (self.ceiling - 0.5)
         return metrics
 
+    def kept(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the sums of a whole validation without its ranking, which nobody needs later."""
+        return _split(sums)[0]
+
     def examined(self, sums: torch.Tensor) -> None:
         """Return None: a binary task has no findings besides its metrics."""
 
 
 class BinaryMeter:
-    """The meter of a binary task: keeps the batches seen, and computes only when the sums are taken."""
+    """The meter of a binary task: keeps the batches seen, and computes only when the sums are taken.
 
-    def __init__(self) -> None:
+    Args:
+        limit: rows of the ranking, at most.
+    """
+
+    def __init__(self, limit: int = LINE_SCORES) -> None:
+        self.limit = limit
         self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
 
     def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
@@ -104,13 +159,12 @@ class BinaryMeter:
         self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums (4 + 2 * BUCKETS + 1,) float64, and empty the meter.
+        """Return the sums (4 + 4 R + 1,) float64 on the CPU, and empty the meter.
 
-        Loss, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the logits' histogram of the positives, then
-        of the negatives; samples.
+        Loss, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the ranking (R, 4) of the logits; samples.
         """
         if not self.seen:
-            return torch.zeros(HEAD + 2 * BUCKETS + 1, dtype=torch.float64, device=device)
+            return torch.zeros(HEAD + 1, dtype=torch.float64)
         losses, outputs, labels, samples = zip(*self.seen, strict=True)
         self.seen = []
         counts = torch.tensor(samples, dtype=torch.float64, device=losses[0].device)
@@ -118,9 +172,34 @@ class BinaryMeter:
         error = logits.sigmoid() - wanted
         head = torch.stack([
             (torch.stack(losses).double() * counts).sum(), ((logits > 0) == (wanted > 0.5)).sum().double(),
-            error.abs().sum(), error.square().sum(),
+            error.abs().sum(), error.square().sum(), counts.sum(),
         ])  # fmt: skip
-        bucket = ((logits.nan_to_num(-LIMIT).clamp(-LIMIT, LIMIT) + LIMIT) * (BUCKETS / (2 * LIMIT))).long()
-        place = bucket.clamp_max(BUCKETS - 1) + BUCKETS * (wanted <= 0.5)
-        histograms = torch.bincount(place, minlength=2 * BUCKETS).double()
-        return torch.cat([head, histograms, counts.sum().view(1)])
+        scores = torch.stack([logits, (wanted > 0.5).double()]).cpu().numpy()
+        return _vector(head.cpu(), merged([ranked(scores[0], scores[1] > 0)], self.limit))
+
+
+class BinaryExam:
+    """The exam of a binary task: the sums of one worker's share of a validation.
+
+    Args:
+        limit: rows of the ranking, at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.waiting = limit, 0
+        self.meter = BinaryMeter(limit)
+        self.sum = self.meter.sums()
+
+    def add(
+        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+    ) -> None:
+        """Add a validation batch to the sums."""
+        self.meter.add(loss, outputs, labels, samples)
+        self.waiting += samples
+        if self.waiting >= CHUNK:
+            self.sums()
+
+    def sums(self) -> torch.Tensor:
+        """Return the sums over all batches so far."""
+        self.sum, self.waiting = _added(self.sum, self.meter.sums(), self.limit), 0
+        return self.sum

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.metrics.best import best_of
 from trainer.metrics.confusion import Examination, Tally, tally_of
-from trainer.metrics.contract import Sums
+from trainer.metrics.exchange import Total
 
 HEAD = 3
 """Loss, hits of acc1, hits of acc5 come first in a vector of sums."""
@@ -58,6 +58,17 @@ class Classification:
         """Return a new, empty exam for a whole validation."""
         return ClassExam(self.meter(), self.classes, index, count)
 
+    def add(self, sums: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """Return the sums of the samples of both, on the device of the first."""
+        return sums + others.to(sums.device)
+
+    def over_workers(
+        self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        """Return each of the parts over all workers, then each plain vector: one collective call."""
+        vectors = [*parts, *(vector.to(parts[0].device) for vector in plain)]
+        return list(total(torch.cat(vectors)).split([len(vector) for vector in vectors]))
+
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up.
         All are means, so that there is no more to tell of the epoch."""
@@ -71,6 +82,10 @@ class Classification:
         """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
         metrics = self.summary(sums)
         return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1()}
+
+    def kept(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the sums of a whole validation, all of which :meth:`examined` needs."""
+        return sums
 
     def examined(self, sums: torch.Tensor) -> Examination:
         """Return the counts by class and the worst mistakes of a whole validation."""
@@ -116,37 +131,20 @@ class ClassificationMeter:
         return torch.stack([loss, (ranks < 1).sum().double(), (ranks < self.best_of).sum().double(), counts.sum()])
 
 
-class SummedExam:
-    """The exam of a task whose validations yield nothing but its meter's sums."""
-
-    def __init__(self, meter: Sums) -> None:
-        self.meter = meter
-        self.sum = meter.sums()
-
-    def add(
-        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
-    ) -> None:
-        """Add a validation batch to the sums."""
-        self.meter.add(loss, outputs, labels, samples)
-        self.sum += self.meter.sums().cpu()
-
-    def sums(self) -> torch.Tensor:
-        """Return the sums over all batches of the validation."""
-        return self.sum
-
-
-class ClassExam(SummedExam):
+class ClassExam:
     """The exam of a classification: its sums, the confusion counts, and the worst mistakes."""
 
     def __init__(self, meter: ClassificationMeter, classes: int, index: int, count: int) -> None:
-        super().__init__(meter)
+        self.meter = meter
+        self.sum = meter.sums()
         self.tally = Tally(classes, index, count)
 
     def add(
         self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
         """Add a validation batch, with its samples' indices (N,) in the validation data."""
-        super().add(loss, outputs, labels, samples, numbers)
+        self.meter.add(loss, outputs, labels, samples)
+        self.sum += self.meter.sums().cpu()
         self.tally.add(outputs, labels, numbers)
 
     def sums(self) -> torch.Tensor:

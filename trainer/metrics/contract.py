@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainer.metrics.confusion import Examination
+from trainer.metrics.exchange import Total
 
 
 class Sums(Protocol):
@@ -19,7 +20,7 @@ class Sums(Protocol):
         """Add a batch's loss, outputs and labels."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums and empty the meter: a float64 vector that adds up over workers, number of samples last."""
+        """Return the sums and empty the meter: a float64 vector, the number of samples last. See ``Objective.add``."""
 
     def state(self) -> list[Any]:
         """The batches seen since the sums were last taken, for :meth:`load`."""
@@ -37,7 +38,7 @@ class Exam(Protocol):
         """Add a validation batch like a meter's, with its samples' indices (N,) in the validation data."""
 
     def sums(self) -> torch.Tensor:
-        """Return the sums: a float64 vector that adds up over workers, with the sample count last."""
+        """Return the sums: a float64 vector, with the sample count last. See ``Objective.over_workers``."""
 
 
 class Objective(Protocol):
@@ -49,6 +50,20 @@ class Objective(Protocol):
     def meter(self) -> Sums:
         """Return a new, empty meter for training."""
 
+    def add(self, sums: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        """Return the sums of the samples of both, on the device of the first."""
+
+    def over_workers(
+        self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        """Return the sums of each part over the samples of all workers. A collective call.
+
+        Args:
+            total: sums a float64 vector over the workers.
+            index: this worker's place among ``count``.
+            plain: vectors that simply add up and travel along; their sums come last.
+        """
+
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute the metrics from the sums; for training also those of the ``epoch`` that lines have no average of."""
 
@@ -57,6 +72,9 @@ class Objective(Protocol):
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of a whole validation, which can have more than :meth:`summary`."""
+
+    def kept(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return of a validation's sums what :meth:`examined` needs, and the sample count last."""
 
     def examined(self, sums: torch.Tensor) -> Examination | None:
         """Return what a whole validation found besides its metrics, or None."""

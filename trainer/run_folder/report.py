@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from trainer.errors import why
 from trainer.host.files import REFUSED, replace_file, start_empty
 from trainer.host.pulse import Pulse
-from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls
+from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls, unmeasured
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.lives import number
 from trainer.run_folder.points import Points
@@ -86,7 +86,7 @@ class Report:
         self._window = self._window_before = Window(self.started, 0, 0.0, 0, 0)
         self._next_status = 0.0
         self._validated = -1
-        self._refused = False
+        self._refused = self._unmeasured = False
         self._moved = 0
         if run_dir and not goes_on:
             start_empty(run_dir / "metrics.jsonl")
@@ -185,6 +185,9 @@ class Report:
             told = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
             if told:
                 print(f"[Epoch {epoch}] {words} {told}", flush=True)
+        if self.watched.metric not in values and not self._unmeasured:
+            print(unmeasured(self.watched.metric), flush=True)
+        self._unmeasured = self.watched.metric not in values
         self._validated = step
         self._point(epoch, step, values)
         if self.run_dir:

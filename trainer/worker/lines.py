@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.metrics.contract import Sums
+from trainer.metrics.contract import Objective, Sums
 from trainer.strategies.contract import HasGauges
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Line:
         last: loss, outputs, labels and samples of the last batch, where a line tells of one batch alone.
     """
 
-    meter: Sums
+    task: Objective
     batches: int = 0
     printed: int = 0
     due: int = 1
@@ -39,13 +40,17 @@ class Line:
     epoch: torch.Tensor | None = None
     earlier: torch.Tensor | None = None
     last: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
+    meter: Sums = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = self.task.meter()
 
     def begin_epoch(self) -> None:
         """Start the sums over an epoch anew, before its first batch."""
         self.number, self.epoch = -1, None
         if self.batches > self.printed:
             sums = self.meter.sums()
-            self.earlier = sums if self.earlier is None else sums + self.earlier.to(sums.device)
+            self.earlier = sums if self.earlier is None else self.task.add(sums, self.earlier)
 
 
 def log_rest(run: Training, epoch: int) -> None:
@@ -65,20 +70,19 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     parts = [sums] if line.earlier is None else [sums, line.earlier.to(sums.device)]
     left, shown = len(parts), _of_last_batch(run, sums)
     if run.lockstep and run.report.who:
-        _of_worker(run, _sum(parts) if shown is None else shown, rest and shown is None)
+        _of_worker(run, reduce(run.task.add, parts) if shown is None else shown, rest and shown is None)
     parts += [] if shown is None else [shown]
     if run.lockstep:
-        asked = [run.callbacks.asked().to(sums.device)] if run.callbacks else []
-        sizes = [len(part) for part in (*parts, *asked)]
-        parts = list(run.strategy.all_reduce_sum(torch.cat([*parts, *asked])).split(sizes))  # one meeting for all
+        asked = [run.callbacks.asked()] if run.callbacks else []  # travels along: one meeting for all
+        parts = run.task.over_workers(run.strategy.all_reduce_sum, *run.strategy.members(), parts, asked)
         if run.callbacks:
             run.stop = run.stop or run.callbacks.why(parts.pop(), run.step, run.strategy.all_reduce_sum)
-    whole = _sum(parts[:left])
+    whole = reduce(run.task.add, parts[:left])
     together = whole if shown is None else parts[-1]
     if rest and line.before is not None and shown is None:
-        together = together + line.before.to(sums.device)
+        together = run.task.add(together, line.before)
     line.before, line.printed, line.earlier = whole, line.batches, None
-    line.epoch = parts[0] if line.epoch is None else parts[0] + line.epoch.to(parts[0].device)
+    line.epoch = parts[0] if line.epoch is None else run.task.add(parts[0], line.epoch)
     metrics = run.task.summary(together, line.epoch)
     gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
     gauges |= run.guard.skipped(run)
@@ -87,15 +91,12 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
         run.guard.line(run, metrics["loss"])
 
 
-def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).sum(0)
-
-
 def _of_worker(run: Training, own: torch.Tensor, rest: bool) -> None:
     """A line of this worker's own values."""
     line = run.line
     before, line.mine = line.mine, own
-    run.report.of_worker(run.epoch, line.number, run.task.summary(own if before is None or not rest else own + before))
+    together = own if before is None or not rest else run.task.add(own, before)
+    run.report.of_worker(run.epoch, line.number, run.task.summary(together))
 
 
 def _of_last_batch(run: Training, sums: torch.Tensor) -> torch.Tensor | None:
@@ -109,20 +110,23 @@ def _of_last_batch(run: Training, sums: torch.Tensor) -> torch.Tensor | None:
     return meter.sums(sums.device)
 
 
-def line_of(parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockstep: bool) -> dict[str, Any]:
+def line_of(
+    parts: Sequence[Mapping[str, Any]], first: Mapping[str, Any], lockstep: bool, task: Objective
+) -> dict[str, Any]:
     """Combine the log lines in progress of the former workers whose place a worker takes: several, one, or none.
 
     Args:
         first: that of the first worker; lockstep: the sums of lines are of all workers, else of each alone.
+        task: adds sums up.
     """
 
     def values(name: str) -> list[torch.Tensor]:
         return [value for part in parts if (value := part.get(name)) is not None]
 
     found = dict(parts[0] if parts else first)
-    if (start := first.get("earlier")) is not None:  # the workers add it up
-        found |= {"earlier": sum(values("earlier"), torch.zeros_like(start))}
+    if first.get("earlier") is not None:  # the workers add it up
+        found |= {"earlier": reduce(task.add, values("earlier"), task.meter().sums())}
     if not lockstep:
         sums = values("epoch")
-        found |= {"epoch": torch.stack(sums).sum(0) if sums else None}
+        found |= {"epoch": reduce(task.add, sums) if sums else None}
     return found

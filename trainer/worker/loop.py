@@ -126,7 +126,7 @@ class Training:
     line: Line = field(init=False)
 
     def __post_init__(self) -> None:
-        self.line = Line(self.task.meter())
+        self.line = Line(self.task)
 
     @property
     def over(self) -> bool:
@@ -295,11 +295,11 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
             values |= {f"{AVERAGED}{name}": value for name, value in measured.items()}
         if run.run_dir is not None:
             run.report.take_over(run.run_dir) if index == 0 else run.report.hand_over()
-        run.examined["last"] = sums
+        run.examined["last"] = run.task.kept(sums)
         improved = run.report.validation(epoch, run.step, values)
         if improved:
             of_average = run.report.watched.metric.startswith(AVERAGED)
-            run.examined["best"] = averages[0] if averages is not None and of_average else sums
+            run.examined["best"] = run.task.kept(averages[0] if averages is not None and of_average else sums)
             with run.ema.in_place() if run.ema is not None and of_average else nullcontext():
                 run.keep_best()
         _decide(run, values)
@@ -340,7 +340,7 @@ def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple
     """The task's sums over the validation samples, this worker's number among those who took part, the user's metrics."""
 
     def shared(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
-        sums = run.strategy.all_reduce_sum(_evaluated(run, index, count))
+        sums = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [_evaluated(run, index, count)])[0]
         parts = run.own.gathered(run.strategy.all_reduce_sum, index, count)
         return sums, index, run.own.values(parts)
 

@@ -31,7 +31,7 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
         _rehearse(run)
     first = WorkerState(**read(folder / store.parts(folder)[0]))
     about, servers = store.about(folder), run.strategy.seat.servers
-    own = _own(folder, first, seat, about.workers, run.lockstep)
+    own = _own(folder, first, seat, about.workers, run)
     if bool(about.servers) != bool(servers):
         first = for_servers(run, first) if servers else from_servers(run, folder, first)
         own = replace(own, model=None, own={})
@@ -46,19 +46,20 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
         print(f"goes on from {folder} after update {run.step}", flush=True)
 
 
-def _own(folder: Path, first: WorkerState, seat: Seat, before: int, lockstep: bool) -> WorkerState:
+def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Training) -> WorkerState:
     """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out, and
     so are the samples that workers without a common step count each for themselves; a worker more than there were has the first
     one's buffers and draws anew.
 
     Args:
-        before: how many workers there were; lockstep: a line tells of all workers.
+        before: how many workers there were.
     """
     names = store.parts(folder)
     mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
     parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
-    line, progress = line_of([part.line for part in parts], first.line, lockstep), (parts or [first])[0].progress
-    if not lockstep:
+    line = line_of([part.line for part in parts], first.line, run.lockstep, run.task)
+    progress = (parts or [first])[0].progress
+    if not run.lockstep:
         progress = {**progress, "samples": sum(part.progress.get("samples", 0) for part in parts)}
     if not parts:
         drawn = randomness(torch.device(seat.device))
