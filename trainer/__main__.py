@@ -85,10 +85,12 @@ def _dispatch(argv: list[str]) -> int:
 
         return join(lambda: parse(argv))
     args = parse(argv)
-    config_name = args.config_name or "config"
     from trainer.cli import compose
+    from trainer.cli.saved_run import chosen
 
-    with compose.hydra_app(args.config_dir) as app:
+    asking = chosen(args.overrides, args.config_name, typed_flags(args))
+    with compose.hydra_app(args.config_dir) as app, asking as asked:
+        config_name, args.overrides = asked.config_name, asked.overrides
         if args.cfg or args.info or args.shell_completion:
             from trainer.cli.show_config import show
 
@@ -105,9 +107,13 @@ def _dispatch(argv: list[str]) -> int:
         if args.multirun:
             from trainer.cli.sweep import sweep
 
-            results = sweep(app, args.overrides, config_name, typed_flags(args))
+            if asked.verb:
+                raise UserError(
+                    f"-m {asked.verb}", "looks at one run at a time", f"python -m trainer {asked.verb} ... for each"
+                )
+            results = sweep(app, args.overrides, config_name, asked.flags)
             return max(map(commands.exit_code, results), default=0)
-        return commands.exit_code(commands.run_one(app, args.overrides, config_name, flags=typed_flags(args)))
+        return commands.exit_code(commands.run_one(app, args.overrides, config_name, flags=asked.flags))
 
 
 if __name__ == "__main__":

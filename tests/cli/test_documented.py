@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer import run
 from trainer.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,27 @@ def commands(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
-def test_documented_commands_compose(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_documented_commands_compose(page: Path, a_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     monkeypatch.setenv("HF_TOKEN", "hidden")
+    monkeypatch.chdir(a_run.parent)
     for words in commands(page):
         assert main([*words, "--cfg", "job"]) == 0, (words, capsys.readouterr().err)
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run called RUN, and beside it data of others."""
+    place, patch = tmp_path_factory.mktemp("documented"), pytest.MonkeyPatch()
+    patch.chdir(place)
+    run(["+recipe=digits_lenet", "epochs=1", "max_steps=2", "tracking=none", "hydra.run.dir=RUN"])
+    patch.undo()
+    config = (place / "RUN" / "config.yaml").read_text()
+    for name in ("config.yaml", ".hydra/config.yaml"):  # as of data that lie in a folder
+        (place / "RUN" / name).write_text(
+            config.replace("data:\n", "data:\n  root: photos\n").replace(
+                "sets.digits.Digits", "sets.image_folder.ImageFolder"
+            )
+        )
+    (place / "photos").mkdir()
+    (place / "RUN" / "checkpoints" / "step-000000080").mkdir()
+    return place / "RUN"

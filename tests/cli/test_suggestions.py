@@ -143,13 +143,13 @@ def test_the_proposal_is_what_was_meant_and_is_taken(typed: str, instead: str, t
 @pytest.mark.parametrize(
     "weights", ["run", "run/model.safetensors", "run/checkpoints/best.safetensors", "elsewhere.pt"]
 )
-def test_saved_weights_without_a_recipe_name_the_one_of_their_run(mode: str, weights: str, app: Any) -> None:
-    hydra = Path("run/.hydra")
-    hydra.mkdir(parents=True)
-    (hydra / "overrides.yaml").write_text("- +recipe=digits_lenet\n- epochs=1\n")
+def test_saved_weights_without_a_recipe_name_the_command_that_needs_none(mode: str, weights: str, app: Any) -> None:
+    Path("run").mkdir()
+    Path("run/plan.json").write_text("{}")
     error = refusal(app, [f"mode={mode}", f"weights={weights}"])
     assert error is not None and "train anything" not in str(error) and "nothing to train" not in str(error)
-    assert error.instead == ("+recipe=NAME" if "else" in weights else "+recipe=digits_lenet")
+    needs_none = f"python -m trainer {mode} {weights}" + (" INPUT" if mode == "predict" else "")
+    assert error.instead == ("+recipe=NAME" if "else" in weights else needs_none)
     assert error.what == f"mode={mode}" and "needs the recipe" in error.why
 
 

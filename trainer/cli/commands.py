@@ -13,6 +13,7 @@ from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
+from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.kept_runs import AUTO, FRESH
@@ -36,7 +37,8 @@ def run(overrides: Sequence[str]) -> Result:
         raise UserError("-m", "a sweep is for the command line", "python -m trainer -m ...")
     with streams.guarded(), compose.hydra_app() as app:
         HERE.learn(of_environment(os.environ), of_command_line(overrides))
-        return run_one(app, list(overrides), "config")
+        with chosen(overrides) as asked:
+            return run_one(app, asked.overrides, asked.config_name, flags=asked.flags)
 
 
 def run_one(

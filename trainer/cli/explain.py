@@ -133,18 +133,13 @@ def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 
 def _no_training_said(vocabulary: Vocabulary) -> UserError:
-    """Saved weights are there and not the recipe that they were trained with: what their run's folder says of it."""
+    """Saved weights are there and not the recipe that they were trained with: their run's folder has the config."""
     mode = next(o for o in vocabulary.overrides if o.startswith("mode="))
     weights = Path(str(vocabulary.given("weights") or "."))
     why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
-    for folder in (weights, *weights.parents[:2]):
-        try:
-            typed = (folder / ".hydra" / "overrides.yaml").read_text()
-        except OSError:
-            continue
-        lines = [line.removeprefix("- ") for line in typed.splitlines()]
-        if recipe := [line for line in lines if line.startswith("+recipe=") and line.isprintable()]:
-            return UserError(mode, f"{why} ({folder}/.hydra/overrides.yaml)", recipe[0])
+    verb, more = mode.removeprefix("mode="), " INPUT" if mode == "mode=predict" else ""
+    if any((folder / "plan.json").is_file() for folder in (weights, *weights.parents[:2])):
+        return UserError(mode, f"{why}, or the run's folder alone", f"python -m trainer {verb} {weights}{more}")
     return UserError(mode, why, "+recipe=NAME")
 
 

@@ -16,6 +16,8 @@ USAGE = """trainer: declarative training for PyTorch
   python -m trainer +recipe=NAME [key=value ...]      train
   python -m trainer +recipe=NAME plan=true            print the plan and stop
   python -m trainer -m +recipe=NAME key=1,2,3         sweep
+  python -m trainer eval RUN [DATA] [key=value ...]   metrics of a run's weights; RUN: its folder, or its MLflow run id
+  python -m trainer predict RUN INPUT [key=value ...] classes of the images in a folder, or clicks of a file of rows
   python -m trainer +recipe=NAME --cfg job            show the composed config (--resolve; -p GROUP: a part of it)
   python -m trainer +recipe=NAME --info defaults      where it comes from (config, defaults-tree, searchpath, plugins)
   python -m trainer --config-dir FOLDER ...           add your own options and recipes

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.cli import arguments
+from trainer.cli.arguments import typed_flags
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,12 +27,16 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
 
 def _run(args: argparse.Namespace, start: Start) -> None:
     from trainer.cli import commands, compose
+    from trainer.cli.saved_run import chosen
 
     if args.multirun or args.cfg or args.info:
         raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
     ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]
-    with compose.hydra_app(args.config_dir) as app:
-        overrides, flags = [*args.overrides, *topology], arguments.typed_flags(args)
-        commands.run_one(app, overrides, args.config_name or "config", start, flags, ignored)
+    with (
+        compose.hydra_app(args.config_dir) as app,
+        chosen(args.overrides, args.config_name, typed_flags(args)) as asked,
+    ):
+        overrides = [*asked.overrides, *topology]
+        commands.run_one(app, overrides, asked.config_name, start, asked.flags, ignored)

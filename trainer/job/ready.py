@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 from trainer.checkpoint import store
 from trainer.config import redact
 from trainer.config.instantiate import for_saved_weights
+from trainer.config.own_code import own_code
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
@@ -74,7 +76,10 @@ class Ready:
             return self
         checked = replace(self.checked, facts=facts)
         plan = make_plan(checked, self.model, Machine.here(), self.plan.run_dir)
-        kept = {name: getattr(self.plan, name) for name in ("left_out", "lease_batches", "whole_path")}
+        kept = {
+            name: getattr(self.plan, name)
+            for name in ("left_out", "lease_batches", "whole_path", "started_in", "own_code")
+        }
         return replace(self, checked=checked, plan=replace(plan, **kept))
 
     @property
@@ -192,7 +197,10 @@ def _planned(
         _check_weights(checked.config)
     _check_places(checked, model, place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
-    return Ready(checked, model, replace(plan, lacks=list(checked.lacks), whole_path=place.whole))
+    plan = replace(
+        plan, lacks=list(checked.lacks), whole_path=place.whole, started_in=os.getcwd(), own_code=own_code(checked.config),
+    )  # fmt: skip
+    return Ready(checked, model, plan)
 
 
 def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,6 +81,7 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     if isinstance(taken, str):
         return UserError.exit_code if taken else 0
     assignment = Assignment.of(taken)
+    sys.path[:0] = [folder for folder in assignment.plan.own_code if folder not in sys.path]
     log = Path(assignment.plan.run_dir) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
     files.start(log, assignment.goes_on)

@@ -85,6 +85,8 @@ class Plan:
         least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
         whole_path: the user named the run's folder by a path from the root: so are its copies at ``checkpoint.to``.
         transport: how workers and parameter servers reach each other; empty: there are no servers.
+        started_in: the working folder, from which the config's relative paths lead.
+        own_code: folders of the module search path that hold the user's own classes.
     """
 
     name: str
@@ -136,6 +138,8 @@ class Plan:
     drops_lost: bool = False
     transport: str = ""
     whole_path: bool = False
+    started_in: str = ""
+    own_code: list[str] = field(default_factory=list)
 
     @property
     def own_folder(self) -> Path:

@@ -188,7 +188,8 @@ def _size(plan: Plan) -> str:
 def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
     """The overrides to show in MLflow: those without secrets, without flags."""
     known = set(secrets)
-    return [o for o in overrides if not o.startswith("-") and text(o, known) == o]
+    typed = [o for o in overrides if o.startswith("~") or "=" in o.partition("/")[0]]
+    return [o for o in typed if not o.startswith("-") and text(o, known) == o]
 
 
 def _first(plan: Plan) -> str:

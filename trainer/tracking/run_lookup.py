@@ -19,25 +19,28 @@ PATIENCE_S = 60.0
 INSTEAD = "resume=FOLDER of the run"
 
 
-def folder_of(tracking: TrackingConfig, run_id: str) -> Path:
+def folder_of(tracking: TrackingConfig, run_id: str, what: str = "", instead: str = INSTEAD) -> Path:
     """Look up the folder of an MLflow run by its id (``resume=RUN_ID``).
+
+    Args:
+        what: was typed, and what to type instead, for a refusal.
 
     Raises:
         UserError: there is no such run, or its folder is not on this machine.
     """
-    what, uri = f"resume={run_id}", tracking_uri(tracking)
+    what, uri = what or f"resume={run_id}", tracking_uri(tracking)
     if not uri:
-        raise UserError(what, "is an MLflow run, and tracking=none asks no server", INSTEAD)
+        raise UserError(what, "is an MLflow run, and tracking=none asks no server", instead)
     answer = _asked(uri, run_id)
     if "error" in answer:
-        raise UserError(what, f"{named(tracking)} cannot be asked: {answer['error']}", INSTEAD)
+        raise UserError(what, f"{named(tracking)} cannot be asked: {answer['error']}", instead)
     if not answer.get("there"):
-        raise UserError(what, f"there is no such run at {named(tracking)}", f"{INSTEAD}, or another tracking.uri")
+        raise UserError(what, f"there is no such run at {named(tracking)}", f"{instead}, or another tracking.uri")
     folder = answer.get("folder")
     if not folder:
-        raise UserError(what, f"the run has no tag {RUN_DIR}: no training of ours made it", INSTEAD)
+        raise UserError(what, f"the run has no tag {RUN_DIR}: no training of ours made it", instead)
     if not Path(folder).is_dir():
-        raise UserError(what, f"the run's folder {folder} is not there", INSTEAD)
+        raise UserError(what, f"the run's folder {folder} is not there", instead)
     return Path(folder)
 
 

@@ -1,0 +1,347 @@
+"""``python -m trainer eval RUN [DATA]`` and ``predict RUN INPUT``: the config comes from the folder of the run.
+
+The values of the run become one more option of each group, ``as_in_run``, in Hydra's store. So what follows on the command
+line is checked, and changes the config, as it does after a recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import schema
+from trainer.config.keys import is_of, key_of, leaves
+from trainer.config.schema import TrackingConfig, option_of
+from trainer.config.secret_parts import HIDDEN
+from trainer.errors import UserError, why
+from trainer.hashing import hash_of
+from trainer.run_folder.leftovers import CHECKPOINTS
+from trainer.wording import counted
+
+VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
+OPTION = "as_in_run"
+CARRIED = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "execution", "tracking")
+USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
+"""Groups that say how the training ran, not what was trained."""
+OF_THE_COMMAND = (
+    "mode",
+    "weights",
+    "plan",
+    "profile",
+    "debug",
+    "verbosity",
+    "resume",
+    "validation",
+    "early_stop",
+    *USUAL,
+)
+OF_OTHER_KEYS = re.compile(r"(?:[^$]|\$\{[\w.]+\})*")
+PATHS = ("root", "path", "val_path")
+"""Keys of ``data`` that name files or folders."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What Hydra composes: the primary config, the overrides, and the words before these in the command that repeats it."""
+
+    config_name: str
+    overrides: list[str]
+    flags: list[str]
+    verb: str = ""
+
+
+@dataclass(frozen=True)
+class Words:
+    """An ``eval`` or ``predict`` as typed; ``input`` is '' where none was typed."""
+
+    verb: str
+    run: str
+    input: str
+    overrides: list[str]
+
+    @property
+    def command(self) -> str:
+        """The command without what follows RUN."""
+        return f"python -m trainer {self.verb} {self.run}"
+
+    @staticmethod
+    def of(words: Sequence[str]) -> Words | None:
+        """Take the words of a command line apart; None if it has neither verb.
+
+        Raises:
+            UserError: it names no run, nothing to predict, or more than one folder.
+        """
+        place = next((n for n, word in enumerate(words) if word in VERBS), None)
+        if place is None:
+            return None
+        verb, after = words[place], list(words[place + 1 :])
+        named = []
+        while after and not _is_override(after[0]):
+            named.append(after.pop(0))
+        instead = f"python -m trainer {verb} {VERBS[verb]}"
+        overrides = [*words[:place], *after]
+        if not named:
+            raise UserError(verb, "needs the folder of a run, or its MLflow run id", instead)
+        if len(named) > 2:
+            raise UserError(
+                f"{verb} {' '.join(named)}", f"takes one folder or file after the run, not {len(named) - 1}", instead
+            )
+        if verb == "predict" and len(named) < 2 and not any(key_of(o) == "predict.input" for o in overrides):
+            raise UserError(
+                f"{verb} {named[0]}",
+                "needs a folder of images, or a file of rows",
+                f"python -m trainer {verb} {named[0]} FOLDER",
+            )
+        for override in overrides:
+            if (key := key_of(override)) in ("recipe", "mode"):
+                raise UserError(override, f"{verb} takes the {key} from the run" if key == "recipe" else f"{verb} is a mode", f"{verb} {named[0]} without {override}")  # fmt: skip
+        return Words(verb, named[0], named[1] if len(named) > 1 else "", overrides)
+
+
+def _is_override(word: str) -> bool:
+    """Whether a word is ``key=value``, and not a path such as ``multirun/lr=0.1``."""
+    return re.match(r"[+~]|[\w.@/-]+=", word) is not None and not os.path.lexists(word)
+
+
+@contextlib.contextmanager
+def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
+    """Context manager: yields what these words of a command line ask for; for ``eval`` and ``predict`` the run's config is stored.
+
+    The run's own modules can be imported inside.
+
+    Raises:
+        UserError: RUN is no run, has no weights or no config, or its data are elsewhere.
+    """
+    asked = Words.of(words)
+    if asked is None:
+        yield Chosen(config_name or "config", list(words), list(flags))
+        return
+    if config_name is not None:
+        raise UserError(f"--config-name {config_name}", f"{asked.verb} takes the config of the run", asked.command)
+    path = _path(asked)
+    run = _run_of(path, asked)
+    plan = _plan(run)
+    config = _config(run, asked)
+    _check_mode(config, asked)
+    config = _finished(config, asked, plan, path)
+    code = [folder for folder in plan.get("own_code", []) if os.path.isdir(folder)]
+    before = sys.path[:]
+    sys.path[:0] = code
+    try:
+        with _stored(config) as name:
+            own = [asked.verb, asked.run, *filter(None, [asked.input])]
+            yield Chosen(name, asked.overrides, [*own, *flags], asked.verb)
+    finally:
+        sys.path[:] = before
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def _path(asked: Words) -> Path:
+    """What RUN names: a run's folder, or a checkpoint or file in it; an MLflow run id stands for its folder."""
+    if os.path.exists(asked.run):
+        return Path(asked.run)
+    from trainer.planning.resume import RUN_ID
+
+    if not RUN_ID.fullmatch(asked.run):
+        why = "there is no such folder, and an MLflow run id has 32 hexadecimal digits"
+        raise UserError(asked.command, why, f"python -m trainer {asked.verb} outputs/RECIPE/TIME")
+    from trainer.tracking.run_lookup import folder_of
+
+    uris = [o.partition("=")[2].strip("'\"") for o in asked.overrides if key_of(o) == "tracking.uri"]
+    tracking = TrackingConfig(uri=uris[-1] if uris else None)
+    return folder_of(tracking, asked.run, asked.command, f"python -m trainer {asked.verb} outputs/RECIPE/TIME")
+
+
+def _run_of(path: Path, asked: Words) -> Path:
+    """The folder of the run that the path is, or lies in."""
+    real = Path(os.path.abspath(path))
+    for folder in (real, *real.parents[:2]):
+        if (folder / "config.yaml").is_file() and (folder / "plan.json").is_file():
+            return folder
+    if jobs := sorted(job.parent for job in real.glob("*/plan.json")):
+        raise UserError(
+            asked.command,
+            f"holds {counted(len(jobs), 'run')}, and is none itself",
+            f"python -m trainer {asked.verb} {path / jobs[-1].name}",
+        )
+    raise UserError(
+        asked.command,
+        "is no folder of a run: it has no config.yaml and plan.json",
+        f"python -m trainer {asked.verb} outputs/RECIPE/TIME",
+    )
+
+
+def _plan(run: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads((run / "plan.json").read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(str(run / "plan.json"), f"cannot be read: {why(error)}", "another run") from error
+    if not isinstance(plan, dict):
+        raise UserError(str(run / "plan.json"), "is no plan of a run", "another run")
+    return plan
+
+
+def _config(run: Path, asked: Words) -> dict[str, Any]:
+    """The finished config; what it took from other keys it still does, so that overrides reach both."""
+    finished = _mapping(run / "config.yaml")
+    composed = run / ".hydra" / "config.yaml"
+    config: dict[str, Any] = _with_links(finished, _mapping(composed) if composed.is_file() else {})
+    missing = [group for group in CARRIED if not isinstance(config.get(group), Mapping)]
+    if missing:
+        raise UserError(str(run / "config.yaml"), f"has no {', '.join(missing)}", "another run")
+    return config
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(file.read_text())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(str(file), f"cannot be read: {why(error)}", "another run") from error
+    if not isinstance(found, dict):
+        raise UserError(str(file), "is no config of a run", "another run")
+    return found
+
+
+def _with_links(finished: Any, composed: Any) -> Any:
+    """The finished value, or the composed one where that is taken from other keys, or where the finished one is hidden."""
+    if isinstance(finished, Mapping):
+        others = composed if isinstance(composed, Mapping) else {}
+        return {key: _with_links(value, others.get(key)) for key, value in finished.items()}
+    if isinstance(finished, list):
+        same = isinstance(composed, list) and len(composed) == len(finished)
+        return [
+            _with_links(value, other) for value, other in zip(finished, composed if same else finished, strict=True)
+        ]
+    if (
+        isinstance(composed, str)
+        and "${" in composed
+        and (OF_OTHER_KEYS.fullmatch(composed) or HIDDEN in str(finished))
+    ):
+        return composed
+    return finished.replace("${", "\\${") if isinstance(finished, str) else finished
+
+
+def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
+    """A run that evaluated or predicted has the config of a training, and none of its weights."""
+    if config.get("mode") == "train" or any(key_of(o) == "weights" for o in asked.overrides):
+        return
+    weights = Path(str(config.get("weights")))
+    trained = weights.parents[1] if weights.parent.name == CHECKPOINTS else weights.parent
+    raise UserError(
+        asked.command,
+        f"is a run of mode={config.get('mode')}, which leaves no weights",
+        f"python -m trainer {asked.verb} {trained}",
+    )
+
+
+def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The config of the command: the run's, without what is of the training's own command, and with what was typed.
+
+    Raises:
+        UserError: a value is hidden in the run's folder, and none was typed instead.
+    """
+    typed = [key_of(o) for o in asked.overrides]
+    kept = {key: value for key, value in config.items() if key not in OF_THE_COMMAND}
+    data, tracking = kept.pop("data"), kept.pop("tracking")
+    kept |= {
+        "data": _data(data, asked, str(plan.get("started_in", "")), typed),
+        "tracking": {**tracking, "run_name": None, "registered_model": None},
+    }
+    for key, value in leaves(kept, ""):
+        if HIDDEN in str(value) and not is_of(key, typed):
+            empty = {"callbacks": "[]", "metrics": "{}"}.get(key.partition(".")[0], "VALUE")
+            raise UserError(f"{key} of {asked.run}", "is a secret, which no run's folder keeps", f"{asked.command} {key}={empty}")  # fmt: skip
+    predict = {"input": _escaped(asked.input)} if asked.verb == "predict" and asked.input else {}
+    return {**kept, "mode": asked.verb, "weights": _escaped(os.path.abspath(path)), "predict": predict}
+
+
+def _escaped(path: str) -> str:
+    return path.replace("${", "\\${")
+
+
+def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[str]) -> dict[str, Any]:
+    """The run's data, or of ``eval RUN DATA`` those; relative paths of a run that was started elsewhere name other files here.
+
+    Raises:
+        UserError: DATA cannot be given to this data source, or a path is relative to another folder.
+    """
+    if asked.verb == "eval" and asked.input:
+        return {**data, **_elsewhere(data, asked)}
+    changed = {}
+    for key, value in data.items():
+        if key not in PATHS or f"data.{key}" in typed or "data" in typed or not started_in:
+            continue
+        paths = value if isinstance(value, list) else [value]
+        there = [_there(path, started_in) for path in paths]
+        if there == paths:
+            continue
+        if asked.verb == "eval":
+            told = there[0] if isinstance(value, str) else f"[{','.join(there)}]"
+            raise UserError(f"data.{key}={value}", f"is relative to {started_in}, where the run was started", f"{asked.command} data.{key}={told}")  # fmt: skip
+        changed[key] = there if isinstance(value, list) else there[0]
+    return {**data, **changed}
+
+
+def _there(path: Any, started_in: str) -> Any:
+    """The whole path of what a run named from the folder where it was started, if it is there and is not the same here."""
+    if not isinstance(path, str) or "://" in path or os.path.isabs(os.path.expanduser(path)):
+        return path
+    there = os.path.join(started_in, path)
+    if not os.path.exists(there) or (os.path.exists(path) and os.path.samefile(path, there)):
+        return path
+    return there
+
+
+def _elsewhere(data: Mapping[str, Any], asked: Words) -> dict[str, Any]:
+    """The keys by which a data source reads DATA, all of it where it has no validation part of its own."""
+    place, target = _escaped(asked.input), str(data.get("_target_"))
+    declared = {key for key in ("root", "path", "val", "val_path", "on_missing") if key in data}
+    if not {"root", "path"} & declared:
+        raise UserError(f"{asked.command} {asked.input}", f"{target} reads no folder of yours", asked.command)
+    if not os.path.exists(asked.input) and not ("*" in place or "{" in place):
+        raise UserError(f"{asked.command} {asked.input}", "there is no such folder or file", f"{asked.command} FOLDER")
+    if "path" in declared:
+        return {"path": place, **({"val_path": place} if "val_path" in declared else {})}
+    whole = "val" in declared and os.path.isdir(asked.input) and not os.path.isdir(os.path.join(asked.input, "train"))
+    return {
+        "root": place,
+        **({"val": "."} if whole else {"val": None} if "val" in declared else {}),
+        **({"on_missing": "error"} if "on_missing" in declared else {}),
+    }
+
+
+# -- Hydra's store -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _stored(config: Mapping[str, Any]) -> Iterator[str]:
+    """Context manager: the config is in Hydra's store, as a primary config and an option of each group; yields its name."""
+    from hydra.core.config_store import ConfigStore
+
+    store: Any = ConfigStore.instance()
+    name = f"run_{hash_of(json.dumps(config, default=str)):x}"
+    groups = {**{group: OPTION for group in CARRIED}, **USUAL, "predict": OPTION}
+    defaults = ["schema", *({group: option} for group, option in groups.items()), "_self_"]
+    for group in (*CARRIED, "predict"):
+        declared = option_of(group, str(config[group].get("_target_")))
+        node = {"defaults": [f"/schema/{declared.__name__}@_here_", "_self_"], **config[group]}
+        store.store(group=group, name=OPTION, node=node, provider="the run's folder")
+    root = {key: value for key, value in config.items() if key not in schema.GROUPS}
+    store.store(name=name, node={"defaults": defaults, **root}, provider="the run's folder")
+    try:
+        yield name
+    finally:
+        store.repo.pop(f"{name}.yaml", None)
+        for group in (*CARRIED, "predict"):
+            store.repo.get(group, {}).pop(f"{OPTION}.yaml", None)
