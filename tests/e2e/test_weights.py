@@ -191,7 +191,9 @@ def test_click_rows_are_evaluated_with_their_own_metrics(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"predict\.input=.*: is a folder without files"):
         package.run([*clicks, "mode=predict", f"weights={tmp_path}/run", f"predict.input={tmp_path}"])
     with pytest.raises(UserError, match=r"model\.table_size=null: mode=eval holds the model whole"):
-        package.run([*clicks[:4], "mode=eval", f"weights={tmp_path}/run", "data.hash_size=null", "model.table_size=null"])  # fmt: skip
+        package.run([*clicks[:5], "mode=eval", f"weights={tmp_path}/run", "model.table_size=null"])
+    with pytest.raises(UserError, match=r"data\.hash_size=500: the run that left the weights had data\.hash_size=1000"):
+        package.run([*clicks, "mode=eval", f"weights={tmp_path}/run", "data.hash_size=500"])
 
 
 def draw(folder: Path) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ import torch
 from trainer.data.auto_num_workers import Growth
 from trainer.data.batch_inputs import Inputs
 from trainer.data.batch_reordering import Turn
+from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
 from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
@@ -60,6 +61,8 @@ class Feed:
         work: hands out the epoch's blocks; None: the sampler has split them.
         scatter: the strategy's, where the first worker reads for all; None: each reads its own.
         growth: says whether more processes should read; None: they are as many as they are.
+        test: the sampler of the test data; None: there are none to be measured.
+        outputs: for each label of the evaluation data, the model's output of that class; empty: the one of its number.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class Feed:
         work: MapWork | StreamWork | None = None,
         scatter: Scatter | None = None,
         growth: Growth | None = None,
+        test: EvaluationSampler | None = None,
+        outputs: Sequence[int] = (),
     ) -> None:
         self.sampler = train
         self.growth = growth
@@ -96,8 +101,10 @@ class Feed:
             all_of_them = Addresses(EverybodysBatches(train), limit)
             reads = Reader(splits.train, all_of_them, reading) if train.rank == 0 else None
             self.train_reader = ScatteredReader(reads, self.train_addresses, train.world_size, scatter)
-        self.val_addresses, self.val_size = Addresses(val, limit_val), val.batch_size
-        self.val_reader = Reader(splits.val, self.val_addresses, replace(reading, mixing=None))
+        plain = replace(reading, mixing=None)
+        self.evaluated = {VAL: EvaluatedSplit(splits.val, Addresses(val, limit_val), plain, place, outputs)}
+        if test is not None:
+            self.evaluated[TEST] = EvaluatedSplit(splits.test, Addresses(test, limit_val), plain, place, outputs)
         self.waited = 0.0
 
     def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
@@ -120,7 +127,8 @@ class Feed:
             return
         training = self._block_reader() or self.train_reader
         reader = training if isinstance(training, Reader) else training.reader
-        for one in (reader, self.val_reader if self.val_reader.loader is None else None):
+        unused = (split.reader for split in self.evaluated.values() if split.reader.loader is None)
+        for one in (reader, *unused):
             if one is not None:
                 one.grow(readers, self.growth.prefetch(readers))
 
@@ -181,16 +189,10 @@ class Feed:
         if held is not None:
             yield held
 
-    def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
-        """Yield the evaluation batches of worker ``index`` of ``count``, each with its samples' indices."""
-        if isinstance(stream := self.val_reader.dataset.dataset, Streamed):
-            for numbers, batch in islice(stream.shares(index, count, self.val_size), self.val_addresses.limit):
-                yield numbers, Batch(*self.place(*batch), len(numbers))
-            return
-        self.val_addresses.sampler = self.val_addresses.sampler.of(index, count)  # type: ignore[union-attr]
-        for (_, numbers), (inputs, labels) in zip(self.val_addresses, self.val_reader, strict=True):
-            inputs, labels = self.place(inputs, labels)
-            yield numbers, Batch(inputs, labels, len(labels))
+    def evaluation(self, index: int, count: int, split: str = VAL) -> Iterator[tuple[np.ndarray, Batch]]:
+        """Yield the batches of worker ``index`` of ``count`` of a split, each with its samples' indices."""
+        for numbers, inputs, labels in self.evaluated[split].batches(index, count):
+            yield numbers, Batch(inputs, labels, len(numbers))
 
     def turn(self, turns: Sequence[Turn]) -> None:
         """Reorder the training batches of some epochs (:mod:`trainer.data.batch_reordering`)."""
@@ -221,14 +223,13 @@ class Feed:
         self.sampler.set_epoch(epoch)
         return next(islice(self.sampler.arrays(), batch, None))
 
-    def validation_inputs(self, numbers: Sequence[int]) -> Inputs:
-        """The inputs of the validation samples with these indices, as the data source gives them."""
-        inputs: Inputs = self.val_reader.dataset.__getitems__((0, np.array(numbers, dtype=np.int64)))[0]
-        return inputs
+    def validation_inputs(self, numbers: Sequence[int], split: str = VAL) -> Inputs:
+        """The inputs of the samples of a split with these indices, as the data source gives them."""
+        return self.evaluated[split].inputs(numbers)
 
     def example(self) -> Inputs:
         """The inputs of one sample as the data source gives them, from the validation data if there are any."""
-        if self.val_reader.dataset.dataset is not None and self.val_addresses.sampler.num_samples:  # type: ignore[union-attr]
+        if self.evaluated[VAL].has_numbers:
             return self.validation_inputs([0])
         reader = self.train_reader if isinstance(self.train_reader, Reader) else self.train_reader.reader
         assert reader is not None
@@ -245,9 +246,10 @@ class Feed:
             yield batch
 
     def close(self) -> None:
-        """End the reading processes of training and evaluation."""
+        """End the reading processes of training and evaluations."""
         self.train_reader.close()
-        self.val_reader.close()
+        for split in self.evaluated.values():
+            split.reader.close()
         if (blocks := self._block_reader()) is not None:
             blocks.close()
 

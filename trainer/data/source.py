@@ -30,7 +30,7 @@ class Facts:
     Attributes:
         source: what the samples really are, in a few words; shown in the plan and in the run's tags.
         kind: a word for the workers, which way the source has decided to go (e.g. ``real``, ``embedded``).
-        train_samples, val_samples: samples of each split.
+        train_samples, val_samples, test_samples: samples of each split; without a test split 0.
         shape: of one input, e.g. (3, 224, 224); where a sample has several inputs, name -> shape.
         classes: number of classes.
         stand_in: why other data than asked for are used, shown as a warning; empty when they are what was asked for.
@@ -66,6 +66,7 @@ class Facts:
     val_shape: tuple[int, ...] | None = None
     attention: str = ""
     iterable: bool = False
+    test_samples: int = 0
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
@@ -106,7 +107,7 @@ def named_sizes(paths: Sequence[str | Path]) -> list[tuple[str, int]]:
 
 @dataclass
 class Splits:
-    """What a worker opens: the training and validation data sets, and how their images are normalised.
+    """What a worker opens: the training, validation and test data sets, and how their images are normalised.
 
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
@@ -114,6 +115,7 @@ class Splits:
             With ``Facts.iterable`` ``train`` is a stream, and ``val`` may be one; a function may take ``epoch``.
             Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
             name: of these, floating ones are given the run's precision and the others stay as they are.
+        test: like ``val``; measured once, at the end of the training. None: there is none.
         mean, std: per channel, in units of the divided input; None: no normalisation.
 
     ``val`` may be None for runs with ``validation=false``.
@@ -123,6 +125,7 @@ class Splits:
     val: Dataset[Any] | None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    test: Dataset[Any] | None = None
 
 
 class DataSource(ABC):

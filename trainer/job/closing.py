@@ -120,7 +120,7 @@ def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
     with closing.step("servers.png"):
         curves.draw_servers(run_dir, f"{title}, {counted(plan.roles.get('server', 0), 'server')}")
     with closing.step("the pictures of the validation"):
-        validation.draw(run_dir, checked.source.class_names(checked.facts), title)
+        validation.draw(run_dir, checked.class_names(), title)
 
 
 def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker) -> None:

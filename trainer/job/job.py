@@ -35,7 +35,7 @@ from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.uploads import uploading
 from trainer.planning.assignment import Assignment
-from trainer.planning.eval_and_predict import CLASSES
+from trainer.planning.class_names import CLASSES
 from trainer.planning.plan import Plan
 from trainer.planning.resume import can_go_on
 from trainer.run_folder import lives
@@ -74,7 +74,7 @@ def execute(
             result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
             _show(ready)
-            if config.mode == "train":
+            if config.mode != "predict":
                 _leave_names(mine, ready)
             if tracker is not None:
                 tracker.open(run_dir, _told(ready, overrides, parent))
@@ -180,7 +180,7 @@ def _leave_names(run_dir: Path, ready: Ready) -> None:
 
     checked = ready.checked
     try:
-        names = list(checked.source.class_names(checked.facts))
+        names = list(checked.class_names())
     except Exception as error:  # a source of the user's own may break where it is asked for names
         _say(f"the classes have no names: {type(error).__name__}: {error}")
         return

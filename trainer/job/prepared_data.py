@@ -10,6 +10,7 @@ from trainer.errors import NOTHING_NEW, AskedToLeave, RunFailed, RunPreempted, U
 from trainer.host.signals import termination_raises
 from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
+from trainer.planning.class_names import of_outputs
 from trainer.planning.resume import can_go_on, keeps, with_data
 from trainer.planning.user_class_checks import checked_facts
 
@@ -25,7 +26,21 @@ def prepared(ready: Ready) -> Ready:
     with preparing(checked.config.verbosity) as show:
         facts = _prepared_facts(checked, show)
     before_start("prepare", checked.config.model)
-    return ready.with_facts(facts)
+    return _named(ready, facts)
+
+
+def _named(ready: Ready, facts: Facts) -> Ready:
+    """The job planned again for the facts of its prepared data; data that were downloaded may tell their classes only now.
+
+    Raises:
+        UserError: the saved weights, or what the run starts from, are of other classes.
+    """
+    checked = ready.checked
+    if facts == checked.classes.undone(checked.facts):
+        return ready
+    classes = of_outputs(checked.config, checked.source, facts)
+    ready = replace(ready, checked=replace(checked, classes=classes))
+    return ready.with_facts(classes.applied(facts))
 
 
 def _prepared_facts(checked: Checked, show: Progress) -> Facts:
@@ -35,7 +50,7 @@ def _prepared_facts(checked: Checked, show: Progress) -> Facts:
         UserError: that is something else than facts.
     """
     what = f"data._target_={checked.config.data._target_}"
-    facts = checked_facts(checked.source.prepare(checked.facts, show), what, "prepare")
+    facts = checked_facts(checked.source.prepare(checked.classes.undone(checked.facts), show), what, "prepare")
     return replace(facts, train_samples=checked.facts.train_samples) if facts.iterable else facts
 
 

@@ -24,6 +24,7 @@ from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import FIRST_TRY
 from trainer.planning.checked_config import Checked
+from trainer.planning.class_names import of_checkpoint
 from trainer.planning.kept_runs import FRESH
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
@@ -158,11 +159,28 @@ def _get_ready(
         folder = _checkpoint(checked.config, ready.plan)
         if folder is not None and checked.searches:
             ready = _as_in_checkpoint(sized, folder)
-        resume = None if folder is None else resuming.fit(ready.checked.config, ready.plan, folder)
+        resume = None if folder is None else _of_these_classes(ready, folder)
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
     plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
     sizes = sized if ready.checked.searches else None
     return replace(ready, plan=plan, resume=resume, sized=sizes, of_hosts=of_hosts if plan.least_nnodes else None)
+
+
+def _of_these_classes(ready: Ready, folder: Path) -> Resume:
+    """The :class:`Resume` from a checkpoint that fits the job.
+
+    Raises:
+        UserError: it does not fit, or is of other classes.
+    """
+    checked = ready.checked
+    other = of_checkpoint(folder.parent.parent, checked.config, checked.source, checked.facts)
+    try:
+        resume = resuming.fit(checked.config, ready.plan, folder)
+    except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
+        if other and not checked.config.resume.allow_changes:
+            raise resuming.other_classes(other, folder) from None
+        raise
+    return resuming.with_classes(resume, other, checked.config.resume.allow_changes)
 
 
 def _as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:

@@ -37,12 +37,14 @@ class Classification:
 
     Args:
         loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
-        classes: of the data; of fewer than 5, all but one take the place of 5 in ``acc5`` (3 classes: ``acc2``).
+        classes: of the model; of fewer than 5, all but one take the place of 5 in ``acc5`` (3 classes: ``acc2``).
+        there: of these the ones that the data have, over which ``f1`` is the mean; empty: all.
     """
 
-    def __init__(self, loss: nn.Module, classes: int) -> None:
+    def __init__(self, loss: nn.Module, classes: int, there: Sequence[int] = ()) -> None:
         self.loss = loss
         self.classes = classes
+        self.there = sorted(there) or list(range(classes))
         self.best_of = best_of(classes)
 
     def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +83,7 @@ class Classification:
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
         metrics = self.summary(sums)
-        return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1()}
+        return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1(self.there)}
 
     def kept(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums of a whole validation, all of which :meth:`examined` needs."""

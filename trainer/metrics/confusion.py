@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +100,9 @@ class Tally:
         places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read
         return torch.cat([self.counts, places.flatten()])
 
-    def macro_f1(self) -> float:
-        """The mean of F1 = 2 hits / (labels + guesses) over the classes that are a label or a guess."""
-        hits, labels, guesses = self.by_class()
+    def macro_f1(self, classes: Sequence[int] | slice = slice(None)) -> float:
+        """The mean of F1 = 2 hits / (labels + guesses) over those of these classes that are a label or a guess."""
+        hits, labels, guesses = (part[classes] for part in self.by_class())
         there = labels + guesses > 0
         return float((2 * hits[there] / (labels + guesses)[there]).mean()) if there.any() else 0.0
 

@@ -16,11 +16,14 @@ from trainer.models.classifiers import HEADS, unfilled
 from trainer.weights import fit, tensor_files
 
 
-def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
+def finetuned(
+    name: str, weights: str, num_classes: int, freeze: str = "none", head: str = "auto", **arguments: Any
+) -> nn.Module:
     """Make ``torchvision.models.<name>`` with pretrained weights, except in layers whose number of classes differs.
 
     Args:
         weights: a name of torchvision's, ``DEFAULT`` for its best, or a file of tensors by name.
+        head: ``new``: the last layer is new although its weights would fit, because they are of other classes.
         freeze: ``backbone``: only the head learns; batch norms before it keep their statistics.
 
     Raises:
@@ -28,13 +31,15 @@ def finetuned(name: str, weights: str, num_classes: int, freeze: str = "none", *
     """
     model = architecture(name, weights, num_classes, **arguments)
     if not any(p.is_meta for p in model.parameters()):
-        _load(model, _tensors(name, weights), f"model.weights={weights}")
+        _load(model, _without_head(model, num_classes, _tensors(name, weights), head), f"model.weights={weights}")
     if freeze == "backbone":
         _freeze(model, num_classes)
     return model
 
 
-def architecture(name: str, weights: str, num_classes: int, freeze: str = "none", **arguments: Any) -> nn.Module:
+def architecture(
+    name: str, weights: str, num_classes: int, freeze: str = "none", head: str = "auto", **arguments: Any
+) -> nn.Module:
     """Make the same model as :func:`finetuned` with random weights, because saved ones will be loaded."""
     return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
@@ -117,12 +122,34 @@ def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     fit.into(model, {n: t for n, t in found.items() if n not in other}, what)
 
 
+def _without_head(
+    model: nn.Module, num_classes: int, given: dict[str, torch.Tensor], head: str
+) -> dict[str, torch.Tensor]:
+    """The tensors of a file, with the model's own in place of those of the head where that is to be new."""
+    if head != "new":
+        return given
+    own, (name, module) = model.state_dict(), _head_of(model, num_classes)
+    new = {f"{name}.{part}": own[f"{name}.{part}"] for part in module.state_dict()}
+    return {**fit.unwrapped(given, own), **new}
+
+
+def _head_of(model: nn.Module, num_classes: int) -> tuple[str, nn.Module]:
+    """The name of the last layer with as many outputs as there are classes, and that layer.
+
+    Raises:
+        UserError: there is none.
+    """
+    modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+    heads = [one for one in modules if isinstance(one[1], nn.Linear) and one[1].out_features == num_classes]
+    heads = heads or [one for one in modules if isinstance(one[1], nn.Conv2d) and one[1].out_channels == num_classes]
+    if not heads:
+        raise UserError("model", f"no layer has {num_classes} outputs, so there is no head", "model.head=keep model.freeze=none")  # fmt: skip
+    return heads[-1]
+
+
 def _freeze(model: nn.Module, num_classes: int) -> None:
-    heads: list[nn.Module] = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
-    heads = heads or [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.out_channels == num_classes]
     model.requires_grad_(False)
-    for head in heads[-1:]:
-        head.requires_grad_(True)
+    _head_of(model, num_classes)[1].requires_grad_(True)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.register_forward_pre_hook(_stay_in_evaluation)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
+from trainer.planning.class_names import Classes
 from trainer.strategies.contract import Declaration
 
 
@@ -50,6 +52,7 @@ class Checked:
         files: what mode=predict looks at, in the order of its rows, relative to predict.input, which is a folder then.
         samples: images or about how many rows there are in these files.
         searches: the largest batch that fits is to be found before the training; until then ``data.batch_size`` is a guess.
+        classes: what the outputs of the model mean; head: why the head of pretrained weights is not taken.
     """
 
     config: RunConfig
@@ -66,6 +69,12 @@ class Checked:
     files: tuple[str, ...] = ()
     samples: int = 0
     searches: bool = False
+    classes: Classes = field(default_factory=Classes)
+    head: str = ""
+
+    def class_names(self) -> Sequence[str]:
+        """The names of the classes in the order of the model's outputs; empty if they have none."""
+        return self.classes.names or self.source.class_names(self.facts)
 
     @property
     def leased(self) -> bool:

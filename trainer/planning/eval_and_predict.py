@@ -13,17 +13,15 @@ from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
-from trainer.errors import UserError, why
+from trainer.errors import UserError
 from trainer.planning.batches import AUTO
+from trainer.planning.class_names import class_names_of, run_of
 from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 from trainer.wording import some
 
 if TYPE_CHECKING:
     from trainer.data.rows import RowReader
-
-CLASSES = "classes.json"
-"""Names of a run's classes, in the order of the labels."""
 
 
 def in_its_mode(config: RunConfig) -> RunConfig:
@@ -102,7 +100,7 @@ def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> F
 
 def _of_the_run(config: RunConfig) -> Facts | None:
     """For mode=predict what the run that left the weights knew of data of the same kind."""
-    if config.mode != "predict" or (folder := _run_of(Path(str(config.weights)))) is None:
+    if config.mode != "predict" or (folder := run_of(Path(str(config.weights)))) is None:
         return None
     import yaml
 
@@ -112,29 +110,6 @@ def _of_the_run(config: RunConfig) -> Facts | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return None
     return facts if target == config.data._target_ else None
-
-
-def _run_of(weights: Path) -> Path | None:
-    """The folder of the run that left these weights; None if it is not found."""
-    return next((folder for folder in weights.parents[:2] if (folder / "plan.json").is_file()), None)
-
-
-def class_names_of(weights: Path) -> list[str] | None:
-    """The class names for mode=eval and mode=predict, from the run that left the weights; None if unknown."""
-    folder = _run_of(weights)
-    if folder is None or not (folder / CLASSES).is_file():
-        return None
-    try:
-        names = json.loads((folder / CLASSES).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _no_classes(folder, why(error)) from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _no_classes(folder, "it is no list of texts")
-    return names
-
-
-def _no_classes(folder: Path, reason: str) -> UserError:
-    return UserError(f"weights={folder}", f"{folder / CLASSES} does not hold the names of the classes: {reason}", "the folder of another run, or weights=FILE elsewhere")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -164,6 +139,8 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
         if not facts.val_samples:
             why = "tells no number of validation samples (val_samples of its facts)" if facts.iterable else "has no validation samples"  # fmt: skip
             raise UserError("mode=eval", f"{facts.source} {why}")
+        if (rows := source.row_reader()) is not None:
+            _check_same_reading(run_of(Path(str(config.weights))), rows)
         return LookedAt("", (), 0, facts.attention)
     reader = source.row_reader()
     if reader is None and (facts.task != "classification" or not source.sees_pictures):
@@ -207,7 +184,7 @@ def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
     from trainer.data.criteo.files import find
 
     reader: RowReader = call_target(node, "data")
-    run = _run_of(Path(str(config.weights)))
+    run = run_of(Path(str(config.weights)))
     _check_same_reading(run, node)
     files, rows = find(str(config.predict.input), "predict.input"), 0.0
     for path in files:

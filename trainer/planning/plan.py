@@ -87,6 +87,7 @@ class Plan:
         transport: how workers and parameter servers reach each other; empty: there are no servers.
         started_in: the working folder, from which the config's relative paths lead.
         own_code: folders of the module search path that hold the user's own classes.
+        labels: for each label of the data, the output of the weights that has its name; empty: the one of its number.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Plan:
     lease_batches: int = 0
     drops_lost: bool = False
     transport: str = ""
+    labels: list[int] = field(default_factory=list)
     whole_path: bool = False
     started_in: str = ""
     own_code: list[str] = field(default_factory=list)
@@ -211,7 +213,6 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     return Plan(
         name=config.name,
         mode=config.mode,
-        weights=config.weights or "",
         strategy=checked.declaration.name,
         strategy_worker=checked.declaration.worker,
         traits=checked.declaration.traits,
@@ -243,11 +244,11 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         tracking=tracking_uri(config.tracking),
         environment={role: _environment(launch, role, processes) for role in roles},
         lacks=list(checked.lacks),
-        concern="; ".join(filter(None, [model.concern, _late_momentum(checked)])),
+        concern="; ".join(filter(None, [model.concern, _late_momentum(checked), checked.classes.said, checked.head])),
         insecure=is_insecure(config, roles),
         lower=model.lower,
         buckets=model.buckets,
-        predict=_looked_at(checked) if config.mode == "predict" else None,
+        **_of_weights(checked),
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
         stream=how(config, facts),
         restarts=launch.max_restarts if restartable(checked) else 0,
@@ -277,9 +278,12 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     return chosen, why
 
 
-def _looked_at(checked: Checked) -> Predicted:
-    told = checked.config.predict
-    return Predicted(str(told.input), checked.samples, "image" if checked.sees_pictures else "row", told.output)
+def _of_weights(checked: Checked) -> dict[str, Any]:
+    """Parts of the plan that only mode=eval and mode=predict have: the weights, their classes, and what is predicted."""
+    config, told = checked.config, checked.config.predict
+    each = "image" if checked.sees_pictures else "row"
+    predict = Predicted(str(told.input), checked.samples, each, told.output) if config.mode == "predict" else None
+    return {"weights": config.weights or "", "labels": list(checked.classes.labels), "predict": predict}
 
 
 def _length(checked: Checked) -> tuple[int, int, int]:

@@ -30,7 +30,7 @@ PRECISION = "precision"
 FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
     "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "profile", "tracking", "checkpoint", "launch", "predict", "device",
-    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad",
+    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad", "model.head",
     "execution.keep_memory", "execution.threads", "execution.log_every", "execution.log_workers", "execution.line_of",
     "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip
@@ -207,6 +207,27 @@ def with_data(resume: Resume, now: str, allowed: bool) -> Resume:
         why = f"the data are others than those of {resume.folder}: their fingerprint was {before}, is {now}"
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
     return replace(resume, matters=(*resume.matters, f"the data: their fingerprint was {before}, is {now}"))
+
+
+def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
+    """The same, with the classes compared.
+
+    Args:
+        other: how they differ, in words; empty: they do not.
+
+    Raises:
+        UserError: they do, and ``resume.allow_changes`` does not allow it.
+    """
+    if not other:
+        return resume
+    if not allowed:
+        raise other_classes(other, resume.folder)
+    return replace(resume, matters=(*resume.matters, f"{other}: the head goes on in its order"))
+
+
+def other_classes(other: str, folder: Path) -> UserError:
+    """The error for a run whose data have other classes than those of the checkpoint."""
+    return UserError("resume", f"{other}, and the head of {folder} goes by their order", "the data of before, or model=finetune model.weights=FILE for a new head")  # fmt: skip
 
 
 def as_begun(plan: Plan, resume: Resume | None) -> Plan:

@@ -17,6 +17,7 @@ from trainer.host.cache import check_code
 from trainer.planning.auto import with_strategy
 from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, nearest, searched, with_padding
 from trainer.planning.checked_config import Checked, Lacks
+from trainer.planning.class_names import Classes, new_head, of_outputs
 from trainer.planning.data_checks import (
     check_batch_fits,
     check_data,
@@ -87,10 +88,11 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         config = config.changed(data={"batch_size": FIRST_TRY, "global_batch_size": None})
     config = _with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
-    config, facts = _with_facts(config, source, workers, merge, typed, lacks, searches)
+    config, facts, classes = _with_facts(config, source, workers, merge, typed, lacks, searches)
+    config, head = new_head(config, source, facts)
     checked = Checked(
         config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
-        searches=searches,
+        searches=searches, classes=classes, head=head,
     )  # fmt: skip
     for step in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
@@ -106,18 +108,23 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
 
 def _with_facts(
     config: RunConfig, source: DataSource, workers: int, merge: int, typed: set[str], lacks: Lacks, searches: bool
-) -> tuple[RunConfig, Facts]:
-    """Ask the data source for its facts; returns the config with what follows from them, and the facts.
+) -> tuple[RunConfig, Facts, Classes]:
+    """Ask the data source for its facts; returns the config with what follows from them, the facts, and its classes.
 
     Args:
         searches: the batch size is a guess.
     """
     given = config.data.global_batch_size if config.mode == "train" else None
     together = given or config.batch_size * workers * merge
-    facts = facts_of(config, source, together)
+    facts, classes = facts_of(config, source, together), Classes()
+    with lacks:
+        classes = of_outputs(config, source, facts)
+        if classes.labels and config.data.num_classes == facts.classes:  # of the folder, not of the weights
+            config = config.changed(data={"num_classes": len(classes.names)})
+        facts = classes.applied(facts)
     with lacks:
         config, facts = with_length(config, facts, together, workers, typed, searches)
-    return with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts), facts
+    return with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts), facts, classes
 
 
 def _declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:

@@ -38,6 +38,7 @@ from trainer.metrics.contract import Objective
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
+from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
@@ -62,12 +63,12 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
-    splits = opened(call_target(config.node("data"), "data"), plan.facts, config.validation)
+    splits = opened(call_target(config.node("data"), "data"), of_data(plan.facts, plan.labels), config.validation)
     splits = _streamed(splits, config, plan, seat)
     order = _make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     feed = _make_feed(config, plan, seat, strategy, splits, order)
-    task = _make_task(plan.facts, call_target(config.loss, "loss").to(device))
+    task = _make_task(plan, call_target(config.loss, "loss").to(device))
     run = Training(
         model=model,
         forward=forward,
@@ -134,6 +135,7 @@ def _make_feed(
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
+        outputs=plan.labels,
     )
 
 
@@ -206,8 +208,9 @@ def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     return mixing if mixing.active else None
 
 
-def _make_task(facts: Facts, loss: nn.Module) -> Objective:
+def _make_task(plan: Plan, loss: nn.Module) -> Objective:
     """Make the worker's task (binary or classification) from the facts of the data and the loss."""
+    facts = plan.facts
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))
-    return Classification(loss, facts.classes)
+    return Classification(loss, facts.classes, plan.labels)

@@ -17,7 +17,7 @@ from trainer.data.source import DataSource, Splits
 from trainer.errors import why
 from trainer.host.files import replacing
 from trainer.planning.assignment import Assignment
-from trainer.planning.eval_and_predict import class_names_of
+from trainer.planning.class_names import for_predictions
 from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report
@@ -99,9 +99,7 @@ def _look_at_images(
         for _ in blocks:
             pass
         return report.outcome()
-    names = class_names_of(Path(plan.weights))
-    if names is None:
-        names = [] if plan.facts.stand_in else list(source.class_names(plan.facts))
+    names = for_predictions(assignment.config, source, plan.facts).names
     unreadable = write(_output(assignment), blocks, pictures, names)
     return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 

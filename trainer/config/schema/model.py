@@ -63,6 +63,7 @@ class FinetuneModel(ModelConfig):
     name: str = key("resnet50", "its name in torchvision.models")
     weights: str = key("DEFAULT", "name of torchvision's weights, e.g. IMAGENET1K_V2, or a file of weights")
     freeze: str = key("none", "parts that stay as they are: none, or all but the head", choices=("none", "backbone"))
+    head: str = key("auto", "the last layer's weights (auto: kept where the file is of a run with the same classes, or of none)", choices=("auto", "keep", "new"))  # fmt: skip
     num_classes: Optional[int] = key(
         "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
     )
