@@ -604,6 +604,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "files").mkdir()
     (root / "files" / "a.jpg").write_text("")
     (root / "empty" / "daisy").mkdir(parents=True)
+    (root / "empty" / "rose").mkdir()
     (root / "text.json").write_text("no json")
     images = mnist(root / "mnist") / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     images.write_bytes(images.read_bytes()[:-400])

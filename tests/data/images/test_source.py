@@ -413,7 +413,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": ["bare.tar", "good.tar", "half.tar", "word.tar"]}, r"3 of 6 samples have no label .*bare\.tar:p0 has .*; half\.tar:p0 has b'2\.5' in p0\.cls; word"),
     ({"path": "many.tar"}, r"7 of 7 samples have no label .*(many.tar:m\d has a label of 31 digits in m\d.cls; ){5}and 2 more"),
     ({"path": "empty.tar"}, "holds no samples"),
-    ({"path": "good.tar", "num_classes": 2}, r"1 of 3 samples have a label outside 0 to 1: good\.tar:p2 with 2"),
+    ({"path": "good.tar", "num_classes": 2}, r"1 of 3 samples have a label outside 0 to 1: good\.tar:p2\.jpg with 2"),
 ]  # fmt: skip
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from trainer.data.images.header import BadImage, opened, reason
 from trainer.data.limits import DEFAULTS, Limits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 BY_TORCHCODEC = ("JPEG", "MPO", "PNG", "WEBP", "AVIF")
 """Formats as Pillow calls them. GIF is not among them: torchcodec decodes all frames of an animation."""
@@ -19,6 +22,9 @@ BITS_PER_SAMPLE, SAMPLE_FORMAT, PHOTOMETRIC = 258, 339, 262
 def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
     """Decode an image to (3, H, W) uint8, turned as its EXIF orientation demands; grey and transparent ones become RGB.
 
+    Transparency is left out: a pixel has the colour that the file gives it, however transparent it is, as in Pillow's
+    ``convert("RGB")`` and so in torchvision's ImageFolder.
+
     In memory it lies as (H, W, 3), which is what resizing is fastest on. Of an animation, the first frame. 16 bits
     become 8 by the range of the type: 65535 becomes 255.
 
@@ -26,7 +32,7 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
         BadImage: the bytes are no image, are damaged, have numbers whose range is not known, or too many pixels.
     """
     image = opened(content, limits)
-    if image.format not in BY_TORCHCODEC or getattr(image, "is_animated", False):
+    if image.format not in BY_TORCHCODEC or getattr(image, "is_animated", False) or _is_multiplied(image):
         return torch.from_numpy(_pixels(image, "RGB")).permute(2, 0, 1)
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
@@ -35,6 +41,11 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
     except Exception as error:  # whatever a decoder breaks with: the image is named
         raise BadImage(reason(error)) from error
     return decoded if decoded.dim() == 3 else decoded[0]
+
+
+def _is_multiplied(image: Image) -> bool:
+    """Whether torchcodec would multiply the colours of an image by its transparency, which it does of AVIF alone."""
+    return image.format == "AVIF" and "A" in image.getbands()
 
 
 def decode_grey(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from trainer.data.regular_files import open_regular
 from trainer.visible import one_line, shortened
+from trainer.wording import counted, some
 
 JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".mpo")
 EXTENSIONS = (*JPEG, ".png", ".apng", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
@@ -67,11 +68,12 @@ class ImageFiles:
     def __init__(self) -> None:
         self._unused: dict[tuple[str, str], list[str]] = {}
 
-    def uses(self, name: str, head: Callable[[], bytes]) -> bool:
+    def uses(self, name: str, head: Callable[[], bytes], archive: str = "") -> bool:
         """Whether a file is used as an image: by its suffix, or without one by its contents.
 
         Args:
             head: reads the file's first ``HEADER`` bytes; called only where the suffix is none that is known.
+            archive: the file that holds this one.
         """
         ending, kind = suffix(name), ""
         if ending in EXTENSIONS:
@@ -83,15 +85,24 @@ class ImageFiles:
             if not ending and kind not in ("", "HEIC"):
                 return True
         if ending in UNREAD or kind:
-            self._unused.setdefault((ending, kind), []).append(name)
+            self._unused.setdefault((ending, kind), []).append(f"{archive}:{name}" if archive else name)
         return False
 
-    def unused(self) -> dict[str, int]:
-        """What is said of the images that are not used, such as ``12 .heic (...), e.g. cat/1.HEIC`` -> 12."""
-        return {_said(*found): len(found[2]) for found in ((*key, names) for key, names in self._unused.items())}
+    def unused(self) -> list[str]:
+        """The images that are not used, by suffix: how many, the first of them, and what helps."""
+        return [_of_suffix(*kind, names) for kind, names in self._unused.items()]
+
+    def said(self) -> tuple[str, ...]:
+        """A sentence about all images that are not used, if there are any."""
+        total = sum(map(len, self._unused.values()))
+        return (
+            (f"{counted(total, 'image')} {'is' if total == 1 else 'are'} not used: {some(self.unused())}",)
+            if total
+            else ()
+        )
 
 
-def _said(ending: str, kind: str, names: list[str]) -> str:
+def _of_suffix(ending: str, kind: str, names: list[str]) -> str:
     helps = f" ({HEIC_HELP})" if ending in HEIC or kind == "HEIC" else f" ({kind} by contents)" if kind else ""
     return f"{len(names)} {one_line(ending) or 'without a suffix'}{helps}, e.g. {shortened(one_line(names[0]))}"
 

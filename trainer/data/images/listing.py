@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,9 @@ from trainer.data.images.image_files import ImageFiles, head_of, is_image
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.regular_files import read_regular
 from trainer.visible import one_line
+
+DECODED_AS = b"2: AVIF without its transparency"
+"""Other bytes where images are decoded to other pixels than before: kept pixels are made anew."""
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Listing:
         passed_over: names that are not listed although they look like images, and why.
         missing: links to images that are not there.
         linked: some of the files may have other names as well.
-        unused: what is said of images that are not used for their suffixes -> how many they are.
+        said: what is in the same places and not used, in sentences.
     """
 
     files: list[str]
@@ -44,7 +47,7 @@ class Listing:
     passed_over: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     linked: bool = False
-    unused: dict[str, int] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
 
     @staticmethod
     def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
@@ -89,7 +92,7 @@ class Listing:
 
     def digest(self) -> str:
         """A hash (24 hexadecimal digits) of what is listed, and of the files' sizes and times."""
-        hashed = hashlib.blake2b(digest_size=12)
+        hashed = hashlib.blake2b(DECODED_AS, digest_size=12)
         for path in self.files:
             about = os.stat(path)
             hashed.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
@@ -137,7 +140,7 @@ def folder_of_classes(root: Path, classes: list[str], limits: Limits = DEFAULTS)
     )
     linked = any(entry.linked or (entry.about and entry.about.st_nlink > 1) for entry in found)
     over = (*_no_classes(root), *walk.again, *_hidden(walk), *passed)
-    return replace(listing, passed_over=over, missing=tuple(missing), linked=linked, unused=files.unused())
+    return replace(listing, passed_over=over, missing=tuple(missing), linked=linked, said=files.said())
 
 
 def _no_classes(root: Path) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from trainer.data.images.listing import Listing
 from trainer.errors import UserError
 from trainer.visible import one_line
-from trainer.wording import counted, some
+from trainer.wording import some
 
 
 def _without(listing: Listing, names: Sequence[str]) -> list[str]:
@@ -36,16 +36,31 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
     raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
 
 
+def refuse_one_label(what: str, train: Listing) -> None:
+    """Refuse training samples that all have one label: any model is right, and accuracy is 1 whatever is learnt.
+
+    Raises:
+        UserError: they do.
+    """
+    if len(labels := np.unique(train.labels)) == 1:
+        raise UserError(what, f"all {len(train):,} training samples have the label {labels[0]}, so that any model is right", "samples of at least two classes")  # fmt: skip
+
+
+def unused_labels(train: Listing, val: Listing, classes: int) -> list[str]:
+    """A sentence about labels below ``classes`` that no sample has, such as 0 where labels begin with 1."""
+    counts = np.bincount(np.concatenate([train.labels, val.labels]), minlength=classes)
+    unused = [str(label) for label in np.flatnonzero(counts == 0).tolist()]
+    first = " (labels begin with 0)" if counts[0] == 0 else ""
+    return [f"{len(unused)} of {classes} labels are of no sample: {some(unused)}{first}"] if unused else []
+
+
 def attention(train: Listing, val: Listing, names: Sequence[str], layout: Sequence[str] = ()) -> str:
     """Return a warning about a split of images that is odd but usable, or ''.
 
     Args:
         layout: sentences about what else is in the data's folder.
     """
-    said = list(layout)
-    if unused := train.unused | val.unused:
-        total = sum(unused.values())
-        said.append(f"{counted(total, 'image')} {'is' if total == 1 else 'are'} not used: {some(list(unused))}")
+    said = [*layout, *train.said, *(sentence for sentence in val.said if sentence not in train.said)]
     if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
     if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:

@@ -17,6 +17,12 @@ BLOCK = 512
 MOST_HEADER = 1 << 20
 """Bytes of a long name or of pax records."""
 FILES, LONG_NAME, PAX, SPARSE = b"0\x007", b"L", b"x", b"S"
+PACKED = {
+    b"\x1f\x8b": "gzip (zcat FILE > NEW.tar)", b"BZh": "bzip2 (bzcat FILE > NEW.tar)", b"\xfd7zXZ\0": "xz (xzcat FILE > NEW.tar)",
+    b"\x28\xb5\x2f\xfd": "zstd (zstdcat FILE > NEW.tar)",
+}  # fmt: skip
+"""First bytes of a packed file -> the program that unpacks it."""
+ZIP = b"PK\3\4"
 WITH_DATA = FILES + b"LKxgXSDMVN"
 """Kinds of members after whose header so many bytes follow as it says."""
 
@@ -75,7 +81,15 @@ def members(file: IO[bytes], total: int) -> Iterator[TarMember]:
 
 
 def _check(block: bytes, place: int) -> None:
-    """A header tells the sum of its bytes."""
+    """A header tells the sum of its bytes.
+
+    Raises:
+        NotTar: this one does not.
+    """
+    if not place and (packed := next((by for magic, by in PACKED.items() if block.startswith(magic)), "")):
+        raise NotTar(f"it is packed by {packed}, and images in it cannot be read where they lie")
+    if not place and block.startswith(ZIP):
+        raise NotTar("it is a zip archive; unpack it, and pack the images with tar")
     where = f"at byte {place:,}" if place else "at its beginning"
     if len(block) < BLOCK:
         raise NotTar(f"it is cut off {where}")
