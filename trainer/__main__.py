@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import traceback
 from typing import NoReturn
 
-from trainer.cli import hidden_arguments
-from trainer.cli.arguments import argument_parser, parse, typed_flags
-from trainer.config import redact
-from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
-from trainer.host import interpreter, machine_limits
-from trainer.terminal import streams
-from trainer.visible import one_line
+from trainer.host import early_signals, interpreter  # all else is imported once signals are taken
 
 
 def main(argv: list[str] | None = None) -> int:
     """The main function of ``python -m trainer``: run a command line; returns the exit code.
     0 done, 1 failed, 2 wrong input, 75 pre-empted, 130 interrupted."""
+    from trainer.cli import hidden_arguments
+    from trainer.config import redact
+    from trainer.terminal import streams
+
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ), redact.of_command_line(argv or sys.argv[1:]))
         if argv is None:
@@ -40,6 +37,12 @@ def _import_alike() -> None:
 
 
 def _answer(argv: list[str]) -> int:
+    import traceback
+
+    from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
+    from trainer.host import machine_limits
+    from trainer.visible import one_line
+
     try:
         with machine_limits.named():
             return _dispatch(argv)
@@ -54,8 +57,6 @@ def _answer(argv: list[str]) -> int:
     except KeyboardInterrupt as error:
         print(f"interrupted: {error or BY_CTRL_C}", file=sys.stderr)
         return Interrupted.exit_code
-    except BrokenPipeError:
-        return interpreter.nobody_reads()
     except OSError as error:  # a disk that is full, a folder that is gone
         if "debug=true" in argv:
             traceback.print_exc()
@@ -68,6 +69,7 @@ def _answer(argv: list[str]) -> int:
 
 def command() -> NoReturn:
     """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line and end the process."""
+    early_signals.take()
     interpreter.run_command(main)
 
 
@@ -78,6 +80,8 @@ def _dispatch(argv: list[str]) -> int:
 
         show_help(argv)
         return 0
+    from trainer.cli.arguments import argument_parser, parse, typed_flags
+    from trainer.errors import UserError
     from trainer.host import torchrun
 
     if torchrun.is_rank():

@@ -69,8 +69,6 @@ def main(argv: list[str] | None = None) -> int:
             return error.exit_code
         except KeyboardInterrupt:
             return 130
-        except BrokenPipeError:
-            return interpreter.nobody_reads()
         except OSError as error:
             print(f"failed: {error.filename or 'a file'}: {why(error)}", file=sys.stderr)
             return 1

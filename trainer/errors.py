@@ -144,10 +144,13 @@ class Interrupted(BaseException):
 
 class AskedToLeave(Interrupted):
     """The error for SIGTERM or SIGUSR1 to a run that can go on, while it trains nothing: there is nothing new to save.
+    Exit code 75 (try again).
 
     Args:
         elsewhere: another host got the signal.
     """
+
+    exit_code = 75
 
     def __init__(self, message: str, elsewhere: bool = False) -> None:
         super().__init__(message)

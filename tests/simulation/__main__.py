@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tests.simulation.seeds import many, one
-from trainer.host import interpreter
+from trainer.terminal import streams
 
 
 def seeds(told: str) -> range:
@@ -42,9 +42,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
+    with streams.guarded():  # a reader may leave, as head does
         code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = interpreter.nobody_reads()
     sys.exit(code)

@@ -65,9 +65,33 @@ def test_log_leaves_out_what_a_full_disk_refuses_and_says_how_much(tmp_path: Pat
     log.write(b"and more\n")
     text = (tmp_path / "log").read_text()
     assert text == "\n15 bytes of this log were left out: the disk was full\nthere is room\nand more\n"
-    reads = LogFile(os.open(tmp_path / "log", os.O_RDONLY), "ab")
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        reads.write(b"to a descriptor that cannot be written")
+
+
+@pytest.mark.parametrize("how", ["no reader", "closed", "only read"])
+def test_log_goes_on_without_whatever_else_it_cannot_write(how: str, tmp_path: Path) -> None:
+    """Once that is known it does not try again; only a full disk may get room."""
+    (tmp_path / "log").touch()
+    reader, number = os.pipe() if how == "no reader" else (None, os.open(tmp_path / "log", os.O_RDONLY))
+    log = LogFile(number, "wb", closefd=how != "closed")
+    os.close(reader if reader is not None else number) if how != "only read" else None
+    assert [log.write(b"a line\n") for _ in range(3)] == [7, 7, 7]
+    assert log.gone and log.why == os.strerror(errno.EPIPE if how == "no reader" else errno.EBADF)
+
+
+def test_log_waits_for_a_reader_where_somebody_has_made_the_pipe_non_blocking() -> None:
+    reader, number = os.pipe()
+    os.set_blocking(number, False)
+    taken: list[bytes] = []
+    text = bytes(range(256)) * 1000  # more than a pipe holds
+    with LogFile(number, "wb") as log:
+        thread = threading.Thread(
+            target=lambda: [taken.append(some) for some in iter(lambda: os.read(reader, 1 << 16), b"")]
+        )
+        thread.start()
+        assert log.write(text) == len(text) and not log.why
+    thread.join(60)
+    os.close(reader)
+    assert b"".join(taken) == text
 
 
 def test_process_goes_on_to_print_to_a_log_on_a_full_disk(tmp_path: Path) -> None:
@@ -102,5 +126,40 @@ def test_who_prints_to_a_screen_on_a_full_disk_goes_on() -> None:
     guard = Guard(Refusing(errno.ENOSPC))
     print("a line that goes nowhere", file=guard, flush=True)
     guard.finish()
-    with pytest.raises(BrokenPipeError):
-        print("nobody reads", file=Guard(Refusing(errno.EPIPE)), flush=True)
+
+
+PRINTS = """
+import os, subprocess, sys
+from pathlib import Path
+from trainer.terminal import streams
+from trainer.terminal.screen import Screen
+with streams.guarded():
+    taken = os.open("kept", os.O_WRONLY | os.O_CREAT)
+    for number in range(3000):
+        print("a line", number)
+        Screen().print("and another")
+    print("of errors", file=sys.stderr)
+    sys.__stdout__.write("of a library")
+    child = subprocess.run(["true"]).returncode
+    Path("told").write_text(f"{taken > 2} {child} {streams.not_taken()}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "lost"),
+    [
+        ("<&- >&- 2>&-", "standard output: Bad file descriptor; standard error: Bad file descriptor"),
+        ("2>&1 | head -1", "standard output: Broken pipe; standard error: Broken pipe"),
+        ("> /dev/full", "standard output: No space left on device"),
+        ("2> /dev/full > all", "standard error: No space left on device"),
+        ("> all", ""),
+    ],
+)
+def test_process_goes_on_though_nobody_takes_what_it_prints(shell: str, lost: str, tmp_path: Path) -> None:
+    """Nor does what it writes go into a file that got the number of a closed descriptor."""
+    command = f'"$0" -c "$1" {shell}; echo "${{PIPESTATUS[0]}}" > code'
+    done = subprocess.run(["bash", "-c", command, sys.executable, PRINTS], cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "code").read_text() == "0\n" and "Error" not in done.stderr
+    assert (tmp_path / "told").read_text() == f"True 0 {lost}" and (tmp_path / "kept").read_bytes() == b""
+    if "all" in shell.split():
+        assert (tmp_path / "all").read_text().count("a line") == 3000

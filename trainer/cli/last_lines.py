@@ -73,7 +73,8 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:
     """The last line after that error: the command that resumes the run, or that a pre-empted run without a checkpoint begins again."""
     if not (resumes := how_to_resume(ready, overrides)) and isinstance(error, RunPreempted):
-        return "there is no checkpoint yet: the same command begins the run again"
+        without = "there is no checkpoint yet" if ready.plan.mode == "train" else "nothing is kept of it"
+        return f"{without}: the same command begins the run again"
     return resumes
 
 

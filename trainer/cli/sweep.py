@@ -15,7 +15,18 @@ from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep, leaving_out, ours_to_write
 from trainer.cli.sweep_points import LeftOut, check_points, expand, swept_keys
 from trainer.config.redact import command, hide, text
-from trainer.errors import BY_CTRL_C, PREEMPTED, Interrupted, RunFailed, RunPreempted, UserError
+from trainer.errors import (
+    BY_CTRL_C,
+    NOTHING_NEW,
+    PREEMPTED,
+    AskedToLeave,
+    Interrupted,
+    RunFailed,
+    RunPreempted,
+    UserError,
+)
+from trainer.host import early_signals
+from trainer.host.signals import termination_raises, undisturbed
 from trainer.host.symlink_checks import check_sweep_folder
 from trainer.job.claim_folder import held
 from trainer.job.closing import Closing
@@ -111,10 +122,13 @@ class Sweep:
                 self.tracker.open(self.folder, self._tracked())
             status = "KILLED"
             try:
-                self._run_jobs()
+                with termination_raises(lambda: True):  # between two jobs, which take signals themselves
+                    early_signals.leave_to_job()
+                    self._run_jobs()
                 status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
             finally:
-                self._close(status)
+                with undisturbed():
+                    self._close(status)
         return [job.result for job in self.ended]
 
     def _tracked(self) -> dict[str, Any]:
@@ -143,6 +157,8 @@ class Sweep:
                 self.app.multirun(self.config_name, self._job, [*self.overrides, there, "hydra.mode=MULTIRUN"])
             except KeyboardInterrupt:
                 raise self.cut or Interrupted(BY_CTRL_C) from None
+            except AskedToLeave as error:
+                raise RunPreempted(f"{error} between two jobs: those after it were not started") from None
 
     def _job(self, config: DictConfig) -> None:
         """Run one job as Hydra has composed it. One that fails is noted; one that is interrupted ends the sweep."""
@@ -161,11 +177,11 @@ class Sweep:
                 result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
             self._break(begun)
-            self.cut = error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)
-            if begun is not None and (note := how_to_go_on(error, begun, [*self.flags, *mine])):
+            self.cut = _cut(error)
+            if begun is not None and (note := how_to_go_on(self.cut, begun, [*self.flags, *mine])):
                 self.cut.add_note(note)
-            status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
-            self._end(shown, _left(begun, where, status, str(error)), ready)
+            status = PREEMPTED if isinstance(self.cut, RunPreempted) else "killed"
+            self._end(shown, _left(begun, where, status, str(self.cut)), ready)
             raise KeyboardInterrupt from None  # Hydra takes it for no failure of the job
         except (RunFailed, UserError) as error:
             self._break(begun)
@@ -218,6 +234,13 @@ class Sweep:
 
         told = sweep_table.note(self.points[0].plan.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
+
+
+def _cut(error: Interrupted | KeyboardInterrupt) -> Interrupted:
+    """What ends the sweep where that ends a job."""
+    if isinstance(error, AskedToLeave):  # before the job had begun
+        return RunPreempted(NOTHING_NEW.format(error))
+    return error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)
 
 
 def _left(begun: Ready | None, where: str, status: str, error: str) -> Result:

@@ -1,4 +1,4 @@
-"""Keeps some file descriptors of this process in reserve for files that must be written."""
+"""Keeps some file descriptors of this process in reserve for files that must be written, and 0, 1 and 2 for the standard streams."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 RESERVE = 64
+STANDARD_ERROR = 2
 Result = TypeVar("Result")
 _lock = threading.Lock()
 _inside: list[int] = []
 """For each thread that may use the reserve now, how many descriptors others may have."""
+
+
+def open_standard() -> None:
+    """Open /dev/null at each of the descriptors 0, 1 and 2 that is closed, as daemons have them.
+
+    Otherwise the next file that is opened would get the descriptor, and what a library prints would go into that file.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def keep_reserve() -> None:

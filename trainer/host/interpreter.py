@@ -54,12 +54,6 @@ def at_work() -> Iterator[None]:
         gc.disable()
 
 
-def nobody_reads() -> int:
-    """Go on without standard output, whose reader has gone, as in ``--help | head``; returns the exit code."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
-
-
 def leave(code: int) -> NoReturn:
     """End this process like ``sys.exit``, but without freeing every object."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as the interpreter does

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import AskedToLeave, Interrupted
+from trainer.host import early_signals
 
 LEAVE = "leave"
 """Note of a launcher, or of a worker that has got a signal, on the board of the run: save, and end."""
@@ -28,7 +29,8 @@ TELL_S = 1.0
 def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Context manager: SIGTERM, SIGUSR1, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
-    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back.
+    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back. SIGINT raises Python's
+    KeyboardInterrupt, in place of a command's early handler.
 
     Args:
         can_go_on: whether what runs here can be begun again where it was; then SIGTERM and SIGUSR1 raise AskedToLeave.
@@ -45,6 +47,9 @@ def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterato
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, stop)
+    if early_signals.is_early(handler := signal.getsignal(signal.SIGINT)):
+        before[signal.SIGINT] = handler
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
@@ -115,8 +120,8 @@ def say_leaving(name: str, grace_s: float) -> None:
 
 @dataclass(frozen=True)
 class Grace:
-    """How long a run that can save has from a request to its end, whether its training has begun, and whether it can
-    be begun again where it was."""
+    """How long a run has from a request to its end, whether it has something to save now, and whether it can be begun
+    again where it was."""
 
     seconds: float
     begun: Callable[[], bool]

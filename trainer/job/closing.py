@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -57,12 +58,14 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
     """Close a run: status, result, pictures, the end of the MLflow run; a failing step does not stop the others."""
     from trainer.checkpoint import store
     from trainer.run_folder.json_files import leave
+    from trainer.terminal import streams
     from trainer.terminal.screen import Screen
 
     closing = Closing(lambda line: Screen().print(line, soft_wrap=True))
     with closing.step("status.json"):
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):
+        result.not_printed = streams.not_taken()
         leave(run_dir / "result.json", asdict(result))
     if ready.plan.mode == "train" and not ready.plan.node_rank:
         with closing.step("lives.json"):
@@ -85,6 +88,12 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
         with closing.step("result.json with the MLflow run"):
             leave(run_dir / "result.json", asdict(result))
     closing.tell()
+    if result.not_printed:
+        with contextlib.suppress(OSError):
+            print(
+                f"not all of the screen's lines were taken ({result.not_printed}): the run did not need them",
+                file=sys.stderr,
+            )
 
 
 def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
@@ -146,7 +155,11 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         "skipped": result.skipped,
         "rewinds": result.rewinds,
     }
-    lists = {"lost_workers": "; ".join(result.lost_workers.values()), "not_copied": ", ".join(result.not_copied)}
+    lists = {
+        "lost_workers": "; ".join(result.lost_workers.values()),
+        "not_copied": ", ".join(result.not_copied),
+        "not_printed": result.not_printed,
+    }
     tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
     tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)

@@ -22,6 +22,7 @@ from trainer.errors import (
     RunPreempted,
     UserError,
 )
+from trainer.host import early_signals
 from trainer.host.in_use import left_at_the_end
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.batch_size_search import found, repeatable
@@ -66,6 +67,7 @@ def execute(
     tracked = False
     try:
         with termination_raises(partial(can_go_on, config, ready.plan)):
+            early_signals.leave_to_job()
             _begin_folder(mine, ready, overrides)
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))

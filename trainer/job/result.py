@@ -33,6 +33,7 @@ class Result:
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.
         not_copied: checkpoints that are not at ``checkpoint.to``.
+        not_printed: which of the standard streams nobody took to the end, and why; the run goes on without them.
     """
 
     status: str
@@ -63,6 +64,7 @@ class Result:
     lost_at_servers: int = 0
     skipped: int = 0
     rewinds: int = 0
+    not_printed: str = ""
     error: str = ""
 
 

@@ -72,7 +72,7 @@ def launch(
         meeting: where the processes meet. engine: starts each process; None: a forkserver does.
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``workers`` that
             and of the others the lines of their own values, ``debug`` everybody's.
-        grace: SIGTERM and SIGUSR1 ask the workers to save and end; None: they end all at once.
+        grace: SIGTERM and SIGUSR1 ask the workers to save and end, if they have something to save; None: they end all at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
         noted: takes down now and then, and once more at the end, what the processes have told.
         deaths: counts those of the run, and allows single processes to be started again; None: none is.

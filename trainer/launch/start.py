@@ -22,12 +22,10 @@ from trainer.planning.endpoints import server_ports
 from trainer.planning.hosts import hosts_of
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on, keeps
+from trainer.planning.resume import can_go_on, has_begun, keeps
 from trainer.planning.run_secret import secret_of_hosts
 from trainer.planning.server_hosts import listens_at
 from trainer.planning.started_one_by_one import peers
-from trainer.run_folder import lives
-from trainer.terminal.status import read_status
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
@@ -81,11 +79,12 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
     run_dir = Path(plan.run_dir)
-    grace = Grace(config.checkpoint.grace_s, partial(has_begun, run_dir), partial(can_go_on, config, plan))
+    saves = partial(has_begun, run_dir) if keeps(config, plan) else lambda: False
+    grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
         _roles(plan, config), replace(assignment, watch=None, deaths=None), run_dir, meeting, engine or Forked(preload), seen,
-        grace if keeps(config, plan) else None, told.hang_timeout_s if config.mode == "train" else None,
+        grace, told.hang_timeout_s if config.mode == "train" else None,
         Whereabouts(plan), assignment.deaths, plan.restarts > 0,
     )  # fmt: skip
     _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
@@ -98,12 +97,6 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         "asked": results.asked,
     }
     return {**workers[min(workers)], **{name: told for name, told in more.items() if told}}
-
-
-def has_begun(run_dir: Path) -> bool:
-    """Whether the run has done an update in its current life. What a life before has left may tell that it ran."""
-    status = read_status(run_dir)
-    return status.get("state") == "running" and status.get("life") == lives.number(run_dir)
 
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:

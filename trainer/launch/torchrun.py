@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import files
 from trainer.host.notes_board import OwnBoard
+from trainer.host.signals import NUMBERS
 from trainer.launch.torchrun_handover import Handover, handover
 from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
@@ -76,7 +78,12 @@ def _store() -> Any:
 
 
 def _follow(way: Handover, store: Any, rank: int) -> int:
-    """Any other rank: wait for the finished config; a text instead says that there is nothing to do."""
+    """Any other rank: wait for the finished config; a text instead says that there is nothing to do.
+
+    torchrun's agent ends it by SIGTERM, also while C++ waits for the store, where no handler of Python's would run.
+    """
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_DFL)
     taken = way.take()
     if isinstance(taken, str):
         return UserError.exit_code if taken else 0

@@ -21,6 +21,7 @@ from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.kept_runs import AUTO, FRESH, check_name, check_nothing_lost, own
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
+from trainer.terminal.status import read_status
 from trainer.wording import counted
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -86,8 +87,22 @@ def keeps(config: RunConfig, plan: Plan) -> bool:
 
 
 def can_go_on(config: RunConfig, plan: Plan) -> bool:
-    """Whether the run, ended now, can be begun again where it was: host 0 writes checkpoints, into a folder that this host sees."""
-    return keeps(config, plan) and (not plan.node_rank or bool(lives.read(Path(plan.run_dir))))
+    """Whether nothing is lost if the run ends now and the same command begins it again.
+
+    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a folder that this
+    host sees.
+    """
+    if config.mode != "train":
+        return True
+    if not keeps(config, plan):
+        return not plan.node_rank and not has_begun(Path(plan.run_dir))
+    return not plan.node_rank or bool(lives.read(Path(plan.run_dir)))
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether the run has done an update in its current life. What a life before has left may tell that it ran."""
+    status = read_status(run_dir)
+    return status.get("state") == "running" and status.get("life") == lives.number(run_dir)
 
 
 def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]) -> Path | None:

@@ -1,11 +1,13 @@
-"""Cleans all text that a process prints to the screen or a log of secrets and control characters."""
+"""Cleans all text that a process prints to the screen or a log of secrets and control characters, and loses what nobody takes."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import multiprocessing.util
 import os
+import select
 import sys
 import threading
 import weakref
@@ -15,7 +17,7 @@ from typing import IO, Any
 
 from trainer.config import redact
 from trainer.config.redact import HERE
-from trainer.host import files
+from trainer.host import descriptors, files
 from trainer.visible import visible
 
 
@@ -127,7 +129,11 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Context manager: the standard streams are guarded; secrets learnt inside are forgotten at the end."""
+    """Context manager: the standard streams are guarded; secrets learnt inside are forgotten at the end.
+
+    Nobody need take what is printed: a reader may leave, a disk may be full, and descriptors may be closed from the start.
+    """
+    descriptors.open_standard()
     with HERE.for_now(), restored():
         guard()
         yield
@@ -156,16 +162,17 @@ def finish(stream: Any) -> None:
 
 def guard() -> None:
     """Guard the standard streams of this process from now on, also under the interpreter's own names."""
-    stand_in(*(s if isinstance(s, Guard) else Guard(s) for s in (sys.stdout, sys.stderr)))
+    streams = ((sys.stdout, 1), (sys.stderr, 2))
+    stand_in(*(s if isinstance(s, Guard) else Guard(_lasting(s, number)) for s, number in streams))
 
 
 def stand_in(out: Any, error: Any) -> None:
     """Print to these streams from now on, also by ``sys.__stdout__`` and ``sys.__stderr__`` if they are the same."""
     for name, stream in (("stdout", out), ("stderr", error)):
         own = getattr(sys, f"__{name}__")
-        if own is not None and unguarded(own) is unguarded(getattr(sys, name)):
+        if own is None or unguarded(own) is unguarded(getattr(sys, name)):
             own = stream
-        elif own is not None and not isinstance(own, Guard):
+        elif not isinstance(own, Guard):
             own = Guard(own)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", own)
@@ -180,22 +187,80 @@ def confide(payload: Any) -> None:
 
 
 class LogFile(io.FileIO):
-    """A log's file that takes all bytes: what a full disk refuses is left out, and how much is told when there is room again."""
+    """The file of a log or of the screen, which takes all bytes, so that nobody ends who prints.
 
-    left_out = 0
+    What a full disk refuses is left out, and how much is said when there is room again. After any other error (the reader
+    is gone, the terminal is closed) nothing is written any more.
+
+    Attributes:
+        left_out: bytes. why: the error that left them out, once there was one; gone: it will not pass.
+    """
+
+    left_out, why, gone = 0, "", False
 
     def write(self, data: Any) -> int:
-        """Append bytes, if there is room."""
+        """Append bytes, if they are taken."""
+        size = memoryview(data).nbytes
+        if self.gone:
+            return size
         try:
             if self.left_out:
-                super().write(b"\n%d bytes of this log were left out: the disk was full\n" % self.left_out)
+                self._write_all(b"\n%d bytes of this log were left out: the disk was full\n" % self.left_out)
                 self.left_out = 0
-            return super().write(data) or 0
+            self._write_all(data)
         except OSError as error:
-            if error.errno not in files.FULL:
-                raise
-            self.left_out += memoryview(data).nbytes
-            return memoryview(data).nbytes
+            self.why, self.gone = os.strerror(error.errno or 0), error.errno not in files.FULL
+            self.left_out += size
+        return size
+
+    def _write_all(self, data: Any) -> None:
+        rest = memoryview(data).cast("B")
+        while rest:
+            if (taken := super().write(rest)) is None:  # whoever shares the descriptor has made it non-blocking
+                select.select([], [self], [])
+            rest = rest[taken or 0 :]
+
+
+def _lasting(stream: Any, number: int) -> Any:
+    """The stream of that descriptor, whose file takes all bytes; any other stream, of a notebook or a test, as it is."""
+    if stream is None:  # Python found the descriptor closed
+        file = LogFile(number, "wb", closefd=False)
+        file.why, file.gone = os.strerror(errno.EBADF), True
+        return io.TextIOWrapper(file, "utf-8", "backslashreplace", write_through=True)
+    try:
+        if stream.fileno() != number or isinstance(_file(stream), LogFile):
+            return stream
+        with contextlib.suppress(OSError):
+            stream.flush()
+    except (OSError, ValueError, AttributeError):
+        return stream
+    raw = LogFile(number, "wb", closefd=False)
+    through = getattr(stream, "write_through", False)  # python -u: no buffer
+    return io.TextIOWrapper(
+        raw if through else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=getattr(stream, "line_buffering", False),
+        write_through=through,
+    )
+
+
+def _file(stream: Any) -> Any:
+    buffer = getattr(unguarded(stream), "buffer", None)
+    return getattr(buffer, "raw", buffer)
+
+
+def not_taken() -> str:
+    """What nobody has taken of the standard streams and why, as ``standard output: Broken pipe``; '' if all was taken."""
+    lost = []
+    for name, stream in (("standard output", sys.stdout), ("standard error", sys.stderr)):
+        with contextlib.suppress(OSError, ValueError):
+            finish(stream)
+        while isinstance(inner := unguarded(stream), _Tee):
+            stream = inner.stream
+        if isinstance(file := _file(stream), LogFile) and file.why:
+            lost.append(f"{name}: {file.why}")
+    return "; ".join(lost)
 
 
 def to_log(descriptor: int) -> None:
