@@ -67,7 +67,6 @@ def execute(
     tracked = False
     try:
         with termination_raises(partial(can_go_on, config, ready.plan)):
-            early_signals.leave_to_job()
             _begin_folder(mine, ready, overrides)
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
@@ -113,7 +112,8 @@ def execute(
 
 
 def _begin_folder(mine: Path, ready: Ready, overrides: Sequence[str]) -> None:
-    """The run's folder with its config, and with a place for checkpoints."""
+    """The run's folder with its config, and with a place for checkpoints; from now on there is a job to close."""
+    early_signals.leave_to_job()
     make_room(mine, ready, overrides, _say)
     _leave_config(mine, ready.checked.config)
     if ready.checked.config.mode == "train":
