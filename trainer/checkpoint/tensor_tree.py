@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,22 @@ def read(path: Path, keys: Collection[str] | None = None) -> Any:
         if keys is not None:
             tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
         return _Unpacking(lambda name: file.get_tensor(name).clone()).node(tree, 0)
+
+
+def outline(path: Path, keys: Collection[str]) -> Any:
+    """Read a nested state like :func:`read`, but with tensors on the meta device, of their shape and dtype: no values are read.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        tree = json.loads((file.metadata() or {}).get("tree", ""))
+        tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
+        return _Unpacking(partial(_meta, file)).node(tree, 0)
+
+
+def _meta(file: Any, name: str) -> torch.Tensor:
+    return torch.empty(file.get_slice(name).get_shape(), device="meta")
 
 
 @contextmanager

@@ -101,4 +101,5 @@ def of_the_same_data(ready: Ready) -> Ready:
             ready = fingerprinted(prepared(ready), True)
     except AskedToLeave as error:
         raise RunPreempted(NOTHING_NEW.format(error)) from None
-    return replace(ready, resume=with_data(resume, ready.digest, ready.checked.config.resume.allow_changes))
+    checked = ready.checked
+    return replace(ready, resume=with_data(resume, ready.digest, checked.config, checked.facts.task))

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,13 @@ def _of_these_classes(ready: Ready, folder: Path) -> Resume:
     Raises:
         UserError: it does not fit, or is of other classes.
     """
+    from trainer.worker.carried_over import begins_anew
+
     checked = ready.checked
     other = of_checkpoint(folder.parent.parent, checked.config, checked.source, checked.facts)
     try:
-        resume = resuming.fit(checked.config, ready.plan, folder)
+        anew = partial(begins_anew, ready.plan, ready.model, folder)
+        resume = resuming.fit(checked.config, ready.plan, folder, anew)
     except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
         if other and not checked.config.resume.allow_changes:
             raise resuming.other_classes(other, folder) from None

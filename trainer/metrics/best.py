@@ -142,6 +142,11 @@ class EarlyStop:
             self.best.load(best)
             self.waited = waited
 
+    def forget(self) -> None:
+        """Forget the best value and the validations since."""
+        self.waited = 0
+        self.best.load((None, 0))
+
     def why(self, step: int, metrics: Mapping[str, float]) -> str:
         """Take in a validation; returns the reason to stop the run, or ''."""
         self.waited = 0 if self.best.improved(step, metrics.get(self.best.metric)) else self.waited + 1

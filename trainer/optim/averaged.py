@@ -49,6 +49,7 @@ class AveragedWeights:
         self.model = model
         self.average = [t.clone() for t in self.live()]
         self.buffers = len(list(model.parameters()))
+        self.names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         self.step = 0
         self.placed = False
 
@@ -106,15 +107,16 @@ class AveragedWeights:
             tensor.copy_(part / count if place + first < self.buffers else part)
 
     def state(self) -> dict[str, Any]:
-        """The average and the number of updates in it, for :meth:`load`."""
-        return {"step": self.step, "average": self.average}
+        """The average, its tensors' names, and the number of updates in it, for :meth:`load`."""
+        return {"step": self.step, "average": self.average, "names": self.names}
 
     @torch.no_grad()
-    def load(self, step: int, average: Sequence[torch.Tensor]) -> None:
-        """Restore what :meth:`state` returned."""
+    def load(self, step: int, average: Sequence[torch.Tensor], names: Sequence[str] = ()) -> None:
+        """Restore what :meth:`state` returned, by name. (Older checkpoints have no names.)"""
         self.step = step
-        for mine, saved in zip(self.average, average, strict=True):
-            mine.copy_(saved)
+        saved = dict(zip(names or self.names, average, strict=True))
+        for name, tensor in zip(self.names, self.average, strict=True):
+            tensor.copy_(saved[name])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

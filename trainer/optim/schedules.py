@@ -195,12 +195,22 @@ class Plateau(Constant):
 
     def state(self) -> dict[str, Any]:
         """The current scale, and what past validations left, for :meth:`load`."""
-        return {"scale": self.scale, "bad": self.bad, "resting": self.resting, "best": self.best.state()}
+        best, metric = self.best.state(), self.best.metric
+        return {"scale": self.scale, "bad": self.bad, "resting": self.resting, "best": best, "metric": metric}
 
-    def load(self, scale: float, bad: int, resting: int, best: tuple[float | None, int]) -> None:
-        """Restore what :meth:`state` returned."""
-        self.scale, self.bad, self.resting = scale, bad, resting
-        self.best.load(best)
+    def load(
+        self, scale: float, bad: int, resting: int, best: tuple[float | None, int], metric: str | None = None
+    ) -> None:
+        """Restore what :meth:`state` returned; of another metric the scale alone. (Older checkpoints do not tell of which.)"""
+        self.scale = scale
+        if metric in (None, self.best.metric):
+            self.bad, self.resting = bad, resting
+            self.best.load(best)
+
+    def forget(self) -> None:
+        """Forget the best value and the validations since; the scale stays."""
+        self.bad = self.resting = 0
+        self.best.load((None, 0))
 
 
 def is_plateau(target: str) -> bool:

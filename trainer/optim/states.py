@@ -43,6 +43,17 @@ def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
     return found
 
 
+def groups_by_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[int, Mapping[str, Any]]]:
+    """For each parameter name, the number of its group in an optimizer's ``state_dict`` (or a pair), and the group's settings."""
+    left = iter(names)
+    groups = [group for part in _parts(saved) for group in part.param_groups]
+    return {
+        name: (number, group)
+        for number, group in enumerate(groups)
+        for _, name in zip(group.get("params", ()), left, strict=False)
+    }
+
+
 def put(live: Mapping[str, Any], names: Sequence[str], states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Convert states by parameter name to a ``state_dict`` with the groups of the live optimizer's."""
     left = iter(names)

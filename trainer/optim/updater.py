@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.optim.carried_state import kind_of, load_by_name
 from trainer.optim.gradient_clipping import clip_norm, clip_value
 from trainer.optim.schedules import Plateau
+from trainer.optim.states import groups_by_name
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Updater:
         """Everything that the next updates depend on besides parameters and gradients, for :meth:`load`."""
         return {
             "steps": self.steps,
-            "kind": type(self.optimizer).__name__,
+            "kind": kind_of(self.optimizer),
             "optimizer": self.optimizer.state_dict(),
             "made_with": self.made_with,
             "names": self.names,
@@ -130,22 +132,35 @@ class Updater:
         plateau: Mapping[str, Any] | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Restore what :meth:`state` returned.
+        """Restore what :meth:`state` returned, each parameter's state by its name (:mod:`trainer.optim.kept_state`); the plan lists
+        what begins anew.
         Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the one before stay as they
-        are. Another optimizer, or one with other groups of parameters, begins without a memory."""
+        are."""
         self.steps = steps
-        if kind == type(self.optimizer).__name__ and len(made_with) == len(self.made_with):
-            self.optimizer.load_state_dict(optimizer)
-            for group, mine, before in zip(self.optimizer.param_groups, self.made_with, made_with, strict=True):
-                group.update({name: value for name, value in mine.items() if before.get(name) != value})
-        else:
-            print(
-                f"the optimizer ({type(self.optimizer).__name__}) begins without what {kind} has remembered", flush=True
-            )
+        before = list(names) or self.names  # older checkpoints have none
+        load_by_name(self.optimizer, self.names, kind, optimizer, before)
+        self._take_settings(groups_by_name(optimizer, before), made_with)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         if self.plateau is not None and plateau is not None:
             self.plateau.load(**plateau)
+
+    def _take_settings(
+        self, groups: Mapping[str, tuple[int, Mapping[str, Any]]], made_with: list[dict[str, Any]]
+    ) -> None:
+        """Set what an optimizer has changed of its own settings, from the group in which a group's first parameter was.
+
+        Args:
+            groups: by parameter name, the number of its group before, and that group.
+            made_with: the settings of those groups when they were made.
+        """
+        names = iter(self.names)
+        for group, own in zip(self.optimizer.param_groups, self.made_with, strict=True):
+            first = [next(names, "") for _ in group.get("params", ())][:1]
+            number, saved = groups.get(first[0], (-1, {})) if first else (-1, {})
+            if 0 <= number < len(made_with):
+                same = {key for key, value in own.items() if key in saved and made_with[number].get(key) == value}
+                group.update({key: saved[key] for key in same})
 
     def _settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""

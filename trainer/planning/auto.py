@@ -10,6 +10,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
+from trainer.optim.kept_state import KeptState
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
@@ -40,6 +41,8 @@ class ModelFacts:
         buckets: of gradients; None: there are none, or only the training tells.
         trained: parameters that the optimizer moves.
         in_tables: parameters in sparse tables.
+        shapes: of all parameters, by name.
+        optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
     """
 
     parameters: int
@@ -50,6 +53,8 @@ class ModelFacts:
     buckets: Buckets | None = None
     trained: int = 0
     in_tables: int = 0
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    optimizer: KeptState | None = None
 
 
 @dataclass(frozen=True)

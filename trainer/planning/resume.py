@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from trainer.host import versions
 from trainer.planning import async_resume
 from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
+from trainer.planning.changed_states import check_ages, what_watches
 from trainer.planning.kept_runs import AUTO, FRESH, check_name, check_nothing_lost, own
+from trainer.planning.measured_before import begin_anew, measures_of
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 from trainer.terminal.status import read_status
@@ -161,8 +163,11 @@ def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
     )
 
 
-def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
+def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], Sequence[str]] = tuple) -> Resume:
     """Check that a run can resume from a checkpoint with this config; returns the :class:`Resume`.
+
+    Args:
+        begins_anew: what of the optimizer's state is not carried over; asked once the strategy fits.
 
     Raises:
         UserError: the run cannot go on from it as it is configured.
@@ -177,7 +182,8 @@ def fit(config: RunConfig, plan: Plan, folder: Path) -> Resume:
     else:
         _check_global_batch(plan, about, folder)
     matters, harmless = _changes(config, plan, about)
-    lost = (*left_behind(plan, about), *_average(config, about))
+    check_ages(config, about)
+    lost = (*left_behind(plan, about), *_average(config, about), *begins_anew(), *what_watches(config, plan, about))
     if matters and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
         besides = f"; harmless differences: {'; '.join(harmless)}" if harmless else ""
@@ -206,11 +212,12 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
     return tuple(matters), tuple(harmless)
 
 
-def with_data(resume: Resume, now: str, allowed: bool) -> Resume:
+def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
     """The same, with the data compared.
 
     Args:
         now: their fingerprint.
+        task: of the data.
 
     Raises:
         UserError: they are others, and ``resume.allow_changes`` does not allow it.
@@ -218,10 +225,16 @@ def with_data(resume: Resume, now: str, allowed: bool) -> Resume:
     before = resume.about.data
     if before == now:
         return resume
-    if not allowed:
+    if not config.resume.allow_changes:
         why = f"the data are others than those of {resume.folder}: their fingerprint was {before}, is {now}"
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
-    return replace(resume, matters=(*resume.matters, f"the data: their fingerprint was {before}, is {now}"))
+    matters = (*resume.matters, f"the data: their fingerprint was {before}, is {now}")
+    anew = [
+        line
+        for line in begin_anew(measures_of(config, resume.about.config, True), config, task)
+        if line not in resume.lost
+    ]
+    return replace(resume, matters=matters, lost=(*resume.lost, *anew))
 
 
 def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -323,6 +323,16 @@ class Report:
         now = time.perf_counter()
         self.started = now - seconds
         self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples, self.told)
+
+    def forget(self, incomparable: Callable[[str], object]) -> None:
+        """Forget the best values of metrics that measured something else before.
+
+        Args:
+            incomparable: tells it of a metric's name.
+        """
+        self.best = {name: value for name, value in self.best.items() if not incomparable(name)}
+        if incomparable(self.watched.metric):
+            self.watched.load((None, 0))
 
     def outcome(self) -> dict[str, Any]:
         """The outcome of the run: final and best metrics, updates, samples, seconds."""

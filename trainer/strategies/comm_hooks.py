@@ -16,6 +16,10 @@ from trainer.config.schema import CollectiveStrategy
 Layout = dict[int, list[tuple[int, int]]]
 """For each bucket, (number, elements) of its parameters."""
 Exchanged = torch.futures.Future[torch.Tensor]
+RANK = "matrix_approximation_rank"
+OPTIONS = (RANK, "start_powerSGD_iter")
+FACTORS = ("p_memory_dict", "q_memory_dict")
+"""Of torch's PowerSGDState: what the config sets, and the factors of a rank."""
 
 
 def _halved_to_bf16(state: object, bucket: dist.GradBucket) -> Exchanged:
@@ -57,10 +61,12 @@ class PowerSgd:
         return {"layout": self.layout, "apart": self.apart, "memory": kept, "rng": self.torch.rng.get_state()}
 
     def load(self, layout: Layout, apart: dict[int, torch.Tensor], memory: Mapping[str, Any], rng: Any) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore what :meth:`state` returned; of another rank without the factors. The config's own options stay."""
         self.layout, self.apart = dict(layout), dict(apart)
+        other_rank = memory[RANK] != self.torch.matrix_approximation_rank
         for name, value in memory.items():
-            setattr(self.torch, name, value)
+            if name not in OPTIONS and not (other_rank and name in FACTORS):
+                setattr(self.torch, name, value)
         self.torch.rng.set_state(rng)
 
     def lay_out(self, index: int, layout: list[tuple[int, int]]) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from trainer.config.instantiate import call_target
 from trainer.errors import Interrupted, RunFailed, failed
 from trainer.metrics.exchange import Total, exchanged
+from trainer.planning.callback_states import name_of
 
 HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end", "on_exception")
 """Methods that a callback may have, each called with one event."""
@@ -204,7 +205,5 @@ def made(
     nodes: Sequence[Mapping[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
 ) -> Callbacks | None:
     """Instantiate the callbacks of these config nodes; None if there are none."""
-    called = [
-        (f"callbacks[{n}] ({node['_target_']})", call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)
-    ]
+    called = [(name_of(n, node), call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)]
     return Callbacks(called, rank, size, run_dir, total_steps, model) if called else None

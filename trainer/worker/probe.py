@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,12 @@ from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.models.embedding_tables import tables
 from trainer.models.residual import NoResidualBlocks, last_norms
+from trainer.optim.carried_state import kept_state
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
-from trainer.optim.sparse import rule_of
+from trainer.optim.kept_state import BETWEEN, KeptState
+from trainer.optim.sparse import CLASSES, rule_of
 from trainer.planning.auto import Buckets, ModelFacts
+from trainer.planning.kept_runs import FRESH
 from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.wording import counted
@@ -55,11 +58,11 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
-        optimizer = _build_optimizer(config.optimizer, model)
+        optimizer, names = _build_optimizer(config.optimizer, model)
         if declaration is not None:
             _check_strategy(config, declaration, model, optimizer)
-        if any(tables(model)):
-            rule_of(config.optimizer, optimizer)
+        kept = _kept(config.optimizer, model, optimizer, names) if config.resume.path not in (None, FRESH) else None
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         moved = rates(model, config.optimizer)
         trained = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and moved[name].lr)
         loss = call_target(config.loss, "loss", kind=nn.Module)
@@ -78,6 +81,8 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         buckets=buckets,
         trained=trained,
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
+        shapes=shapes,
+        optimizer=kept,
     )
 
 
@@ -154,8 +159,26 @@ def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str,
     return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
 
 
-def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+def _kept(
+    node: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> KeptState:
+    """What the run's optimizer, with the one for tables, keeps of each parameter that it moves.
+
+    Args:
+        optimizer: of the dense parameters, with ``names`` in its order.
+    """
+    kept = kept_state(optimizer, names)
+    if not (of_tables := [f"{name}.weight" for name, _ in tables(model)]):
+        return kept
+    sparse = CLASSES[rule_of(node, optimizer).name].__name__
+    return KeptState(f"{kept.kind}{BETWEEN}{sparse}", {**kept.keys, **dict.fromkeys(of_tables)}, of_tables)
+
+
+def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> tuple[torch.optim.Optimizer, list[str]]:
     """Build the optimizer for stand-ins of the model's parameters, in the run's groups, and try it.
+
+    Returns:
+        It, and the names of its parameters in their order.
 
     Raises:
         UserError: it cannot be built for these, or a pattern of ``lr_factors`` names nothing.
@@ -169,7 +192,8 @@ def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> torch.optim.O
     optimizer = optimizer_of(node, groups)
     if type(optimizer).__module__.startswith("torch."):  # of anybody else's nothing is known, such as what a step wants
         _try_out(node, groups, optimizer)
-    return optimizer
+    of = {id(p): name for name, p in stand_ins}
+    return optimizer, [of[id(p)] for _, parameters in groups for p in parameters]
 
 
 def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Optimizer) -> None:

@@ -12,6 +12,9 @@ import torch
 from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
+from trainer.optim.updater import Updater
+from trainer.planning.callback_states import moved
+from trainer.planning.measured_before import Measures, is_other
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
 from trainer.worker.checkpoints import Checkpoints
@@ -21,11 +24,12 @@ from trainer.worker.state import WorkerState, go_on, randomness
 from trainer.worker.state_conversion import averaged, for_servers, from_servers
 
 
-def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None) -> None:
+def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None, data: str = "") -> None:
     """Restore a worker's state from a checkpoint.
 
     Args:
         config: of the run, without secrets; None: it is the checkpoint's.
+        data: the fingerprint of the run's data; empty: it has none.
     """
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         _rehearse(run)
@@ -38,8 +42,11 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
     if about.workers != seat.size and isinstance(run.strategy, HasReplicas):
         first = averaged(run.strategy, folder, first)
         own = replace(own, model=None, own=first.own)
-    go_on(run, folder, own, first)
-    run.stop = _stops(run, about.config, about.config if config is None else config)
+    config = about.config if config is None else config
+    nodes = [list(one.get("callbacks") or ()) for one in (about.config, config)]
+    go_on(run, folder, replace(own, callbacks=moved(own.callbacks, *nodes)), first)
+    _forget(run, Measures(about.config, config, is_other(about.data, data)))
+    run.stop = _stops(run, about.config, config)
     if isinstance(run.checkpoints, Checkpoints):
         run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
     if seat.rank == 0:
@@ -77,6 +84,17 @@ def _rehearse(run: Training) -> None:
             run.strategy.backward(loss)
         run.forward.zero_grad(set_to_none=True)
         return
+
+
+def _forget(run: Training, measures: Measures) -> None:
+    """Best values of metrics that measured something else before are none."""
+    run.report.forget(measures.why_not)
+    early_stop, updater = run.early_stop, getattr(run.strategy, "updater", None)
+    if early_stop is not None and measures.anew("early_stop.metric", early_stop.best.metric):
+        early_stop.forget()
+    plateau = updater.plateau if isinstance(updater, Updater) else None
+    if plateau is not None and measures.anew("scheduler.metric", plateau.best.metric):
+        plateau.forget()
 
 
 def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

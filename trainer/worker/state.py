@@ -94,7 +94,8 @@ def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) ->
     run.strategy.load(folder, Share(whole.strategy, part.own))
     if run.ema is not None and whole.ema is not None:
         run.ema.load(**whole.ema)
-        run.ema.load(run.ema.step, [*run.ema.average[: run.ema.buffers], *part.averaged_buffers])
+        names = [*run.ema.names[: run.ema.buffers], *part.buffers]
+        run.ema.load(run.ema.step, [*run.ema.average[: run.ema.buffers], *part.averaged_buffers], names)
     elif run.ema is not None:  # it was made of the model's first weights
         run.ema.begin_anew()
     if run.early_stop is not None and part.early_stop is not None:

@@ -11,6 +11,8 @@ import torch
 
 from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
+from trainer.optim.kept_state import BETWEEN
+from trainer.optim.sparse import CLASSES
 from trainer.optim.states import COLUMNS, States, put
 from trainer.optim.updater import UpdaterState
 from trainer.strategies.replicas import HasReplicas
@@ -32,8 +34,10 @@ def from_servers(run: Training, folder: Path, part: WorkerState) -> WorkerState:
     for name, about in parts[0].tables.items():
         states[f"{name}.weight"] = _rows(parts, name, about, updater.sparse_start)
     own, before = UpdaterState(**updater.state()), _before(part)
+    rules = [CLASSES[about.kernel].__name__ for about in parts[0].tables.values()]
+    kind = BETWEEN.join([str(parts[0].meta.get("optimizer", own.kind)).partition(" (")[0], *rules[:1]])
     optimizer = put(own.optimizer, updater.names, states)
-    made = replace(own, steps=parts[0].version, optimizer=optimizer, plateau=before.plateau)
+    made = replace(own, kind=kind, steps=parts[0].version, optimizer=optimizer, plateau=before.plateau)
     return replace(part, model=model, strategy={"updater": vars(made)}, own={})
 
 

@@ -65,7 +65,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             come_back(run, seat)
         elif assignment.resume:
             with still_there(assignment.resume, run_dir):
-                resume(run, Path(assignment.resume), seat, _shown(assignment))
+                resume(run, Path(assignment.resume), seat, _shown(assignment), assignment.data)
         if turns := (*run.turns, *assignment.turns):
             run.turns = tuple(Turn(*turn) for turn in turns)
             run.feed.turn(run.turns)

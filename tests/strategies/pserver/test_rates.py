@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,8 +18,11 @@ from trainer.planning.assignment import Assignment
 from trainer.strategies.builtin import ELEMENTWISE
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.server.shard import Shard
+from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.worker.initial_values import layouts
+from trainer.strategies.pserver.worker.own_share import feedback_in_order
 from trainer.strategies.pserver.worker.remote_model import DenseMap
+from trainer.strategies.pserver.worker.replica import Replica
 from trainer.worker.model import Updaters
 
 OPTIMIZERS = {
@@ -145,3 +149,68 @@ def test_groups_that_do_not_fit_the_pieces_are_refused() -> None:
     for groups in ([[3, 1.0, True]], [[0, 1.0, True], [4, 1.0, True]]):
         with pytest.raises(ValueError, match="groups of"):
             Layout.parsed({**told, "groups": groups})
+
+
+CHANGES = {
+    "other factors": ("adamw", {"lr_factors": {"0": 0.5}}, "adamw", {"lr_factors": {"2": 0.1}, "layer_decay": 0.5}),
+    "weight decay": ("momentum", {"weight_decay": 0.0}, "momentum", {}),
+    "no momentum before": ("momentum", {"momentum": 0.0}, "momentum", {}),
+    "no maximum before": ("adam", {"amsgrad": False}, "adam", {}),
+    "no maximum now": ("adam", {}, "adam", {"amsgrad": False}),
+    "centered": ("rmsprop", {}, "rmsprop", {"centered": True, "momentum": 0.5}),
+    "another one": ("momentum", {}, "rmsprop", {"momentum": 0.5}),
+    "another one, without momentum": ("rmsprop", {}, "adadelta", {}),
+    "another one, with sums": ("adamw", {}, "adagrad", {}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_servers_take_over_of_another_optimizer_what_a_worker_takes_over(change: str) -> None:
+    before, old, now, new = CHANGES[change]
+    first, second = run(before, {**OWN, "lr_factors": {}, **old}), run(now, {**OWN, "lr_factors": {}, **new})
+    alone, served = net(), net()
+    updaters = Updaters(Assignment.of(first).config, Assignment.of(first).plan)
+    updater, cluster = updaters(alone), Servers(first, served, 2, 6)
+    for step in range(8):
+        if step == 4:
+            state = updater.state()
+            updater = Updaters(Assignment.of(second).config, Assignment.of(second).plan)(alone)
+            updater.load(**state)
+            states = [(t, {**n, "optimizer": state["kind"]}) for t, n in map(saved, cluster.shards)]
+            cluster = Servers(second, served, 3, 6)
+            for shard in cluster.shards:
+                shard.load(states)
+        give_gradients(alone, step), give_gradients(served, step)
+        updater.step()
+        cluster.step(served)
+        equal(alone, served)
+
+
+def test_workers_vectors_are_put_in_the_order_of_other_rates() -> None:
+    """What a worker of pserver_geo knows of a server's vector, and what rounding has left out, lies in the order of the rates."""
+    first, second = (
+        run("adamw", {"lr_factors": factors, "decay_norms_and_biases": True})
+        for factors in ({"*.weight": 0.5}, {"2.*": 0.5})
+    )
+    model = net()
+    before, after = (Servers(made, model, 2, 4).map for made in (first, second))
+    vectors = [before.values(server) for server in range(2)]
+    wanted = [after.values(server) for server in range(2)]
+    assert before.places != after.places and any(not torch.equal(a, b) for a, b in zip(vectors, wanted, strict=True))
+    found = after.rearranged(before.places, vectors)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    [one, other] = feedback_in_order(after, before.places, [{0: vectors[0]}, {0: vectors[1]}])
+    assert torch.equal(one[0], wanted[0]) and torch.equal(other[0], wanted[1])
+
+
+@pytest.mark.parametrize("now", ["adagrad", "rowwise_adagrad", "adam", "sgd"])
+def test_rows_of_another_rule_keep_their_values_alone(now: str) -> None:
+    replica, fresh = (Replica(1, torch.float64, kernel(rule), 9) for rule in ("adagrad", now))
+    ids = np.array([2, 5])
+    replica.insert(ids, torch.ones(2, 1, dtype=torch.float64))
+    replica.update(ids, torch.full((2, 1), 3.0, dtype=torch.float64), 0.1)
+    fresh.load(**replica.state())
+    assert torch.equal(fresh.look_up(ids), replica.look_up(ids))
+    own = fresh.rows[fresh.slots(ids)][:, 1 : fresh.width]
+    assert torch.equal(own, torch.full_like(own, 9.0 if now == "adagrad" else 0.0))
+    assert fresh.steps == (1 if now == "adagrad" else 0)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import store, tensor_tree
+from trainer.optim.kept_state import KeptState
+from trainer.optim.sparse import CLASSES
 from trainer.optim.states import COLUMNS, States, by_name
 from trainer.optim.updater import UpdaterState
 from trainer.strategies.pserver.protocol.layout import TableSpec
@@ -42,10 +44,13 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
     tables = {f"{spec.name}.weight": spec for spec in shard.layout.tables}
     dense = {name: value for name, value in model.items() if name not in tables}
     tensors, numbers = _dense(dense, states)
+    saved = KeptState(updater.kind, {}, tables)
     for name, spec in tables.items():
-        tensors |= _rows(model[name], states.get(name, {}), spec, shard)
+        rule = CLASSES[shard.tables[spec.number].kernel.name].__name__
+        state = states.get(name, {}) if saved.kind_of(name) in ("", rule) else {}
+        tensors |= _rows(model[name], state, spec, shard)
     told: dict[str, Any] = {
-        "samples": store.about(folder).samples, "version": updater.steps, "updates": updater.steps, "updates_per_step": 1, "numbers": numbers,
+        "optimizer": saved.kind_of(""), "samples": store.about(folder).samples, "version": updater.steps, "updates": updater.steps, "updates_per_step": 1, "numbers": numbers,
     }  # fmt: skip
     return tensors, told if updater.plateau is None else {**told, "scale": updater.plateau["scale"]}
 
@@ -73,7 +78,7 @@ def _rows(weight: torch.Tensor, state: Mapping[str, Any], spec: TableSpec, shard
     initial = table.kernel.initial
     width = table.kernel.state_columns(spec.dim)
     remembered = torch.full((len(weight), width), initial, dtype=weight.dtype)
-    if state and keys:
+    if keys and all(key in state for key in keys):
         remembered = torch.cat([state[key].reshape(len(weight), -1) for key in keys], dim=1)
     fresh = fresh_table(shard.config.seed, spec.name, tuple(weight.shape), RowInit(spec.init, spec.scale), weight.dtype)
     ids = ((weight != fresh).any(1) | (remembered != initial).any(1)).nonzero().flatten()

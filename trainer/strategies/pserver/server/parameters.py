@@ -20,7 +20,7 @@ from trainer.strategies.pserver.server import checks
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.of_workers import saved_by_workers
-from trainer.strategies.pserver.server.rules import RULES, Rule
+from trainer.strategies.pserver.server.rules import RULES, Async, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_files import ServerFile, parts_of
@@ -174,7 +174,9 @@ class Parameters:
         anew = self.mode != "sync" and len(own.meta.get("watermarks", ())) != len(self.members.all)
         if anew and self.strategy.evict_by == STEPS:
             self.age_before = self.age
-        if same and not anew:
+        # of an older trainer the order is not told; vectors of another one would be of other parameters
+        moved = bool(own.layout) and Layout.parsed(own.layout).pieces != shard.layout.pieces
+        if same and not anew and not (moved and isinstance(rule, Async)):
             rule.load({name.removeprefix(RULE): own[name] for name in own if name.startswith(RULE)})
 
     def come_back(self, part: ServerFile) -> None:

@@ -14,9 +14,12 @@ from trainer.checkpoint.streamed import Streamed
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
+from trainer.optim.carried_state import kept_state, saved_state, taken
 from trainer.optim.groups import Rate, optimizer_of
+from trainer.optim.kept_state import KeptState, carry
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import SparseRule, rule_of
+from trainer.optim.states import States
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
 from trainer.strategies.pserver.server.admission import Admission, Count, Probability
@@ -24,7 +27,7 @@ from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.weights.fresh_rows import RowInit
-from trainer.weights.server_files import DENSE, Piece, Tensors
+from trainer.weights.server_files import DENSE, Piece, ServerFile, Tensors
 from trainer.weights.server_files import pieces as pieces_of
 
 SUMS = SparseRule("sgd", 0.0, {})
@@ -221,9 +224,13 @@ class Shard:
             ValueError: they are those of another model.
         """
         self._copy = None
+        saved_by = str(parts[0][1].get("optimizer", "")).partition(" (")[0]
+        live = kept_state(self.optimizer, [str(number) for number in range(len(self.parts))])
+        fresh = [dict(self.optimizer.state.get(part, {})) for part in self.parts]
         self._load_vectors([tensors for tensors, _ in parts])
         for _, numbers in parts:
             self._load_numbers(numbers)
+        self._fit_state(saved_by, live, fresh)
         # a server that was started again has fewer
         self.samples = max(int(numbers.get("samples", 0)) for _, numbers in parts)
         self._load_tables([tensors for tensors, _ in parts])
@@ -241,6 +248,20 @@ class Shard:
             for state, own in zip(states, vector.split(self.sizes), strict=True):
                 state[kind.removeprefix(f"{DENSE}.")] = own.clone()
 
+    @torch.no_grad()
+    def _fit_state(self, saved_by: str, live: KeptState, fresh: Sequence[Mapping[str, Any]]) -> None:
+        """Keep of the loaded state what this optimizer takes over; what it lacks begins anew.
+
+        Args:
+            saved_by: the class of the optimizer that it is of; empty: not told.
+            live: what this optimizer keeps of each part, by its number; fresh: how it begins.
+        """
+        parts = {str(number): part for number, part in enumerate(self.parts)}
+        states: States = {name: dict(self.optimizer.state[part]) for name, part in parts.items()}
+        kept = taken(carry(saved_state(saved_by or live.kind, states), live), states, parts)
+        for (name, part), begun in zip(parts.items(), fresh, strict=True):
+            self.optimizer.state[part] = kept.get(name) or dict(begun)
+
     def _load_numbers(self, saved: Mapping[str, Any]) -> None:
         """How far the schedule is, and what the optimizer remembers of each rate."""
         self.version, self.skipped = int(saved["version"]), int(saved.get("skipped", 0))
@@ -257,6 +278,8 @@ class Shard:
             prefix = f"table|{table.name}|"
             for tensors in parts:
                 own = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
+                if isinstance(tensors, ServerFile) and tensors.tables[table.name].kernel != table.kernel.name:
+                    own |= {"rows": table.with_fresh_state(own["rows"])}
                 table.load(own, partial(self.mine, number))
 
     def _remember(self, name: str, value: float) -> None:

@@ -223,6 +223,11 @@ class SparseTable:
         self._newest = max(self._newest, int(touched.max(initial=0)))
         self._waiting.load(state, mine)
 
+    def with_fresh_state(self, rows: torch.Tensor) -> torch.Tensor:
+        """Saved rows of another rule: their values (N, D), with the state (N, S) at which this rule begins."""
+        state = torch.full((len(rows), self.kernel.state_columns(self.dim)), self.kernel.initial, dtype=rows.dtype)
+        return torch.cat([rows[:, : self.dim], state], dim=1)
+
     def copies(self) -> dict[str, Streamed]:
         """Which workers hold which rows and who wrote them last, in the order of :meth:`state`'s ids."""
         return self._changes.state(cache(lambda: self._index.find(np.sort(self._index.ids()))), len(self))

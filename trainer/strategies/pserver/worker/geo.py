@@ -22,6 +22,7 @@ from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.held_blocks import Covered
 from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
+from trainer.strategies.pserver.worker.own_share import Places
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 from trainer.strategies.pserver.worker.replica import Replica
@@ -313,6 +314,10 @@ class PserverGeo(CommonStart):
             "replicas": replicas,
             "again": again,
         }
+
+    def in_order(self, places: Places, mode: Mapping[str, Any]) -> Mapping[str, Any]:
+        base = mode.get("base")
+        return {**mode, "base": self.dense.rearranged(places, base)} if places and base else mode
 
     def go_on(  # type: ignore[override]
         self,

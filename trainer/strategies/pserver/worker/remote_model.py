@@ -69,6 +69,28 @@ class DenseMap:
         """Copy a server's part (n,) of the gradients times a factor into ``room``; zeros where there are none."""
         return self._gathered(server, lambda p: p.grad, factor, room)
 
+    @property
+    def places(self) -> list[list[tuple[str, int, int]]]:
+        """For each server, its pieces in the order of its vector: (name, start, stop)."""
+        return [[(p.name, p.start, p.stop) for p in own] for own in self.pieces]
+
+    def rearranged(
+        self, places: Sequence[Sequence[tuple[str, int, int]]], vectors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Servers' vectors (n,) in this map's order, from vectors of the same parameters whose pieces lay otherwise.
+
+        Args:
+            places: see :attr:`places`, of the vectors.
+        """
+        whole = {name: torch.zeros(p.numel(), dtype=self.dtype) for name, p in self.parameters.items()}
+        for own, vector in zip(places, vectors, strict=True):
+            for (name, start, stop), part in zip(own, vector.split([b - a for _, a, b in own]), strict=True):
+                whole[name][start:stop] = part
+        return [
+            torch.cat([vector.new_empty(0), *(whole[name][start:stop] for name, start, stop in own)])
+            for own, vector in zip(self.places, vectors, strict=True)
+        ]
+
     def _gathered(
         self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None], factor: float = 1.0,
         room: torch.Tensor | None = None,

@@ -36,17 +36,21 @@ class Replica:
         self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
 
     def state(self) -> dict[str, Any]:
-        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), the steps."""
+        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), the steps, the rule."""
         high = self.index.high
         dirty = np.zeros(high, dtype=np.bool_)
         for part in self.dirty:
             dirty[part] = True
-        return {"ids": self.ids[:high], "rows": self.rows[:high], "dirty": dirty, "steps": self.steps}
+        rows, rule = self.rows[:high], self.kernel.name
+        return {"ids": self.ids[:high], "rows": rows, "dirty": dirty, "steps": self.steps, "rule": rule}
 
-    def load(self, ids: np.ndarray, rows: torch.Tensor, dirty: np.ndarray, steps: int) -> None:
-        """Restore what :meth:`state` returned, into an empty replica."""
+    def load(self, ids: np.ndarray, rows: torch.Tensor, dirty: np.ndarray, steps: int, rule: str = "") -> None:
+        """Restore what :meth:`state` returned, into an empty replica; of another rule without the optimizer's state."""
         self.insert(ids, rows[:, : self.dim])
         slots = self.slots(ids)
+        if rule and rule != self.kernel.name:
+            steps, fresh = 0, gather(self.rows, slots)
+            rows = torch.cat([rows[:, : self.dim], fresh[:, self.dim : self.width], rows[:, -self.dim :]], dim=1)
         put(self.rows, slots, rows)
         self.dirty, self.steps = [slots[dirty]], steps
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from trainer.strategies.pserver.worker.gauges import Gauges, ReadsStatistics
 from trainer.strategies.pserver.worker.halting import Halting
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 from trainer.strategies.pserver.worker.initial_values import send_start
+from trainer.strategies.pserver.worker.own_share import Own, Places, feedback_in_order
 from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
@@ -35,26 +35,6 @@ from trainer.strategies.pserver.worker.retelling import Retelling
 from trainer.weights.server_files import part_name
 
 LEASE_LOOK_S = 0.02
-
-
-@dataclass(frozen=True)
-class Own:
-    """A worker's own share in a checkpoint; empty if it was written by a strategy whose workers have the optimizer.
-
-    Attributes:
-        rank, workers, servers: whose it is, of how many, and how many servers there are.
-        steps: done by the worker, done before it, and the time of the last event.
-        work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode adds.
-    """
-
-    rank: int = -1
-    workers: int = 0
-    servers: int = 0
-    steps: tuple[int, int, int] | None = None
-    work: Mapping[str, Any] = field(default_factory=dict)
-    feedback: Sequence[Mapping[int, torch.Tensor]] = ()
-    ahead: Mapping[str, Any] = field(default_factory=dict)
-    mode: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
@@ -342,7 +322,7 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         files = [part_name(server) for server in self.client.servers]
         own = Own(
             self.seat.rank, self.seat.size, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
-            self.encoder.state(), self.ahead.state(), self.state(),
+            self.encoder.state(), self.ahead.state(), self.state(), self.dense.places,
         )  # fmt: skip
         return Share({"updater": self.updater.state()}, vars(own), files, workers)
 
@@ -352,11 +332,16 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         self.steps, self.steps_before, self.event_time = own.steps or (self.updater.steps, 0, 0)
         if (own.rank, own.workers, own.servers) == (self.seat.rank, self.seat.size, self.seat.servers):
             self.work.load(**own.work)
-            self.encoder.load(own.feedback)
+            places = [] if own.places == self.dense.places else own.places
+            self.encoder.load(feedback_in_order(self.dense, places, own.feedback))
             self.ahead.load(**own.ahead)
-            self.go_on(**own.mode)
+            self.go_on(**self.in_order(places, own.mode))
         else:
             self.begin_anew(own.workers)
+
+    def in_order(self, places: Places, mode: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the mode has saved, in this run's order of the elements."""
+        return mode
 
     def state(self) -> dict[str, Any]:
         """What a worker of this mode has of its own, for :meth:`go_on`."""

@@ -1,0 +1,106 @@
+"""Finds out what an optimizer keeps of each parameter, and loads a saved state into it by parameter name."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainer.optim.kept_state import BETWEEN, Carried, KeptState, carry
+from trainer.optim.sparse import DenseAndSparse
+from trainer.optim.states import States, by_name, put
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> str:
+    """The class of an optimizer as checkpoints tell it, e.g. ``Adam``, or ``Adam + SparseAdam`` with tables."""
+    parts = optimizer.parts.values() if isinstance(optimizer, DenseAndSparse) else (optimizer,)
+    return BETWEEN.join(type(part).__name__ for part in parts)
+
+
+def kept_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> KeptState:
+    """What an optimizer will keep of each parameter after an update; the optimizer itself stays as it is.
+
+    Args:
+        names: of the parameters, in the order of the optimizer's groups.
+    """
+    dense = next(iter(optimizer.parts.values())) if isinstance(optimizer, DenseAndSparse) else optimizer
+    keys = list(_tried(dense))
+    of_dense = dict(zip(names, keys, strict=False))
+    tables = tuple(names[len(keys) :])
+    return KeptState(kind_of(optimizer), {**of_dense, **dict.fromkeys(tables)}, tables)
+
+
+def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
+    """The keys that an optimizer keeps of each parameter, from an update of a copy with parameters of one element."""
+    parameters = _parameters(optimizer)
+    stand_ins = [torch.zeros((1,) * p.dim(), dtype=p.dtype, device=p.device) for p in parameters]
+    for stand_in in stand_ins:
+        stand_in.requires_grad_().grad = torch.zeros_like(stand_in)
+    state = optimizer.state
+    begun = {one: _small(state[p]) for p, one in zip(parameters, stand_ins, strict=True) if p in state}  # Adagrad's
+    optimizer.state = defaultdict(dict)
+    try:
+        tried = copy.deepcopy(optimizer, {id(p): one for p, one in zip(parameters, stand_ins, strict=True)})
+        tried.state.update(begun)
+        tried.step()
+    except Exception:  # an optimizer of somebody's own may want more than a gradient
+        yield from [None] * len(parameters)
+        return
+    finally:
+        optimizer.state = state
+    for stand_in in stand_ins:
+        kept = tried.state.get(stand_in, {})
+        yield frozenset(key for key, value in kept.items() if value is not None)
+
+
+def _small(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a parameter, cut to one element."""
+    tensors = {
+        k: v.flatten()[:1].clone().reshape((1,) * v.dim()) for k, v in state.items() if isinstance(v, torch.Tensor)
+    }
+    return {**state, **tensors}
+
+
+def saved_state(kind: str, states: States, tables: Collection[str] = ()) -> KeptState:
+    """What is there of a saved state, for :func:`carry`."""
+    keys = {name: [key for key, value in state.items() if value is not None] for name, state in states.items()}
+    return KeptState(kind, keys, tables)
+
+
+def load_by_name(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    kind: str,
+    saved: Mapping[str, Any],
+    saved_names: Sequence[str],
+) -> None:
+    """Load an optimizer's saved ``state_dict``, each parameter's state by its name.
+
+    Args:
+        optimizer: has made no update yet: what is not taken over stays as it begins.
+        names: of the optimizer's parameters, in the order of its groups.
+        kind, saved, saved_names: of the saved one: its class, its ``state_dict``, its parameters in their order.
+    """
+    states, live = by_name(saved, saved_names), kept_state(optimizer, names)
+    carried, now = carry(saved_state(kind, states, live.tables), live), optimizer.state_dict()
+    found = taken(carried, states, _by_name(optimizer, names))
+    optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}))
+
+
+def taken(carried: Carried, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
+    """The states that are taken over, with the buffers that begin at zero."""
+    found = {name: {key: states[name][key] for key in keys} for name, keys in carried.keys.items()}
+    for name, keys in carried.zeros.items():
+        found[name] |= {key: torch.zeros_like(parameters[name]) for key in keys}
+    return found
+
+
+def _by_name(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in zip(names, _parameters(optimizer), strict=False)}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
