@@ -31,9 +31,10 @@ FOUND = Examination(
 
 def test_findings_come_back_as_they_were(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8)
-    validation_file.keep(tmp_path, "last", FOUND, images)
+    validation_file.keep(tmp_path, "last", FOUND, images, ["val/é/7.jpg", ""], "test")
     kept = validation_file.read(tmp_path, "last")
     assert kept is not None and kept.images is not None
+    assert (kept.name(0), kept.name(1), kept.split) == ("val/é/7.jpg", "test sample 2", "test")
     np.testing.assert_array_equal(kept.images, images.permute(0, 2, 3, 1).numpy())
     assert kept.examination.metrics == FOUND.metrics and kept.examination.mistakes == FOUND.mistakes
     np.testing.assert_array_equal(kept.examination.confusion, MATRIX)  # type: ignore[arg-type]
@@ -54,7 +55,7 @@ def test_images_of_other_types_are_stretched_to_what_can_be_seen() -> None:
 def test_every_file_is_made_and_says_what_was_found(tmp_path: Path, which: str) -> None:
     red_and_blue = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
     red_and_blue[0, 0], red_and_blue[1, 2] = 255, 255
-    validation_file.keep(tmp_path, which, FOUND, red_and_blue)
+    validation_file.keep(tmp_path, which, FOUND, red_and_blue, ["val/rose/7.jpg", ""])
     made = validation.draw(tmp_path, ["rose", "lily", "iris"], "a run")
     confusion, by_class, mistakes, page = (tmp_path / name for name in validation.file_names(which))
     assert set(made) == {confusion, by_class, mistakes, page}
@@ -67,8 +68,9 @@ def test_every_file_is_made_and_says_what_was_found(tmp_path: Path, which: str) 
     assert [row["accuracy"] for row in rows] == ["0.666667", "", "1.000000"]
     assert [row["f1"] for row in rows] == ["0.800000", "0.000000", "1.000000"]
     worst = list(csv.DictReader(mistakes.open()))
-    assert [(r["sample"], r["label"], r["guess"], r["confidence"]) for r in worst] == [
-        ("7", "rose", "lily", "0.750000"), ("2", "rose", "(none)", "0.000000"),
+    assert [tuple(row.values())[:-1] for row in worst] == [
+        ("val/rose/7.jpg", "val", "7", "rose", "lily", "0.750000"),
+        ("", "val", "2", "rose", "(none)", "0.000000"),
     ]  # fmt: skip
     leftovers.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -102,12 +104,16 @@ CASES = [("the demo's own", 24), *((name, many) for name in NAMES for many in (7
 @pytest.mark.parametrize(("names", "many"), CASES, ids=str)
 @pytest.mark.filterwarnings("error")
 def test_captions_never_overlap(names: str, many: int) -> None:
+    files = ["", "val/rose/img_7.jpg", f"{'deep/' * 60}img_7.jpg", f"{'w' * 200}img_7", "\U00013000.jpg"]
     called, none = NAMES[names], np.zeros((many, 8, 8, 3), dtype=np.uint8)
     wrong = [Mistake(10_000 + n, n % len(called), (n + 1) % len(called), 1.0, 2.5) for n in range(many)]
-    figure = validation.mistakes_figure(wrong, none, called, "a title " * 20)
+    ones = np.ones(1, dtype=np.int64)
+    found = validation_file.Findings(Examination({}, ones, ones, ones, None, tuple(wrong)), none, tuple(files[:many]))
+    figure = validation.mistakes_figure(found, called, "a title " * 20)
     figure.canvas.draw()
     texts = [text.get_window_extent() for text in figure.texts if text.get_text()]
-    assert sum("sample" in text.get_text() for text in figure.texts) == many
+    shown = ["".join(text.get_text().split("\n")) for text in figure.texts]
+    assert sum("val sample 1" in text or "img_7" in text for text in shown) == many
     boxes = [*texts, *(image.get_window_extent() for axis in figure.axes for image in axis.images)]
     for one, other in itertools.combinations(boxes, 2):
         assert not one.overlaps(other)

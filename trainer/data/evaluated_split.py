@@ -15,6 +15,7 @@ from trainer.data.placement import Placement
 from trainer.data.reader import Addresses, Reader, Reading
 from trainer.data.sampler import EvaluationSampler
 from trainer.data.streamed import Streamed
+from trainer.visible import one_line
 
 VAL, TEST = "val", "test"
 """The splits that are measured: while a run trains, and once at its end."""
@@ -66,3 +67,8 @@ class EvaluatedSplit:
         """The inputs of the samples with these indices, as the data source gives them."""
         inputs: Inputs = self.reader.dataset.__getitems__((0, np.array(numbers, dtype=np.int64)))[0]
         return inputs
+
+    def files_of(self, numbers: Sequence[int]) -> list[str]:
+        """What the samples with these indices were read from, by the data set's ``sample_name``; '' where it has none."""
+        named = getattr(self.reader.dataset.dataset, "sample_name", None)
+        return [one_line(str(named(number))) if named is not None else "" for number in numbers]

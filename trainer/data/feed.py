@@ -227,6 +227,10 @@ class Feed:
         """The inputs of the samples of a split with these indices, as the data source gives them."""
         return self.evaluated[split].inputs(numbers)
 
+    def files_of(self, numbers: Sequence[int], split: str = VAL) -> list[str]:
+        """What the samples of a split with these indices were read from; '' where that is not known."""
+        return self.evaluated[split].files_of(numbers)
+
     def example(self) -> Inputs:
         """The inputs of one sample as the data source gives them, from the validation data if there are any."""
         if self.evaluated[VAL].has_numbers:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 
-from trainer.data.source import Facts, Progress
+from trainer.data.source import Facts, Progress, digest_of, named_sizes
 from trainer.errors import NOTHING_NEW, AskedToLeave, RunFailed, RunPreempted, UserError, failed
 from trainer.host.signals import termination_raises
 from trainer.job.ready import Ready
@@ -66,12 +67,15 @@ def fingerprinted(ready: Ready, tracked: bool) -> Ready:
 
 
 def _fingerprint(ready: Ready) -> str:
-    """The data's fingerprint.
+    """The data's fingerprint; of mode=predict that of the files that are looked at.
 
     Raises:
         RunFailed: it cannot be taken; a source of the user's own may break where it is asked for one.
     """
     source, facts = ready.checked.source, ready.checked.facts
+    if ready.checked.files:
+        paths = [os.path.join(str(ready.checked.config.predict.input), file) for file in ready.checked.files]
+        return digest_of(named_sizes([path for path in paths if os.path.isfile(path)]))
     name = f"{type(source).__module__}.{type(source).__qualname__}"
     try:
         told = source.fingerprint(facts)

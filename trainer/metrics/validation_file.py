@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,28 @@ from trainer.metrics.confusion import Examination, Mistake
 
 WHICH = ("last", "best")
 CHANNELS = (1, 3)
+VAL = "val"
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A validation's findings: an examination, and each mistake's image (H, W, C) uint8; None without images."""
+    """A validation's findings: an examination, and what its mistakes are.
+
+    Attributes:
+        images: (H, W, C) uint8 of each mistake; None without images.
+        files: what each mistake was read from; '' where that is not known.
+        split: whose samples were examined.
+    """
 
     examination: Examination
     images: np.ndarray | None
+    files: tuple[str, ...] = ()
+    split: str = VAL
+
+    def name(self, mistake: int) -> str:
+        """What the mistake at this place was read from, or its split and number."""
+        file = self.files[mistake] if mistake < len(self.files) else ""
+        return file or f"{self.split} sample {self.examination.mistakes[mistake].number}"
 
 
 def _path_of(run_dir: Path, which: str) -> Path:
@@ -30,11 +45,20 @@ def _path_of(run_dir: Path, which: str) -> Path:
     return run_dir / f"validation.{which}.npz"
 
 
-def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> None:
+def keep(
+    run_dir: Path,
+    which: str,
+    examination: Examination,
+    inputs: Any,
+    files: Sequence[str] = (),
+    split: str = VAL,
+) -> None:
     """Write the findings file of a validation.
 
     Args:
         inputs: of the examination's mistakes, a batch in their order; None: there are none.
+        files: what they were read from, in their order; '' where that is not known.
+        split: whose samples were examined.
     """
     found = examination
     rows = [[m.number, m.label, m.guess, m.confidence, m.loss] for m in found.mistakes]
@@ -44,6 +68,8 @@ def keep(run_dir: Path, which: str, examination: Examination, inputs: Any) -> No
         "labels": found.labels,
         "guesses": found.guesses,
         "mistakes": np.array(rows, dtype=np.float64).reshape(-1, 5),
+        "files": np.array(files, dtype=str),
+        "split": np.array(split),
     }
     if found.confusion is not None:
         arrays["confusion"] = found.confusion
@@ -66,7 +92,8 @@ def read(run_dir: Path, which: str) -> Findings | None:
             json.loads(str(kept["metrics"])), kept["hits"], kept["labels"], kept["guesses"],
             kept.get("confusion"), mistakes,
         )  # fmt: skip
-        return Findings(examination, kept.get("images"))
+        files = tuple(kept["files"].tolist()) if "files" in kept else ()
+        return Findings(examination, kept.get("images"), files, str(kept.get("split", VAL)))
 
 
 def pictured(inputs: Any) -> np.ndarray | None:

@@ -26,6 +26,8 @@ from trainer.wording import counted
 
 NOTE = "mlflow.note.content"
 RESUMED = "trainer.resumed"
+CONTEXTS = {"train": "training", "eval": "evaluation", "predict": "prediction"}
+"""What a mode uses its data for, as MLflow's tag says it."""
 DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions"}
 ARTIFACTS = (
     "config.yaml",
@@ -111,16 +113,20 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dataset(plan: Plan, digest: str) -> dict[str, str]:
-    """The data set as MLflow records it: its name, a digest, and its size."""
-    facts = plan.facts
-    size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
-    source = {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
+    """The data set as MLflow records it: its name, a digest, its size, and what for. Of predictions it is what they look at."""
+    facts, read = plan.facts, plan.predict
+    if read is not None:
+        name, source, size = read.input, {"source": os.path.abspath(read.input), "kind": f"{read.each}s"}, {"samples": read.samples}  # fmt: skip
+    else:
+        name, source = facts.source, {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
+        size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
     return {
-        "name": facts.source[:500],
+        "name": name[:500],
         "digest": digest,
         "source_type": "trainer",
         "source": json.dumps(source),
         "profile": json.dumps(size),
+        "context": CONTEXTS[plan.mode],
     }
 
 

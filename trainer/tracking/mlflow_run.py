@@ -342,7 +342,9 @@ class Follower:
 def _dataset(told: dict[str, str]) -> Any:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    return DatasetInput(Dataset(**told), [InputTag("mlflow.data.context", "training")])
+    about = dict(told)
+    context = about.pop("context", "training")  # a message that an older trainer has left has none
+    return DatasetInput(Dataset(**about), [InputTag("mlflow.data.context", context)])
 
 
 def _said(error: Exception) -> str:

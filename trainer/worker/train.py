@@ -16,6 +16,7 @@ from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
+from trainer.data.evaluated_split import VAL
 from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import (
     training_sampler,
@@ -227,11 +228,16 @@ def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profi
     return Profiled(seat.rank, run_dir, after, updates, plan.total_steps, cuda)
 
 
-def keep_findings(run: Training, run_dir: Path) -> None:
-    """At the end of a training or evaluation: write the findings of its last validation, and of the best one if that is another."""
+def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
+    """At the end of a training or evaluation: write the findings of its last validation, and of the best one if that is another.
+
+    Args:
+        split: whose samples they are.
+    """
     best, last = run.examined.get("best"), run.examined.get("last")
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:
             numbers = [mistake.number for mistake in found.mistakes]
-            validation_file.keep(run_dir, which, found, run.feed.validation_inputs(numbers) if numbers else None)
+            inputs = run.feed.validation_inputs(numbers, split) if numbers else None
+            validation_file.keep(run_dir, which, found, inputs, run.feed.files_of(numbers, split), split)

@@ -439,3 +439,17 @@ def test_wrong_shards_are_refused_with_the_place(
     with pytest.raises(UserError, match=says):
         shards(**given).facts(1)
     assert not (tmp_path / "cache").exists(), "facts write nothing"
+
+
+def test_samples_are_named_by_their_files_relative_to_the_data(tmp_path: Path) -> None:
+    root = image_folder(tmp_path / "d")
+    splits = opened(folder(root))[1]
+    assert [splits.val.sample_name(n) for n in (0, 5)] == ["val/daisy/0.jpg", "val/rose/1.jpg"]
+    held_out = opened(folder(root / "train"))[1].val
+    assert {held_out.sample_name(n) for n in range(3)} == {name.removeprefix(f"{root}/train/") for name in held_out.listing.names}  # fmt: skip
+    shard(tmp_path / "v.tar", [(f"a/p{n}", encoded(picture(n, n)), n) for n in range(3)])
+    shard(tmp_path / "t.tar", [(f"p{n}", encoded(picture(n % 3, n)), n % 3) for n in range(6)])
+    splits = opened(shards(path=str(tmp_path / "t.tar"), val_path=str(tmp_path / "v.tar")))[1]
+    assert splits.val.sample_name(2) == "v.tar:a/p2.jpg"
+    splits = opened(flowers(tmp_path / "f", [102, 7, 1, 7], [4, 1], [3]))[1]
+    assert splits.val.sample_name(0) == "jpg/image_00003.jpg"

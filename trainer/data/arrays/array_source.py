@@ -23,6 +23,7 @@ class ArraySource(DataSource):
 
     Attributes:
         mean, std: of the training images, by channel.
+        val_file: the file that the validation images are read from, in its order.
     """
 
     Options = ArraysData
@@ -30,6 +31,7 @@ class ArraySource(DataSource):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    val_file: str
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -104,7 +106,9 @@ class ArraySource(DataSource):
         train, val = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
         augmentation = Augmentation.of(self.options, self.mean)
         return Splits(
-            AugmentedArrays(*train, self.options.pad_crop, augmentation), ArrayDataset(*val), *self.normalisation()
+            AugmentedArrays(*train, self.options.pad_crop, augmentation),
+            ArrayDataset(*val, self.val_file if facts.kind == "real" else ""),
+            *self.normalisation(),
         )
 
     def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:

@@ -44,6 +44,10 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         images, labels = self.augmented((0, 0), np.array([index]))
         return images[0], labels[0]
 
+    def sample_name(self, number: int) -> str:
+        """The name of the image with this index, relative to the folder of the data."""
+        return self.listing.short_name(number)
+
     def image(self, number: int) -> torch.Tensor:
         """Return one whole decoded image (3, H, W), before any crop.
 

@@ -34,6 +34,7 @@ class Listing:
         passed_over: names that are not listed although they look like images, and why.
         missing: links to images that are not there.
         linked: some of the files may have other names as well.
+        root: folder that people know the images by; '' for none.
         said: what is in the same places and not used, in sentences.
     """
 
@@ -48,6 +49,7 @@ class Listing:
     missing: tuple[str, ...] = ()
     linked: bool = False
     said: tuple[str, ...] = ()
+    root: str = ""
 
     @staticmethod
     def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
@@ -67,6 +69,12 @@ class Listing:
         """
         start, length = self.spans[number].tolist()
         return read_regular(self.files[self.file[number]], self.limits, start, length)
+
+    def short_name(self, number: int) -> str:
+        """The name of the image with this index, relative to ``root``: ``val/rose/7.jpg``, ``shard.tar:7.jpg``."""
+        return (
+            self.names[number].removeprefix(one_line(os.path.join(self.root, ""))) if self.root else self.names[number]
+        )
 
     def without(self, names: set[str]) -> Listing:
         """A copy of this listing without the images with these indices."""

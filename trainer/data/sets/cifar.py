@@ -41,6 +41,7 @@ class Cifar10(ArraySource):
     options: Cifar10Data
 
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+    val_file = VAL[0]
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():

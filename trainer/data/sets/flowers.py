@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,8 @@ class DrawnFlowers(ImageSource):
         root = drawn_folder(**self._drawing())
         classes = class_folders(root / "train")
         limits = Limits.of(self.options)
-        return folder_of_classes(root / "train", classes, limits), folder_of_classes(root / "val", classes, limits)
+        train, val = (folder_of_classes(root / split, classes, limits) for split in ("train", "val"))
+        return replace(train, root=str(root)), replace(val, root=str(root))
 
     def _drawing(self) -> dict[str, int]:
         return {"seed": EmbeddedFlowersData.draw_seed, "per_class": EmbeddedFlowersData.per_class}
@@ -187,7 +189,8 @@ class Flowers102(DrawnFlowers):
     def _listed(self, numbers: np.ndarray, labels: np.ndarray) -> Listing:
         """Images are numbered from 1, and so are their classes."""
         paths = [str(self._folder() / "jpg" / f"image_{number:05d}.jpg") for number in numbers.tolist()]
-        return Listing.of_files(paths, labels[numbers - 1] - 1, Limits.of(self.options))
+        listing = Listing.of_files(paths, labels[numbers - 1] - 1, Limits.of(self.options))
+        return replace(listing, root=str(self._folder()))
 
     def _folder(self) -> Path:
         return Path(self.options.root) / "flowers-102"

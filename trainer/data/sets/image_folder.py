@@ -54,10 +54,10 @@ class ImageFolder(ImageSource):
     def _found(self) -> tuple[Listing, Listing]:
         layout, limits = self._layout(), Limits.of(self.options)
         classes = list(layout.classes)
-        train = folder_of_classes(layout.train, classes, limits)
+        train = replace(folder_of_classes(layout.train, classes, limits), root=self.options.root)
         val = layout.val or layout.test
         if val is not None:
-            return train, folder_of_classes(val, classes, limits)
+            return train, replace(folder_of_classes(val, classes, limits), root=self.options.root)
         return train.split(self.options.val_fraction, self.options.split_seed)
 
     def class_names(self, facts: Facts) -> list[str]:

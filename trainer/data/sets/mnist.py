@@ -41,6 +41,7 @@ class Mnist(ArraySource):
     options: MnistData
 
     mean, std = (0.1307,), (0.3081,)
+    val_file = FILES["val"][0]
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._folder() is not None:

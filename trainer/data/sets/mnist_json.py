@@ -79,7 +79,8 @@ class MnistJson(DataSource):
         sets = []
         for split in ("train", self.options.val_split):
             images, labels = mapped(self._place(), split)
-            sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels)))
+            rows = f"{Path(self.options.path).name}, part {split}"
+            sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels), rows))
         return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import math
+import os
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -92,6 +93,7 @@ class Shards(ImageSource):
             Limits.of(self.options),
             passed_over=tuple(self._found(key)[1]),
             said=tuple(index.said),
+            root=os.path.commonpath([file.parent for file in files]),
         )
 
     def _label_limits(self) -> LabelLimits:

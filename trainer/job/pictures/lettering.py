@@ -25,7 +25,7 @@ WIDER = (
 
 def families(texts: Iterable[str]) -> list[str]:
     """The fonts that these texts need: the project's own, then fonts of this machine that have more letters."""
-    if not _missing(texts, [OWN]):
+    if not missing(texts, [OWN]):
         return [OWN]
     from matplotlib.font_manager import fontManager
 
@@ -33,8 +33,8 @@ def families(texts: Iterable[str]) -> list[str]:
     return [OWN, *(name for name in WIDER if name in here)]
 
 
-def _missing(texts: Iterable[str], fonts: Sequence[str]) -> set[str]:
-    """The letters of the texts that none of the fonts has."""
+def missing(texts: Iterable[str], fonts: Sequence[str]) -> set[str]:
+    """Return the letters of the texts that none of the fonts has."""
     letters = {letter for text in texts for letter in text if not letter.isspace()}
     return {letter for letter in letters if not any(ord(letter) in _letters(font) for font in fonts)}
 
@@ -133,6 +133,6 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str], str]:
     """Class names for the pictures, the fonts that they need, and a footnote if some names are shown as numbers."""
     names = [printed(name) for name in names]
     fonts = families(names)
-    lacking = _missing(names, fonts)
+    lacking = missing(names, fonts)
     shown = [f"class {n}" if lacking.intersection(name) else name for n, name in enumerate(names)]
     return shown, fonts, UNDRAWN if shown != names else ""

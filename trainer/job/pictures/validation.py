@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from trainer.job.pictures.figures import figure_of, save
-from trainer.job.pictures.lettering import Ruler, drawable
+from trainer.job.pictures.lettering import Ruler, drawable, families, missing
 from trainer.metrics.confusion import Mistake
 from trainer.metrics.validation_file import WHICH, Findings, read
 from trainer.run_folder import csv_files
+from trainer.visible import printed
 
 FILES = ("confusion.png", "per_class.csv", "mistakes.csv", "mistakes.png")
 MOST_NUMBERS = 20
@@ -51,13 +52,13 @@ def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
         called = list(names) or [str(number) for number in range(len(found.examination.labels))]
         heading = f"{title}, {which} validation"
         _write_classes(by_class, found, called)
-        _write_mistakes(mistakes, found.examination.mistakes, called)
+        _write_mistakes(mistakes, found, called)
         made += [by_class, mistakes]
         if found.examination.confusion is not None:
             save(confusion_figure(found.examination.confusion, called, heading), confusion)
             made.append(confusion)
         if found.images is not None and len(found.images):
-            save(mistakes_figure(found.examination.mistakes, found.images, called, heading), page)
+            save(mistakes_figure(found, called, heading), page)
             made.append(page)
     return made
 
@@ -77,11 +78,14 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.6f}" if whole else ""
 
 
-def _write_mistakes(path: Path, mistakes: Sequence[Mistake], names: Sequence[str]) -> None:
+def _write_mistakes(path: Path, found: Findings, names: Sequence[str]) -> None:
     """A line for each of the worst mistakes, the greatest loss first."""
-    header = ["sample", "label", "guess", "confidence", "loss"]
-    rows = [[m.number, names[m.label], _guess(m, names), f"{m.confidence:.6f}", f"{m.loss:.6f}"] for m in mistakes]
-    csv_files.write(path, [header, *rows])
+    rows = [["file", "split", "sample", "label", "guess", "confidence", "loss"]]
+    for place, m in enumerate(found.examination.mistakes):
+        file = found.files[place] if place < len(found.files) else ""
+        guess = names[m.label], _guess(m, names), f"{m.confidence:.6f}", f"{m.loss:.6f}"
+        rows.append([file, found.split, str(m.number), *guess])
+    csv_files.write(path, rows)
 
 
 def _guess(mistake: Mistake, names: Sequence[str]) -> str:
@@ -116,12 +120,20 @@ def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> An
     return figure
 
 
-def mistakes_figure(mistakes: Sequence[Mistake], images: np.ndarray, names: Sequence[str], title: str) -> Any:
-    """The figure of the worst mistakes: each image with its label, the guess, and the guess's probability."""
-    names, fonts, footnote = drawable(names)
+def mistakes_figure(found: Findings, names: Sequence[str], title: str) -> Any:
+    """The figure of the worst mistakes: each image with its file, its label, the guess, and the guess's probability."""
+    names, _, footnote = drawable(names)
+    mistakes, images = found.examination.mistakes, found.images
+    assert images is not None
+    files = [printed(found.name(place)) for place in range(len(mistakes))]
+    fonts = families([*names, *files])
+    files = [
+        f"{found.split} sample {m.number}" if missing([name], fonts) or not name else name
+        for name, m in zip(files, mistakes, strict=True)
+    ]
     rows, columns = -(-len(mistakes) // COLUMNS), min(COLUMNS, len(mistakes))
     ruler = Ruler(CAPTION, fonts)
-    captions = [_caption(m, names, ruler) for m in mistakes]
+    captions = [_caption(name, m, names, ruler) for name, m in zip(files, mistakes, strict=True)]
     caption = max(caption.count("\n") + 1 for caption in captions) * LINE + GAP
     wide, tall = max(4.0, CELL * columns), (CELL + caption) * rows + HEAD + (FOOT if footnote else GAP)
     heading = f"{title}: the worst {'mistakes' if len(mistakes) > 1 else 'mistake'}"
@@ -143,8 +155,9 @@ def mistakes_figure(mistakes: Sequence[Mistake], images: np.ndarray, names: Sequ
     return figure
 
 
-def _caption(mistake: Mistake, names: Sequence[str], ruler: Ruler) -> str:
-    """Three lines, or up to seven where the names are long."""
+def _caption(name: str, mistake: Mistake, names: Sequence[str], ruler: Ruler) -> str:
+    """Three lines, or up to nine where the names are long."""
+    name = ruler.wrap(name, CELL - 2 * GAP, NAME_LINES)
     label = ruler.wrap(f"is {names[mistake.label]}", CELL - 2 * GAP, NAME_LINES)
     guess = ruler.wrap(f"guess {_guess(mistake, names)} ({mistake.confidence:.0%})", CELL - 2 * GAP, NAME_LINES)
-    return f"sample {mistake.number}\n{label}\n{guess}"
+    return f"{name}\n{label}\n{guess}"
