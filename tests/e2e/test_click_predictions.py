@@ -119,8 +119,8 @@ def test_every_row_has_its_probability_in_the_order_of_the_rows(
     wrong = {(n, int(i)): why for n, i, p, why in found[1:] if not p}
     assert wrong == {
         ("a.tsv", 18): "39 fields instead of 40",
-        ("a.tsv", 251): "integer feature 1 is not an integer",
-        ("b.gz", 8001): "1 field instead of 39",
+        ("a.tsv", 251): "integer feature 1 is 'x', not an integer",
+        ("b.gz", 8001): "an empty line",
     }
     right = [(p, files[n][int(i) - 1]) for n, i, p, why in found[1:] if not why]
     distinct = {r: i for i, (_, r) in enumerate(right)}

@@ -45,6 +45,8 @@ class Facts:
         val_shape: of one validation input, where it is another.
         iterable: the training data are a stream: an IterableDataset, or a function that returns an iterator. ``train_samples``
             may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a stream, too.
+        measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that goes
+            on from this one, or that uses its weights, is given the same.
         attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
     """
 
@@ -67,6 +69,7 @@ class Facts:
     attention: str = ""
     iterable: bool = False
     test_samples: int = 0
+    measured: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
@@ -81,6 +84,12 @@ def _tuples(shape: Any) -> Any:
     if isinstance(shape, Mapping):
         return {name: tuple(size) for name, size in shape.items()}
     return None if shape is None else tuple(shape)
+
+
+def reader_of(source: DataSource, facts: Facts) -> dict[str, Any] | None:
+    """The config node of a source's row reader, with what was measured in place of ``auto``; None if it reads no rows."""
+    node = source.row_reader()
+    return node and {**node, **{key: value for key, value in facts.measured.items() if key in node}}
 
 
 READING = {f.name for f in fields(PicturesData)}

@@ -12,6 +12,7 @@ from trainer.host.signals import termination_raises
 from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_outputs
+from trainer.planning.eval_and_predict import measured_by
 from trainer.planning.resume import can_go_on, keeps, with_data
 from trainer.planning.user_class_checks import checked_facts
 
@@ -25,7 +26,7 @@ def prepared(ready: Ready) -> Ready:
     if checked.files or ready.digest:  # the data set itself is not looked at, or is prepared
         return ready
     with preparing(checked.config.verbosity) as show:
-        facts = _prepared_facts(checked, show)
+        facts = _prepared_facts(_with_measured(ready), show)
     before_start("prepare", checked.config.model)
     return _named(ready, facts)
 
@@ -42,6 +43,17 @@ def _named(ready: Ready, facts: Facts) -> Ready:
     classes = of_outputs(checked.config, checked.source, facts)
     ready = replace(ready, checked=replace(checked, classes=classes))
     return ready.with_facts(classes.applied(facts))
+
+
+def _with_measured(ready: Ready) -> Checked:
+    """The job with what its run had measured of the training data before the checkpoint that it resumes from."""
+    checked = ready.checked
+    if ready.resume is None:
+        return checked
+    before = measured_by(ready.resume.folder.parents[1])
+    node = checked.config.node("data")
+    known = {key: value for key, value in before.items() if node.get(key) == "auto"}
+    return replace(checked, facts=replace(checked.facts, measured={**checked.facts.measured, **known}))
 
 
 def _prepared_facts(checked: Checked, show: Progress) -> Facts:

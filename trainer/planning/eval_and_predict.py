@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from trainer.checkpoint import durable_folder, store
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
-from trainer.data.source import DataSource, Facts
+from trainer.data.source import DataSource, Facts, reader_of
 from trainer.errors import UserError
 from trainer.planning.batches import AUTO
 from trainer.planning.class_names import class_names_of, run_of
@@ -95,7 +95,33 @@ def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> F
         if (known := _of_the_run(config)) is None:
             raise
         return known
-    return (_of_the_run(config) or facts) if facts.stand_in else facts
+    return (_of_the_run(config) or facts) if facts.stand_in else as_measured(config, facts)
+
+
+def as_measured(config: RunConfig, facts: Facts) -> Facts:
+    """The facts for mode=eval and mode=predict, with what the run that left the weights measured of its training data.
+
+    Raises:
+        UserError: a key of data is auto, and no run tells what was measured.
+    """
+    node = config.node("data")
+    automatic = [key for key in ("dense_min", "dense_max") if node.get(key) == "auto"]
+    if config.mode == "train" or not automatic:
+        return facts
+    run = run_of(Path(str(config.weights)))
+    measured = {} if run is None else measured_by(run)
+    if missing := [key for key in automatic if key not in measured]:
+        raise UserError(f"data.{missing[0]}=auto", f"no run beside weights={config.weights} tells what was measured of its training data", f"weights=RUN, the folder of the run, or data.{missing[0]}=[...] with its 13 numbers")  # fmt: skip
+    return replace(facts, measured={key: measured[key] for key in automatic})
+
+
+def measured_by(run: Path) -> dict[str, Any]:
+    """What a run measured of its training data (``Facts.measured``); empty if it does not tell."""
+    try:
+        found = json.loads((run / "plan.json").read_text()).get("facts", {}).get("measured")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _of_the_run(config: RunConfig) -> Facts | None:
@@ -139,10 +165,10 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
         if not facts.val_samples:
             why = "tells no number of validation samples (val_samples of its facts)" if facts.iterable else "has no validation samples"  # fmt: skip
             raise UserError("mode=eval", f"{facts.source} {why}")
-        if (rows := source.row_reader()) is not None:
+        if (rows := reader_of(source, facts)) is not None:
             _check_same_reading(run_of(Path(str(config.weights))), rows)
         return LookedAt("", (), 0, facts.attention)
-    reader = source.row_reader()
+    reader = reader_of(source, facts)
     if reader is None and (facts.task != "classification" or not source.sees_pictures):
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
     found = _images(config) if reader is None else _rows(config, reader)

@@ -13,7 +13,7 @@ from trainer.config.instantiate import call_target
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
-from trainer.data.source import DataSource, Splits
+from trainer.data.source import DataSource, Splits, reader_of
 from trainer.errors import why
 from trainer.host.files import replacing
 from trainer.planning.assignment import Assignment
@@ -75,7 +75,7 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             fit.load(Path(plan.weights), model)
             strategy.setup(model.eval(), Updaters(config, plan))
             source: DataSource = call_target(config.node("data"), "data")
-            reader = source.row_reader()
+            reader = reader_of(source, plan.facts)
             if reader is not None:
                 return _look_at_rows(reader, model, seat, assignment, strategy, report)
             return _look_at_images(source, model, seat, assignment, strategy, report)

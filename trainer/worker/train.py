@@ -21,6 +21,7 @@ from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import (
     training_sampler,
 )
+from trainer.data.source import reader_of
 from trainer.errors import PREEMPTED, Missing, Preempted
 from trainer.host import versions
 from trainer.host.pulse import Pulse
@@ -150,7 +151,7 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
         plan.chosen.precision,
         run.feed.place,
         inputs,
-        call_target(config.node("data"), "data").row_reader(),
+        reader_of(call_target(config.node("data"), "data"), plan.facts),
         plan.preprocessing,
     )
 

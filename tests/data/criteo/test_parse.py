@@ -34,6 +34,8 @@ def plainly(block: bytes, size: int | None) -> tuple[list[int], list[list[float]
     """Labels, dense, sparse, and the numbers of the bad lines."""
     labels, dense, sparse, bad = [], [], [], []
     for number, line in enumerate(block.split(b"\n")[:-1]):
+        if line in (b"", b"\r"):
+            continue
         fields = line.split(b"\t")
         if len(fields) == 40:
             fields[39] = fields[39].removesuffix(b"\r")
@@ -57,7 +59,8 @@ def assert_same(block: bytes, size: int | None) -> None:
     np.testing.assert_array_equal(found.sparse, np.array(sparse, np.int64).reshape(-1, 26))
     assert found.lines == block.count(b"\n")
     starts = [m.end() for m in re.finditer(rb"\A|\n", block)][: found.lines]
-    assert found.offsets.tolist() == [s for n, s in enumerate(starts) if n not in bad]
+    assert found.offsets.tolist() == [s for n, s in enumerate(starts) if n not in (*bad, *found.blank)]
+    assert found.blank == [n for n, line in enumerate(block.split(b"\n")[:-1]) if line in (b"", b"\r")]
 
 
 INTEGERS = st.one_of(
@@ -127,9 +130,10 @@ def test_what_is_wrong_is_said() -> None:
     good = b"\t".join([b"1", *[b"3"] * 13, *[b"a"] * 26])
     block = b"\n".join([good, b"2" + good[1:], good + b"\t", b"1\tx" + good[3:], b"", good, b""])
     assert parse(block, 10).bad == [
-        (1, "the label is not 0 or 1"), (2, "41 fields instead of 40"),
-        (3, "integer feature 1 is not an integer"), (4, "1 field instead of 40"),
+        (1, "the label is '2', not 0 or 1"), (2, "41 fields instead of 40"),
+        (3, "integer feature 1 is 'x', not an integer"),
     ]  # fmt: skip
+    assert parse(block, 10).blank == [4]
 
 
 @pytest.mark.parametrize("feature", range(13))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from typing import IO
 
 import numpy as np
 
-from trainer.data.criteo.parse import Parsed, parse
+from trainer.data.criteo.ailments import EMPTY_WORDS, ailment_of
+from trainer.data.criteo.parse import DENSE, FIELDS, REFERENCE, Parsed, Spans, parse
 from trainer.data.regular_files import open_regular
 from trainer.errors import UserError, why
 from trainer.hashing import mixed
@@ -20,6 +22,8 @@ from trainer.hashing import mixed
 PIECE = 1 << 20
 LONGEST_LINE = 16 << 20
 MOST_NAMED = 5
+GZIP, MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
+"""How a packed file begins; the mark at the beginning of a text in UTF-8, which is no part of a row."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,21 @@ class Block:
     end: int | None
 
 
+def is_packed(path: Path) -> bool:
+    """Whether gzip has packed a file, by its first bytes, whatever it is called.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        return file.read(len(GZIP)) == GZIP
+
+
 def blocks_of(files: list[Path], size: int) -> list[Block]:
-    """Cut Criteo's files into blocks: plain text every ``size`` bytes; each .gz file is one block."""
+    """Cut Criteo's files into blocks: plain text every ``size`` bytes; each file that gzip has packed is one block."""
     found = []
     for number, path in enumerate(files):
-        if path.suffix == ".gz":
+        if is_packed(path):
             found.append(Block(path, number, 0, None))
             continue
         length = path.stat().st_size
@@ -63,7 +77,9 @@ def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     with open_regular(path) as raw:
-        yield gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw  # type: ignore[misc]
+        packed = raw.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        yield gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[misc]
 
 
 def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes]]:
@@ -75,6 +91,8 @@ def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes
     while block.end is None or place < block.end:
         got = file.read(PIECE)
         text = rest + got
+        if place == 0 and text.startswith(MARK):
+            place, text = len(MARK), text[len(MARK) :]
         cut = _cut(text, place, block.end, last=not got)
         if cut:
             lines = text[:cut]
@@ -98,16 +116,25 @@ def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
 
 @dataclass
 class RowCounts:
-    """Counts the rows and the bad lines of click logs, and remembers where the first few bad ones are."""
+    """Counts the rows and the bad lines of click logs, and remembers where the first few bad ones are.
+
+    Attributes:
+        headers: files whose first line names the columns, and is no row.
+        broken: the file of the first bad line.
+    """
 
     rows: int = 0
     bad: int = 0
     named: list[str] = field(default_factory=list)
+    headers: list[str] = field(default_factory=list)
+    broken: Path | None = None
 
-    def add(self, parsed: Parsed, where: str, lines_before: int) -> None:
-        """Count the rows of a parsed piece; ``where`` is its file, for naming its bad lines (from 1)."""
+    def add(self, parsed: Parsed, path: Path, where: str, lines_before: int) -> None:
+        """Count the rows of a parsed piece; ``where`` is its place in the file, for naming its bad lines (from 1)."""
         self.rows += len(parsed.labels)
         self.bad += len(parsed.bad)
+        if parsed.bad and self.broken is None:
+            self.broken = path
         for line, reason in parsed.bad[: max(0, MOST_NAMED - len(self.named))]:
             self.named.append(f"{where}:{lines_before + line + 1}: {reason}")
 
@@ -115,12 +142,19 @@ class RowCounts:
         """Refuse data with too large a share of malformed lines, or without any row.
 
         Raises:
-            UserError: with the first few bad lines.
+            UserError: with the first few bad lines, and what mends them.
         """
         total = self.rows + self.bad
         if self.bad > most * total:
+            ailment = None if self.broken is None else ailment_of(self.broken)
             share = min(1.0, self.bad / total * 1.1)
-            raise UserError(f"data.max_bad_fraction={most:g}", f"{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: {'; '.join(self.named)}", f"data.max_bad_fraction={share:.2g} if they may be left out")  # fmt: skip
+            left_out = f"data.max_bad_fraction={share:.2g} if they may be left out"
+            what = "" if ailment is None else f"{ailment.what}; "
+            raise UserError(
+                f"data.max_bad_fraction={most:g}",
+                f"{what}{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: {'; '.join(self.named)}",
+                left_out if ailment is None else ailment.remedy,
+            )
         if not self.rows:
             raise UserError("data.path", "there is not one row in it")
 
@@ -147,7 +181,9 @@ class SplitRows:
         return chosen
 
 
-def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[tuple[Parsed, int]]:
+def rows_of(
+    block: Block, hash_size: int | None, tally: RowCounts, spans: Spans = REFERENCE
+) -> Iterator[tuple[Parsed, int]]:
     """Read and parse a block of a Criteo file, piece by piece; bad lines are counted and left out.
 
     A bad line's name is ``file:line``, or in a block that begins within the file ``file, from byte N:line``.
@@ -155,7 +191,27 @@ def rows_of(block: Block, hash_size: int | None, tally: RowCounts) -> Iterator[t
     where = f"{block.path}, from byte {block.start}" if block.start else str(block.path)
     lines = 0
     for place, text in pieces(block):
-        parsed = parse(text, hash_size)
-        tally.add(parsed, where, lines)
+        header = 0 if lines or block.start else header_of(text)
+        if header:
+            tally.headers.append(str(block.path))
+            lines = 1
+        parsed = parse(text[header:], hash_size, spans=spans)
+        tally.add(parsed, block.path, where, lines)
         lines += parsed.lines
-        yield parsed, place
+        yield parsed, place + header
+
+
+def sampled(path: Path, text: bytes, tally: RowCounts) -> Parsed:
+    """Parse the first lines of a file, but for a header, and count them."""
+    header = header_of(text)
+    parsed = parse(text[header:], None)
+    tally.add(parsed, path, str(path), int(header > 0))
+    return parsed
+
+
+def header_of(text: bytes) -> int:
+    """The bytes of a file's first line if it names columns: its label and its 13 integers are words. Else 0."""
+    line, newline, _ = text.partition(b"\n")
+    fields = line.split(b"\t")
+    words = all(re.match(rb"[^\W\d]", name) and name.lower() not in EMPTY_WORDS for name in fields[: 1 + DENSE])
+    return len(line) + len(newline) if len(fields) == FIELDS and words else 0

@@ -14,11 +14,21 @@ import torch
 from torch.utils.data import Dataset
 
 from trainer.data.criteo.blocks import RowCounts, SplitRows, blocks_of, rows_of
-from trainer.data.criteo.parse import DENSE, SLOTS, Parsed
+from trainer.data.criteo.parse import DENSE, REFERENCE, SLOTS, Parsed, Spans
 from trainer.data.prepared import known, made_once
 
-VERSION = 1
+VERSION = 2
 WHOLE = 1 << 40
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What a finished conversion notes: rows of each split, bad lines and the first few of them, files with a header."""
+
+    rows: dict[str, int]
+    bad: int
+    named: list[str]
+    headers: list[str]
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,14 @@ class Conversion:
         files: of each part, its rows' source; parts: which rows of these; names of both are those of the parts.
         hash_size: ids are below it; None: below 2^63.
         root: folder of all conversions.
+        spans: of the integers.
     """
 
     files: dict[str, list[Path]]
     parts: dict[str, SplitRows]
     hash_size: int | None
     root: Path
+    spans: Spans = REFERENCE
 
     def folder(self) -> Path:
         """The cache folder for the arrays, whether or not they exist; it changes when a source file changes."""
@@ -44,15 +56,17 @@ class Conversion:
             "files": {name: [str(p) for p in files] for name, files in self.files.items()},
             "stats": {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()},
             "parts": {name: asdict(part) for name, part in self.parts.items()},
+            "spans": asdict(self.spans),
         }  # fmt: skip
         digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
         return self.root / digest
 
-    def done(self) -> dict[str, Any] | None:
-        """Return the note of the finished conversion (rows of each split, bad lines), or None if it is not finished."""
-        return known(self.folder())
+    def done(self) -> Converted | None:
+        """Return the note of the finished conversion, or None if it is not finished."""
+        found = known(self.folder())
+        return None if found is None else Converted(**found)
 
-    def convert(self, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    def convert(self, most_bad: float, on_progress: Callable[[int, int], None]) -> Converted:
         """Convert the text into arrays unless they exist; one of several processes does it while the others wait.
 
         Args:
@@ -62,11 +76,11 @@ class Conversion:
         Raises:
             UserError: too many lines are malformed, or a file is broken; nothing is left then.
         """
-        found = made_once(self.folder(), lambda part: self._write(part, most_bad, on_progress))
-        RowCounts(sum(found["rows"].values()), found["bad"], found["named"]).check(most_bad)
+        found = Converted(**made_once(self.folder(), lambda part: asdict(self._write(part, most_bad, on_progress))))
+        RowCounts(sum(found.rows.values()), found.bad, found.named).check(most_bad)
         return found
 
-    def _write(self, folder: Path, most_bad: float, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    def _write(self, folder: Path, most_bad: float, on_progress: Callable[[int, int], None]) -> Converted:
         """One pass over each list of files, all parts of it written side by side."""
         sources = list(dict.fromkeys(tuple(files) for files in self.files.values()))
         writers = {name: RowWriter(folder / name, self.hash_size) for name in self.files}
@@ -74,17 +88,17 @@ class Conversion:
         for source in sources:
             names = [name for name, files in self.files.items() if tuple(files) == source]
             for block in blocks_of(list(source), WHOLE):
-                for parsed, start in rows_of(block, self.hash_size, tally):
+                for parsed, start in rows_of(block, self.hash_size, tally, self.spans):
                     for name in names:
                         writers[name].add(parsed, self.parts[name].chosen(parsed.offsets + start, block.number))
-                    unpacked = block.path.suffix == ".gz"
+                    unpacked = block.end is None
                     now = done if unpacked else done + start
                     on_progress(now >> 20, max(1, total >> 20))
                 done += block.path.stat().st_size
         on_progress(max(1, total >> 20), max(1, total >> 20))
         rows = {name: writer.close() for name, writer in writers.items()}
         tally.check(most_bad)
-        return {"rows": rows, "bad": tally.bad, "named": tally.named}
+        return Converted(rows, tally.bad, tally.named, tally.headers)
 
 
 def _id_type(hash_size: int | None) -> type[np.integer[Any]]:

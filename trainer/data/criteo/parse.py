@@ -18,12 +18,25 @@ FIELDS = 1 + DENSE + SLOTS
 LEAST = np.array([0, -3, *[0] * 11], dtype=np.float64)
 SPAN = np.array([20, 603, 100, 50, 64000, 500, 100, 50, 500, 10, 10, 10, 50], dtype=np.float64)
 """A feature x becomes (x - LEAST) / SPAN, an empty one 0: the tables of the reference's reader."""
+LONGEST_SHOWN = 40
+"""Characters of a wrong field that are shown."""
 
 MOST_DIGITS = 18
 LONGEST_ROW = 64 << 10
 """Bytes of a row; a hundred times as long as real ones. Hashing takes a round for each eight bytes of a token."""
 TAB, NEWLINE, RETURN, MINUS, ZERO, ONE = b"\t\n\r-01"
 WORD = 8
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The least value and the span of each of the 13 integers: x becomes (x - least) / span."""
+
+    least: tuple[float, ...]
+    span: tuple[float, ...]
+
+
+REFERENCE = Spans(tuple(LEAST.tolist()), tuple(SPAN.tolist()))
 
 
 @dataclass
@@ -33,7 +46,9 @@ class Parsed:
     Attributes:
         labels: (N,) uint8; dense: (N, 13) float32; sparse: (N, 26) int64.
         offsets: (N,) int64, the bytes before each good row in its block.
+        integers: (N, 13) float64, the numbers as they are written, NaN where a field is empty.
         bad: (number of the line in the block, from 0; what is wrong with it), in the block's order.
+        blank: numbers of the lines that are empty: they are neither rows nor bad.
         lines: of the block.
     """
 
@@ -41,11 +56,13 @@ class Parsed:
     dense: np.ndarray
     sparse: np.ndarray
     offsets: np.ndarray
+    integers: np.ndarray
     bad: list[tuple[int, str]] = field(default_factory=list)
+    blank: list[int] = field(default_factory=list)
     lines: int = 0
 
 
-def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed:
+def parse(block: bytes, hash_size: int | None, label: str = "checked", spans: Spans = REFERENCE) -> Parsed:
     """Parse whole lines of click logs, each ended by a newline (or by carriage return and newline).
 
     Args:
@@ -53,6 +70,7 @@ def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed
         hash_size: ids are below it; None: below 2^63.
         label: ``checked``: the first field, 0 or 1; ``ignored``: the first field, anything; ``absent``: rows have none.
             Of the last two the labels are 0.
+        spans: of the integers.
     """
     before = 0 if label == "absent" else 1
     columns = FIELDS - 1 + before
@@ -76,13 +94,39 @@ def parse(block: bytes, hash_size: int | None, label: str = "checked") -> Parsed
     labels, labelled = _labels(text, starts[:, 0], lengths[:, 0], label == "checked")
     place = slice(before, before + DENSE)
     numbers, numeric = _integers(text, starts[:, place], lengths[:, place], words[:, place])
-    dense = np.where(lengths[:, place] == 0, 0.0, (numbers - LEAST) / SPAN).astype(np.float32)
+    empty = lengths[:, place] == 0
+    dense = np.where(empty, 0.0, (numbers - np.array(spans.least)) / np.array(spans.span)).astype(np.float32)
     good = labelled & numeric.all(1)
     kept = slice(None) if good.all() else good
     tokens = slice(before + DENSE, columns)
     sparse = _hashed(block, starts[kept, tokens], lengths[kept, tokens], words[kept, tokens], hash_size)
-    bad = _too_long(sizes) + _reasons(fields, columns, sizes, np.flatnonzero(whole), labelled, numeric)
-    return Parsed(labels[kept], dense[kept], sparse, first[kept], sorted(bad), lines)
+    integers = np.where(empty, np.nan, numbers)[kept]
+    blank = np.flatnonzero((fields == 1) & ((sizes == 0) | ((sizes == 1) & (text[begins] == RETURN))))
+    bad = _too_long(sizes) + _of_other_length(
+        np.setdiff1d(np.flatnonzero((fields != columns) & (sizes <= LONGEST_ROW)), blank), fields, columns
+    )
+    shown = _Shown(block, starts, lengths, np.flatnonzero(whole))
+    bad += [shown.reason(n, 0, "the label is", "not 0 or 1") for n in np.flatnonzero(~labelled).tolist()]
+    for n in np.flatnonzero(labelled & ~numeric.all(1)).tolist():
+        feature = int(np.argmin(numeric[n]))
+        bad.append(shown.reason(n, before + feature, f"integer feature {feature + 1} is", "not an integer"))
+    return Parsed(labels[kept], dense[kept], sparse, first[kept], integers, sorted(bad), blank.tolist(), lines)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Fields of a block as sentences show them. ``lines`` (N,): the line of each row of ``starts`` and ``lengths``."""
+
+    block: bytes
+    starts: np.ndarray
+    lengths: np.ndarray
+    lines: np.ndarray
+
+    def reason(self, row: int, column: int, what: str, why: str) -> tuple[int, str]:
+        """The line of a row, and a sentence about one of its fields."""
+        start, length = int(self.starts[row, column]), int(self.lengths[row, column])
+        field = self.block[start : start + min(length, LONGEST_SHOWN)].decode("utf-8", "backslashreplace")
+        return int(self.lines[row]), f"{what} '{field}{'...' if length > LONGEST_SHOWN else ''}', {why}"
 
 
 def _labels(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, checked: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -98,15 +142,8 @@ def _too_long(sizes: np.ndarray) -> list[tuple[int, str]]:
     return [(int(n), f"{sizes[n]:,} {why}") for n in np.flatnonzero(sizes > LONGEST_ROW)]
 
 
-def _reasons(
-    fields: np.ndarray, columns: int, sizes: np.ndarray, whole: np.ndarray, labelled: np.ndarray, numeric: np.ndarray
-) -> list[tuple[int, str]]:
-    other = np.flatnonzero((fields != columns) & (sizes <= LONGEST_ROW))
-    found = [(int(n), f"{counted(int(fields[n]), 'field')} instead of {columns}") for n in other]
-    found += [(int(whole[n]), "the label is not 0 or 1") for n in np.flatnonzero(~labelled)]
-    for n in np.flatnonzero(labelled & ~numeric.all(1)):
-        found.append((int(whole[n]), f"integer feature {int(np.argmin(numeric[n])) + 1} is not an integer"))
-    return found
+def _of_other_length(lines: np.ndarray, fields: np.ndarray, columns: int) -> list[tuple[int, str]]:
+    return [(int(n), f"{counted(int(fields[n]), 'field')} instead of {columns}") for n in lines]
 
 
 def _integers(

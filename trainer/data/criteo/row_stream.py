@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trainer.data.criteo.blocks import MOST_NAMED, RowCounts, SplitRows, blocks_of, rows_of
+from trainer.data.criteo.parse import REFERENCE, Spans
 
 Rows = tuple[dict[str, torch.Tensor], torch.Tensor]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -24,13 +25,14 @@ class CriteoBlocks:
         block_bytes: piece of a plain file that makes a block; a .gz is one.
         chunk_rows: rows at a time that ``read_chunks`` gives, which bounds its memory.
         max_bad_fraction: greatest share of malformed lines of a block with at least 100 of them.
+        spans: of the integers.
     """
 
     def __init__(
         self, files: list[Path], hash_size: int | None, part: SplitRows, block_bytes: int, chunk_rows: int,
-        max_bad_fraction: float,
+        max_bad_fraction: float, spans: Spans = REFERENCE,
     ) -> None:  # fmt: skip
-        self.hash_size = hash_size
+        self.hash_size, self.spans = hash_size, spans
         self.part = part
         self.chunk_rows = chunk_rows
         self.max_bad_fraction = max_bad_fraction
@@ -82,7 +84,7 @@ class CriteoBlocks:
 
     def _arrays(self, block: int, tally: RowCounts) -> Iterator[Arrays]:
         place = self.places[block]
-        for parsed, start in rows_of(place, self.hash_size, tally):
+        for parsed, start in rows_of(place, self.hash_size, tally, self.spans):
             chosen = self.part.chosen(parsed.offsets + start, place.number)
             yield parsed.labels[chosen], parsed.dense[chosen], parsed.sparse[chosen]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from trainer.data.criteo.parse import FIELDS, parse
+from trainer.data.criteo.spans import spans_of
 from trainer.data.rows import RowReader, Rows
 
 
@@ -13,13 +16,17 @@ class CriteoRowReader(RowReader):
 
     Args:
         hash_size: ids are below it; None: below 2^63.
+        dense_min, dense_max: what becomes 0 and 1, of each integer; None: the reference's.
     """
 
     format = "a label or none, 13 integers and 26 tokens, separated by tabs"
     example = "\t".join([*map(str, range(1, 14)), *(f"{37 * n:08x}" for n in range(1, 27))])
 
-    def __init__(self, hash_size: int | None) -> None:
+    def __init__(
+        self, hash_size: int | None, dense_min: Sequence[float] | None = None, dense_max: Sequence[float] | None = None
+    ) -> None:
         self.hash_size = hash_size
+        self.spans = spans_of(dense_min, dense_max)
 
     def labelled(self, text: bytes) -> bool | None:
         fields = np.diff(_cumulated(text), prepend=0) + 1
@@ -27,10 +34,11 @@ class CriteoRowReader(RowReader):
         return bool(rows[0] == FIELDS) if len(rows) else None
 
     def read(self, text: bytes, labelled: bool) -> Rows:
-        parsed = parse(text, self.hash_size, "ignored" if labelled else "absent")
+        parsed = parse(text, self.hash_size, "ignored" if labelled else "absent", self.spans)
         good = np.ones(parsed.lines, bool)
-        good[[line for line, _ in parsed.bad]] = False
-        return Rows({"dense": parsed.dense, "sparse": parsed.sparse}, good, parsed.bad)
+        bad = sorted([*parsed.bad, *((line, "an empty line") for line in parsed.blank)])
+        good[[line for line, _ in bad]] = False
+        return Rows({"dense": parsed.dense, "sparse": parsed.sparse}, good, bad)
 
 
 def _cumulated(text: bytes) -> np.ndarray:

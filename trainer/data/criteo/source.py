@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.schema import CriteoData, CriteoRows
-from trainer.data.prepared import cache_root
+from trainer.data.prepared import cache_root, known, made_once
 from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of, named_sizes
 from trainer.errors import UserError
+from trainer.wording import some
 
 if TYPE_CHECKING:
     from trainer.data.criteo.cache import Conversion
+    from trainer.data.criteo.parse import Spans
 
 SHAPE = {"dense": (13,), "sparse": (26,)}
-SAMPLE = 1 << 18
+MOST_LOOKED_AT = 4
+"""Files whose first rows are looked at again when all rows are known."""
 
 
 class RowFiles(DataSource):
@@ -49,23 +53,25 @@ class RowFiles(DataSource):
         Raises:
             UserError: more lines are malformed than data.max_bad_fraction, or a file is broken.
         """
-        known = self._conversion().convert(
+        note = self._conversion(facts).convert(
             self.options.max_bad_fraction, lambda done, total: progress("reading Criteo rows, MiB", done, total)
         )
-        if known["bad"]:
-            print(f"{known['bad']} malformed lines are left out, the first: {'; '.join(known['named'])}", flush=True)
-        rows = known["rows"]
+        if note.bad:
+            print(f"{note.bad} malformed lines are left out, the first: {'; '.join(note.named)}", flush=True)
+        if headers := note.headers:
+            print(f"a header is left out, the first line of {some(headers)}", flush=True)
+        rows = note.rows
         for name, count in rows.items():
             if not count:
                 raise UserError("data.path", f"has no row for {name}")
         found = self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
-        return replace(found, attention=facts.attention)
+        return replace(found, attention=facts.attention, measured=facts.measured)
 
     def open(self, facts: Facts) -> Splits:
         from trainer.data.criteo.cache import CriteoArrays
         from trainer.data.criteo.row_stream import CriteoBlocks
 
-        conversion = self._conversion()
+        conversion = self._conversion(facts)
         folder, size = conversion.folder(), self.options.hash_size
         val = CriteoArrays(folder / "val", facts.val_samples, size)
         if self.options.cache:
@@ -74,7 +80,7 @@ class RowFiles(DataSource):
         options = self.options
         train: Any = CriteoBlocks(
             files["train"], size, parts["train"], options.block_mib << 20, options.chunk_rows,
-            options.max_bad_fraction,
+            options.max_bad_fraction, conversion.spans,
         )  # fmt: skip
         return Splits(train, val)
 
@@ -82,14 +88,20 @@ class RowFiles(DataSource):
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
         """Files and parts of them for training and for validation."""
 
-    def _conversion(self) -> Conversion:
+    def _spans(self, facts: Facts) -> Spans:
+        """The spans of the 13 integers, where they are known."""
+        from trainer.data.criteo.parse import REFERENCE
+
+        return REFERENCE
+
+    def _conversion(self, facts: Facts) -> Conversion:
         """What is kept as arrays: both parts, or without cache the validation rows."""
         from trainer.data.criteo.cache import Conversion
 
         files, parts = self._sources()
         wanted = ("train", "val") if self.options.cache else ("val",)
         files, parts = {n: files[n] for n in wanted}, {n: parts[n] for n in wanted}
-        return Conversion(files, parts, self.options.hash_size, self._place() / "criteo")
+        return Conversion(files, parts, self.options.hash_size, self._place() / "criteo", self._spans(facts))
 
     def _place(self) -> Path:
         """Where arrays, and rows that are drawn, are kept."""
@@ -112,17 +124,68 @@ class Criteo(RowFiles):
         Raises:
             UserError: there are no files, or what they hold is not in Criteo's format.
         """
-        conversion = self._conversion()
-        known = conversion.done()
-        rows = known["rows"] if known else {}
-        train, val = rows.get("train"), rows.get("val")
-        if train is None or val is None:
-            guessed = self._estimate(conversion)
-            train, val = train or guessed["train"], val or guessed["val"]
+        from trainer.data.criteo import first_rows, spans
         from trainer.data.criteo.files import other_names
 
-        facts = self._facts(f"Criteo rows in {self.options.path}", train, val)
-        return replace(facts, attention=other_names(self.options.path, self.options.val_path))
+        options = self.options
+        spans.check(options.dense_min, options.dense_max)
+        files, parts = self._sources()
+        facts = replace(self._facts(f"Criteo rows in {options.path}", 0, 0), measured=self._known_spans())
+        note = self._conversion(facts).done() if self._are_known(facts) else None
+        rows = note.rows if note else {}
+        paths = list(dict.fromkeys(path for several in files.values() for path in several))
+        first = first_rows.read(paths if len(rows) < 2 else paths[:MOST_LOOKED_AT])
+        if len(rows) < 2:
+            first_rows.check(first, options.path, options.max_bad_fraction)
+            rows = {**first_rows.estimate(first, files, parts), **rows}
+        far = spans.far_from(first.integers, self._spans(facts)) if self._are_known(facts) else ""
+        odd = filter(None, (other_names(options.path, options.val_path), far))
+        return replace(facts, train_samples=rows["train"], val_samples=rows["val"], attention="; ".join(odd))
+
+    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+        """Measure the spans of the integers where they are ``auto``, then convert the text.
+
+        Facts that have spans keep them: those of the run that left the weights, or that a resumed run began with.
+        """
+        if not self._are_known(facts):
+            from trainer.data.criteo import spans
+
+            files, parts = self._sources()
+            known = made_once(self._spans_folder(), lambda folder: _measure(folder, lambda: spans.measured(
+                files["train"], parts["train"], self.options.max_bad_fraction, progress
+            )))  # fmt: skip
+            facts = replace(facts, measured={key: known[key] for key in self._automatic()})
+        return super().prepare(facts, progress)
+
+    def row_reader(self) -> dict[str, Any]:
+        return {**super().row_reader(), "dense_min": self.options.dense_min, "dense_max": self.options.dense_max}
+
+    def _automatic(self) -> list[str]:
+        """The keys of spans that are to be measured."""
+        from trainer.data.criteo.spans import AUTO, KEYS
+
+        return [key for key in KEYS if getattr(self.options, key) == AUTO]
+
+    def _are_known(self, facts: Facts) -> bool:
+        return set(self._automatic()) <= set(facts.measured)
+
+    def _spans(self, facts: Facts) -> Spans:
+        from trainer.data.criteo.spans import KEYS, spans_of
+
+        return spans_of(*(facts.measured.get(key, getattr(self.options, key)) for key in KEYS))
+
+    def _known_spans(self) -> dict[str, list[float]]:
+        """What was measured of these training rows before."""
+        found = known(self._spans_folder()) if self._automatic() else None
+        return {key: found[key] for key in self._automatic()} if found else {}
+
+    def _spans_folder(self) -> Path:
+        """The folder of the cache for the spans of the training rows."""
+        from trainer.data.criteo.cache import Conversion
+
+        files, parts = self._sources()
+        train = Conversion({"train": files["train"]}, {"train": parts["train"]}, None, self._place() / "criteo-spans")
+        return train.folder()
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
         """Files and parts of them for training and for validation."""
@@ -138,34 +201,8 @@ class Criteo(RowFiles):
         fraction = self.options.val_fraction
         return {"train": files, "val": files}, {"train": SplitRows(fraction), "val": SplitRows(fraction, held_out=True)}
 
-    def _estimate(self, conversion: Conversion) -> dict[str, int]:
-        """Rows of each part, from the sizes of the files and the length of their first lines."""
-        from trainer.data.criteo.blocks import RowCounts
 
-        files, parts = self._sources()
-        tally, rows = RowCounts(), {}
-        counts = {path: _rows(path, tally) for paths in files.values() for path in dict.fromkeys(paths)}
-        for name, paths in files.items():
-            share = parts[name].fraction if parts[name].held_out else 1.0 - parts[name].fraction
-            rows[name] = max(1, round(share * sum(counts[path] for path in paths)))
-        if tally.bad > tally.rows and tally.bad > self.options.max_bad_fraction * (tally.bad + tally.rows):
-            raise UserError(f"data.path={self.options.path}", f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs: {'; '.join(tally.named[:2])}")  # fmt: skip
-        return rows
-
-
-def _rows(path: Path, tally: Any) -> float:
-    """About how many rows a file has; its first ones are parsed and counted."""
-    from trainer.data.criteo.blocks import Block, pieces
-    from trainer.data.criteo.parse import parse
-
-    for _, text in pieces(Block(path, 0, 0, None)):
-        parsed = parse(text[: text.rfind(b"\n", 0, SAMPLE) + 1] or text, None)
-        tally.add(parsed, str(path), 0)
-        size = path.stat().st_size
-        if path.suffix != ".gz":
-            return size / max(1, len(text)) * text.count(b"\n")
-        import zlib
-
-        packed = len(zlib.compress(text, 6))
-        return (1.0 if len(text) < 1 << 19 else max(1.0, size / packed)) * text.count(b"\n")
-    return 0.0
+def _measure(folder: Path, measure: Callable[[], dict[str, list[float]]]) -> dict[str, Any]:
+    """Make the folder of a prepared note, which is all that is in it."""
+    folder.mkdir(parents=True)
+    return measure()
