@@ -235,7 +235,8 @@ def _walk(declared: type, prefix: str, own: bool) -> Iterator[Key]:
             continue
         default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc, operator]
         kind, optional = _kind(hints[f.name])
-        kind = int if f.metadata["or_auto"] or f.metadata["or_range"] else kind
+        if f.metadata["or_auto"] or f.metadata["or_range"]:
+            kind = list if f.metadata["length"] else int
         yield Key(prefix + f.name, kind, optional, default, f.metadata["help"], f.metadata["unit"], f.metadata)
 
 

@@ -213,8 +213,8 @@ class CriteoData(CriteoRows):
     path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the rows)", texts=True)
     val_fraction: float = key(0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9)  # fmt: skip
-    dense_min: Optional[Any] = key(None, "of each integer the value that becomes 0: 13 numbers, or auto: the least of the training rows (null: the reference's)")  # fmt: skip
-    dense_max: Optional[Any] = key(None, "of each integer the value that becomes 1: 13 numbers, or auto: the greatest of the training rows (null: the reference's)")  # fmt: skip
+    dense_min: Optional[Any] = key(None, "each integer's value that becomes 0 (auto: the training rows' least; null: the reference's)", ge=-1e18, le=1e18, length=13, or_auto=True, example="auto")  # fmt: skip
+    dense_max: Optional[Any] = key(None, "each integer's value that becomes 1 (auto: the training rows' greatest; null: the reference's)", ge=-1e18, le=1e18, length=13, or_auto=True, example="auto")  # fmt: skip
 
 
 @dataclass
