@@ -48,10 +48,56 @@ def test_milestones_that_do_not_rise_are_refused(milestones: list[float]) -> Non
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_polynomial_equals_torchs(power: float) -> None:
-    expected = torchs(lambda o: lr_scheduler.PolynomialLR(o, total_iters=STEPS, power=power))
+    expected = torchs(lambda o: lr_scheduler.PolynomialLR(o, total_iters=STEPS - 1, power=power))
     assert ours(Polynomial(STEPS, PER_EPOCH, power=power)) == pytest.approx(expected)
     least = ours(Polynomial(STEPS, PER_EPOCH, power=power, final=0.2))
     assert least == pytest.approx([0.2 + 0.8 * rate for rate in expected])
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 10, 60])
+@pytest.mark.parametrize("warmup", [0, 1, 4])
+@pytest.mark.parametrize("kind", [Cosine, Polynomial, OneCycle])
+def test_last_update_has_the_final_factor(kind: Any, warmup: int, total: int) -> None:
+    """As the key says. Before, cosine and polynomial had it after the end of the run."""
+    schedule = kind(total, 1, final=0.01, warmup_steps=warmup)
+    if warmup < total:
+        assert schedule.factor(total - 1) == pytest.approx(0.01) == schedule.factor(total + 5)
+        assert not list(schedule.concerns())
+    if warmup < total - 4 or (
+        kind is not OneCycle and warmup < total - 1
+    ):  # a rise within three updates has passed its first
+        assert schedule.factor(warmup) == pytest.approx(schedule.first)
+
+
+TOO_LATE = [
+    (Constant(6, 44, warmup_epochs=1.0), "the warm-up (44 updates) is longer than the run (6): the learning rate ends at 0.14 of its value"),
+    (Cosine(6, 44, warmup_steps=6), "the warm-up (6 updates) is as long as the run: nothing of the schedule after it is left"),
+    (MultiStep(60, 6, [5.0, 30.0, 60.0]), "scheduler.milestones has epochs after the end of the run (10 epochs): 30, 60 never come"),
+    (MultiStep(60, 6, [10.0]), "scheduler.milestones has epochs after the end of the run (10 epochs): 10 never come and the learning rate stays as it is"),
+    (Step(60, 6), "the first drop of the learning rate, after 180 updates (scheduler.every_epochs), is not in the run (60): it stays as it is"),
+    (OneCycle(60, 6, rise=1.0), "scheduler.rise=1 leaves no update for the way down: scheduler.final is not reached"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "said"), TOO_LATE)
+def test_what_comes_after_the_end_of_the_run_is_said(schedule: Constant, said: str) -> None:
+    assert list(schedule.concerns()) == [said]
+    rates = [schedule.factor(step) for step in range(schedule.total_steps)]
+    if "stays as it is" in said:
+        assert set(rates) == {1.0}
+    if isinstance(schedule, Constant) and "0.14" in said:
+        assert max(rates) == rates[-1] == pytest.approx(6 / 44)
+
+
+def test_what_a_run_is_long_enough_for_is_not_said() -> None:
+    fine = (
+        MultiStep(60, 6, [9.9]),
+        Step(61, 6, every_epochs=10),
+        Constant(60, 6, warmup_steps=59),
+        Cosine(60, 6),
+        Plateau(60, 6),
+    )
+    assert not any(list(schedule.concerns()) for schedule in fine)
 
 
 @pytest.mark.parametrize("anneal", ["cos", "linear"])

@@ -51,7 +51,8 @@ def test_step_equals_torchs() -> None:
 
 @pytest.mark.parametrize("final", [0.0, 0.1])
 def test_cosine_equals_torchs(final: float) -> None:
-    expected = torchs(lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS, eta_min=final))
+    """The last update, and not the one after it, has the least rate."""
+    expected = torchs(lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS - 1, eta_min=final))
     assert ours(Cosine(STEPS, 6, final=final)) == pytest.approx(expected, abs=1e-12)
 
 
@@ -64,7 +65,7 @@ def test_warmup_equals_torchs_from_its_second_value_on(start: float) -> None:
 
 def test_warmup_then_cosine_equals_torchs_sequence() -> None:
     def make(o: torch.optim.Optimizer) -> Any:
-        parts = [lr_scheduler.LinearLR(o, 0.01, total_iters=12), lr_scheduler.CosineAnnealingLR(o, STEPS - 12, 0.2)]
+        parts = [lr_scheduler.LinearLR(o, 0.01, total_iters=12), lr_scheduler.CosineAnnealingLR(o, STEPS - 13, 0.2)]
         return lr_scheduler.SequentialLR(o, parts, milestones=[12])
 
     expected, schedule = torchs(make), Cosine(STEPS, 6, final=0.2, warmup_epochs=2, warmup_start=0.01)

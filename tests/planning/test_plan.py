@@ -64,6 +64,21 @@ def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
     assert planned(DIGITS).concern == "" and "ATTENTION" not in note(planned(DIGITS), [])
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["max_steps=6"], "the warm-up (44 updates) is longer than the run (6)"),
+        (["epochs=2", "scheduler=multistep", "scheduler.milestones=[1.5,3]"], "3 never come"),
+        (["epochs=2", "scheduler=step"], "the first drop of the learning rate, after 1320 updates"),
+        (["epochs=2", "scheduler=plateau"], "scheduler.patience=10 is as long as the run (2 validations)"),
+        (["epochs=2"], ""),
+        (["epochs=20", "scheduler=plateau"], ""),
+    ],
+)
+def test_schedule_that_the_run_is_too_short_for_is_a_concern(changed: list[str], said: str) -> None:
+    assert said in (concern := planned(DIGITS, *changed).concern) and bool(said) == bool(concern)
+
+
 def test_momentum_of_workers_that_push_apart_is_a_concern() -> None:
     alone = (DIGITS, "strategy=pserver_async", "launch.servers=1")
     said = planned(*alone, "launch.nproc=3", "optimizer.momentum=0.9").concern

@@ -166,7 +166,7 @@ def truth(run: str, config: dict[str, Any]) -> Truth:
             clipped.append(any((p.grad.abs() > wanted.clip_value).any() for p in model.parameters()))
             nn.utils.clip_grad_value_(model.parameters(), wanted.clip_value)
         if not wanted.plateau:
-            cosine = 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 3) / (STEPS - 3))) / 2
+            cosine = 0.1 + 0.9 * (1 + math.cos(math.pi * (step - 3) / (STEPS - 4))) / 2
             factor = (step + 1) / 3 if step < 3 else cosine
             factor = one_cycle.param_groups[0]["lr"] if run == "stopped" else factor
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

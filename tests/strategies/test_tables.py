@@ -118,7 +118,7 @@ def truth(optimizer: str, clip: float | None, seed: int, samples: int) -> dict[s
                 for p in model.parameters():
                     p.grad = (p.grad.coalesce() if p.grad.is_sparse else p.grad) * factor
             for group, rate in rates:
-                warm = (step + 1) / 5 if step < 5 else 0.1 + 0.9 * (1 + np.cos(np.pi * (step - 5) / (STEPS - 5))) / 2
+                warm = (step + 1) / 5 if step < 5 else 0.1 + 0.9 * (1 + np.cos(np.pi * (step - 5) / (STEPS - 6))) / 2
                 group["lr"] = rate * warm
             for o in optimizers:
                 o.step()

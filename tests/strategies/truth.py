@@ -140,7 +140,7 @@ def descend(config: dict[str, Any], step: int, parameters: Parameters, momentum:
     if step < warmup:
         factor = (step + 1) / warmup
     else:
-        factor = final + (1 - final) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2
+        factor = final + (1 - final) * (1 + math.cos(math.pi * (step - warmup) / (total - warmup - 1))) / 2
     for name, p in parameters.items():
         decay = optimizer["weight_decay"] if p.dim() > 1 or optimizer["decay_norms_and_biases"] else 0.0
         momentum[name] = optimizer["momentum"] * momentum[name] + gradients[name] + decay * p

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.metrics.best import Best
+from trainer.wording import counted
 
 PLATEAU = "trainer.optim.schedules.Plateau"
 """The schedule that goes by validations."""
@@ -51,9 +52,27 @@ class Constant:
         """The number of updates after the warm-up."""
         return max(1, self.total_steps - self.warmup)
 
+    def progress(self, step: int) -> float:
+        """How much of the way after the warm-up is done in update number ``step``: from 0 in its first to 1 in the run's last."""
+        return min(1.0, (step - self.warmup) / (self.length - 1)) if self.length > 1 else 1.0
+
     def after_warmup(self, step: int) -> float:
         """The schedule's factor after the warm-up; ``step`` counts from the start of the run."""
         return 1.0
+
+    def concerns(self) -> Iterator[str]:
+        """Yield what of the schedule this run is too short for, each a clause."""
+        if self.warmup > self.total_steps:
+            last = self.factor(self.total_steps - 1)
+            yield f"the warm-up ({counted(self.warmup, 'update')}) is longer than the run ({self.total_steps}): the learning rate ends at {last:.2g} of its value"
+        elif self.warmup == self.total_steps:
+            yield f"the warm-up ({counted(self.warmup, 'update')}) is as long as the run: nothing of the schedule after it is left"
+        else:
+            yield from self.too_late()
+
+    def too_late(self) -> Iterator[str]:
+        """Yield what would come after the end of the run, each a clause."""
+        yield from ()
 
 
 class Step(Constant):
@@ -69,6 +88,10 @@ class Step(Constant):
     def after_warmup(self, step: int) -> float:
         return float(self.gamma ** (step // self.every))
 
+    def too_late(self) -> Iterator[str]:
+        if self.every >= self.total_steps:
+            yield f"the first drop of the learning rate, after {counted(self.every, 'update')} (scheduler.every_epochs), is not in the run ({self.total_steps}): it stays as it is"
+
 
 class Cosine(Constant):
     """scheduler=cosine: half a cosine from 1 to ``final`` at the last update (Loshchilov & Hutter, 2017)."""
@@ -78,8 +101,7 @@ class Cosine(Constant):
         self.final = final
 
     def after_warmup(self, step: int) -> float:
-        progress = min(1.0, (step - self.warmup) / self.length)
-        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * self.progress(step)))
 
 
 class MultiStep(Constant):
@@ -93,11 +115,18 @@ class MultiStep(Constant):
             later <= sooner for sooner, later in zip([0.0, *milestones], milestones, strict=False)
         ):
             raise ValueError(f"milestones must be epochs above 0 that rise, not {milestones}")
+        self.epochs = milestones
         self.milestones = [round(epochs * steps_per_epoch) for epochs in milestones]
         self.gamma = gamma
 
     def after_warmup(self, step: int) -> float:
         return float(self.gamma ** bisect.bisect_right(self.milestones, step))
+
+    def too_late(self) -> Iterator[str]:
+        if late := [n for n, step in enumerate(self.milestones) if step >= self.total_steps]:
+            epochs = ", ".join(f"{self.epochs[n]:g}" for n in late)
+            none = " and the learning rate stays as it is" if len(late) == len(self.milestones) else ""
+            yield f"scheduler.milestones has epochs after the end of the run ({self.total_steps / self.steps_per_epoch:.3g} epochs): {epochs} never come{none}"
 
 
 class Polynomial(Constant):
@@ -110,12 +139,11 @@ class Polynomial(Constant):
         self.power, self.final = power, final
 
     def after_warmup(self, step: int) -> float:
-        left = 1.0 - min(1.0, (step - self.warmup) / self.length)
-        return float(self.final + (1.0 - self.final) * left**self.power)
+        return float(self.final + (1.0 - self.final) * (1.0 - self.progress(step)) ** self.power)
 
 
 class OneCycle(Constant):
-    """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final``.
+    """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final`` at the last.
     After Smith & Topin (2019).
 
     As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
@@ -143,6 +171,10 @@ class OneCycle(Constant):
         if step <= top:
             return self._between(self.initial, 1.0, step / top if top > 0 else 1.0)
         return self._between(1.0, self.final, min(1.0, (step - top) / (end - top)) if end > top else 1.0)
+
+    def too_late(self) -> Iterator[str]:
+        if self.rise == 1.0:
+            yield "scheduler.rise=1 leaves no update for the way down: scheduler.final is not reached"
 
     def _between(self, start: float, end: float, progress: float) -> float:
         if self.anneal == "linear":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from trainer.config import schema
+from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import best_metric
+from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
 from trainer.planning.elastic import restartable
@@ -23,8 +25,11 @@ from trainer.planning.stream_checks import how
 from trainer.planning.tracking_store import tracking_uri
 from trainer.planning.transport import transport_of
 from trainer.strategies.contract import Traits
+from trainer.wording import counted
 
 MOST_PROCESSES_SHOWN = 16
+SCHEDULES = "trainer.optim.schedules."
+"""Where schedules are that tell what a run is too short for."""
 ENTRIES = {
     "train": "trainer.worker.train:train",
     "eval": "trainer.worker.evaluate:evaluate_weights",
@@ -199,6 +204,29 @@ def _late_momentum(checked: Checked) -> str:
     )
 
 
+def _concern(checked: Checked, model: ModelFacts, steps_per_epoch: int, total: int) -> str:
+    """What runs and is probably a mistake; usually empty."""
+    short = _short_run(checked.config, steps_per_epoch, total)
+    return "; ".join(filter(None, [model.concern, _late_momentum(checked), checked.classes.said, checked.head, *short]))
+
+
+def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[str]:
+    """Yield what of a schedule of ours the run is too short for; a user's own class is called in the workers alone."""
+    node, told = config.node("scheduler"), config.execution
+    if config.mode != "train" or not total or not str(node.get("_target_")).startswith(SCHEDULES):
+        return
+    schedule = call_target(node, "scheduler", total_steps=total, steps_per_epoch=steps_per_epoch)
+    yield from schedule.concerns()
+    if isinstance(schedule, Plateau) and config.validation:
+        every = [told.val_every_steps or 0, (told.val_every or 0) * steps_per_epoch]
+        looks = len(
+            {step for some in every if some for step in range(some, total + 1, some) if step >= schedule.warmup}
+            | {total}
+        )
+        if looks < schedule.patience + 2:  # the first one is the best so far
+            yield f"scheduler.patience={schedule.patience} is as long as the run ({counted(looks, 'validation')}): the learning rate never falls"
+
+
 def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
     """Make the plan of a run: decide everything that a checked config leaves open.
 
@@ -244,7 +272,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         tracking=tracking_uri(config.tracking),
         environment={role: _environment(launch, role, processes) for role in roles},
         lacks=list(checked.lacks),
-        concern="; ".join(filter(None, [model.concern, _late_momentum(checked), checked.classes.said, checked.head])),
+        concern=_concern(checked, model, steps_per_epoch, total),
         insecure=is_insecure(config, roles),
         lower=model.lower,
         buckets=model.buckets,
