@@ -10,6 +10,8 @@ import pytest
 
 from tests.pictures import config, encoded, picture
 from trainer.config import schema
+from trainer.data.images.decode import decode
+from trainer.data.images.header import BadImage
 from trainer.data.images.image_files import EXTENSIONS, HEIC, JPEG, UNREAD
 from trainer.data.images.listing import images_in
 from trainer.data.sets.image_folder import ImageFolder
@@ -23,11 +25,12 @@ HEIC_BYTES = b"\0\0\0\x18ftypheic" + bytes(200)
 APPLE_DOUBLE = b"\0\5\x16\7\0\2\0\0Mac OS X        " + bytes(200)
 
 
-def put(root: Path, *names: str, content: bytes = JPEG_BYTES) -> None:
+def put(root: Path, *names: str, content: bytes | None = None) -> None:
+    """Write files; without contents each is another image: what follows a JPEG is no part of it."""
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        path.write_bytes(JPEG_BYTES + str(path).encode() if content is None else content)
 
 
 def classes(root: Path, *names: str, count: int = 4) -> Path:
@@ -141,7 +144,8 @@ def test_every_usual_suffix_of_jpeg_is_read_in_any_case(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [JPEG_BYTES, PNG_BYTES, AVIF_BYTES], ids=["JPEG", "PNG", "AVIF"])
 def test_a_file_without_a_suffix_is_read_where_it_is_an_image(tmp_path: Path, content: bytes) -> None:
-    put(classes(tmp_path, "cat", "dog"), "cat/x1", "cat/deep/x2", content=content)
+    for name in ("cat/x1", "cat/deep/x2"):
+        put(classes(tmp_path, "cat", "dog"), name, content=content + name.encode())
     put(tmp_path, "cat/LICENSE", "dog/empty", content=b"MIT")
     found = facts(tmp_path)
     assert (found.train_samples + found.val_samples, found.attention) == (10, "")
@@ -187,3 +191,45 @@ def test_the_folder_named_for_validation_is_no_class(tmp_path: Path) -> None:
     classes(tmp_path / "mine", "cat", "dog", count=1)
     found = facts(tmp_path, val="mine")
     assert (found.classes, found.train_samples, found.val_samples) == (2, 8, 2)
+
+
+def varied(root: Path, *names: str, count: int = 8, seed: int = 0) -> None:
+    for label, name in enumerate(names):
+        for number in range(count):
+            put(root, f"{name}/{number}.jpg", content=encoded(picture(label, 1000 * seed + number, 16, 16)))
+
+
+def test_validation_images_that_are_copies_of_training_images_are_said(tmp_path: Path) -> None:
+    varied(tmp_path / "train", "cat", "dog", count=40)
+    varied(tmp_path / "val", "cat", "dog", seed=1)
+    assert facts(tmp_path).attention == ""
+    put(tmp_path, "val/cat/again.jpg", content=(tmp_path / "train/cat/7.jpg").read_bytes())
+    said = facts(tmp_path).attention
+    assert said == "1 of 17 validation images are copies of training images: val/cat/again.jpg is train/cat/7.jpg"
+    varied(tmp_path / "val", "cat", "dog", count=40)
+    assert "64 of 64 validation images that were compared, of 81, are copies" in facts(tmp_path).attention
+
+
+STRANGE = [
+    ("2023/cat/0.jpg 2023/cat/1.jpg 2024/cat/2.jpg 2024/cat/3.jpg", "no image lies directly in a class folder, but deeper (2023/cat; 2024/cat)"),
+    ("images/0.jpg images/1.jpg masks/0.jpg masks/1.jpg train.csv", "the folder images; masks in {d} counts as a class. A table of labels is not read (train.csv)"),
+    ("Cat/0.jpg Cat/1.jpg cat/0.jpg cat/1.jpg", "classes differ in capitals or in how accents are written: Cat and cat"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "says"), STRANGE, ids=[says[:20] for _, says in STRANGE])
+def test_folders_that_are_hardly_classes_are_said(tmp_path: Path, files: str, says: str) -> None:
+    for number, name in enumerate(files.split()):
+        put(tmp_path, name, content=encoded(picture(0, number, 16, 16)))
+    assert says.format(d=tmp_path) in facts(tmp_path).attention
+
+
+def test_an_archive_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "data.zip", content=b"PK\3\4")
+    with pytest.raises(UserError, match="is a file and no folder; an archive is not read"):
+        facts(tmp_path / "data.zip")
+
+
+def test_heic_under_the_name_of_jpeg_is_named_for_what_it_is() -> None:
+    with pytest.raises(BadImage, match="is HEIC, which is not read: the package pillow-heif"):
+        decode(HEIC_BYTES)

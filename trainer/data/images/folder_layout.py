@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,13 @@ from trainer.wording import counted, some
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".xls", ".parquet", ".txt", ".mat")
 """Suffixes of files that may say which image has which label."""
+
+
+NO_CLASSES = {
+    "image", "images", "img", "imgs", "jpg", "jpeg", "jpegimages", "png", "photos", "pictures", "pics", "frames",
+    "mask", "masks", "label", "labels", "annotations", "bbox",
+}  # fmt: skip
+"""Names of folders that hold all images, or what belongs to them, and are hardly classes."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,11 @@ def folder_layout(root: Path, val: str | None) -> FolderLayout:
     train = root / found.train
     classes = tuple(name for name in class_folders(train) if found.train or name != val)
     _refuse_other_layouts(what, root, train, classes)
+    said = list(_strange_names(root, train, classes))
     held, test = (root / name if name else None for name in (found.val, found.test))
     if held is not None:
         _refuse_strange_classes(what, train, held, classes)
-    said = [*_beside(root, found), *_without_class(train)]
+    said += [*_beside(root, found), *_without_class(train)]
     if test is not None and not set(class_folders(test)) & set(classes):
         instead = "" if held else ": a part of the training images is held out for validation"
         said.append(f"{_shown(test)} has no folders of these classes, and is not used{instead}")
@@ -86,8 +94,7 @@ def _refuse_other_layouts(what: str, root: Path, train: Path, classes: tuple[str
     """Refuse a folder without class folders, or with a single one: whatever is learnt, accuracy would be 1."""
     if len(classes) > 1:
         return
-    table = [one_line(name) for place in {root, train} for name in _files(place) if name.lower().endswith(TABLES)]
-    tables = f". A table of labels is not read ({some(sorted(table))})" if table else ""
+    tables = _tables(root, train)
     if not classes:
         flat = sum(map(is_image, _files(train)))
         images = f", but {counted(flat, 'image')} that belong to no class" if flat else ""
@@ -103,6 +110,33 @@ def _refuse_other_layouts(what: str, root: Path, train: Path, classes: tuple[str
         f"{_shown(train)} has a single class, {one_line(only.name)}, of which any model is right{inside}{tables}",
         instead,
     )
+
+
+def _tables(root: Path, train: Path) -> str:
+    """A sentence about files that may say which image has which label."""
+    found = {one_line(name) for place in (root, train) for name in _files(place) if name.lower().endswith(TABLES)}
+    return f". A table of labels is not read ({some(sorted(found))})" if found else ""
+
+
+def _strange_names(root: Path, train: Path, classes: tuple[str, ...]) -> Iterator[str]:
+    """What the names of the classes say against their being classes."""
+    if strange := [one_line(name) for name in classes if name.lower() in NO_CLASSES]:
+        yield f"the folder {some(strange)} in {_shown(train)} counts as a class{_tables(root, train)}"
+    by_letters: dict[str, list[str]] = {}
+    for name in classes:
+        by_letters.setdefault(_folded(name), []).append(one_line(name))
+    if alike := [" and ".join(names) for names in by_letters.values() if len(names) > 1 and len(names[0]) > 1]:
+        yield f"classes differ in capitals or in how accents are written: {some(alike)}"
+
+
+def depth_said(layout: FolderLayout, files: Sequence[str]) -> list[str]:
+    """A sentence where no training image lies directly in a class folder: the classes may be a level deeper."""
+    direct = {os.path.join(layout.train, name) for name in layout.classes}
+    below = {os.path.dirname(file) for file in files}
+    if not below or below & direct:
+        return []
+    names = sorted(one_line(os.path.relpath(folder, layout.train)) for folder in below)
+    return [f"no image lies directly in a class folder, but deeper ({some(names)}); if those are the classes, move them up to {_shown(layout.train)}"]  # fmt: skip
 
 
 def _refuse_strange_classes(what: str, train: Path, val: Path, classes: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from trainer.data.images.image_files import HEADER, HEIC_HELP, kind_by_contents
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.errors import why
 from trainer.visible import one_line, shortened
@@ -36,6 +37,8 @@ def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except UnidentifiedImageError as error:
+        if kind_by_contents(content[:HEADER]) == "HEIC":
+            raise BadImage(f"is HEIC, which is not read: {HEIC_HELP}") from error
         raise BadImage(f"is no image of a kind that can be read ({', '.join(FORMATS)}), or its beginning is damaged") from error  # fmt: skip
     except Exception as error:  # Pillow's readers break on crafted headers each in its own way
         raise BadImage(reason(error)) from error

@@ -61,14 +61,17 @@ class Listing:
     def __len__(self) -> int:
         return len(self.file)
 
-    def read(self, number: int) -> bytes:
-        """Read the encoded bytes of the image with this index.
+    def read(self, number: int, most: int | None = None) -> bytes:
+        """Read the encoded bytes of the image with this index, or the first ``most`` of them.
 
         Raises:
             OSError: the file is gone, or no regular file any more, or larger than the limit.
         """
         start, length = self.spans[number].tolist()
-        return read_regular(self.files[self.file[number]], self.limits, start, length)
+        path = self.files[self.file[number]]
+        if most is not None:
+            length = min(most, os.stat(path).st_size if length < 0 else length)
+        return read_regular(path, self.limits, start, length)
 
     def short_name(self, number: int) -> str:
         """The name of the image with this index, relative to ``root``: ``val/rose/7.jpg``, ``shard.tar:7.jpg``."""

@@ -12,6 +12,11 @@ from trainer.errors import UserError
 from trainer.visible import one_line
 from trainer.wording import some
 
+COMPARED, CANDIDATES = 64, 64
+"""Validation images that are compared with training images of the same size, and so many of these each."""
+HEAD = 4096
+"""Bytes that are compared first."""
+
 
 def _without(listing: Listing, names: Sequence[str]) -> list[str]:
     """The names of the classes that have no image in a split."""
@@ -70,7 +75,46 @@ def attention(train: Listing, val: Listing, names: Sequence[str], layout: Sequen
         said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
     if both := _in_both(train, val):
         said.append(f"{len(both)} of {len(val)} validation images are training images as well: {some(both)}")
+    if copies := _copies(train, val):
+        compared = min(COMPARED, len(val))
+        which = (
+            "validation images" if compared == len(val) else f"validation images that were compared, of {len(val):,},"
+        )
+        said.append(f"{len(copies)} of {compared} {which} are copies of training images: {some(copies)}")
     return ". ".join(said)
+
+
+def _copies(train: Listing, val: Listing) -> list[str]:
+    """A sentence for each of some validation images whose bytes are those of a training image."""
+    by_size: dict[int, list[int]] = {}
+    for number, size in enumerate(_sizes(train)):
+        by_size.setdefault(size, []).append(number)
+    sizes, found = _sizes(val), []
+    for number in np.unique(np.linspace(0, len(val) - 1, COMPARED).astype(int)).tolist() if len(val) else []:
+        alike = by_size.get(sizes[number], [])[:CANDIDATES]
+        if (first := next((n for n in alike if _same(train, n, val, number)), None)) is not None:
+            found.append(f"{val.short_name(number)} is {train.short_name(first)}")
+    return found
+
+
+def _same(train: Listing, one: int, val: Listing, other: int) -> bool:
+    """Whether two images of one size are the same bytes; of one file, it is told elsewhere."""
+    place, there = (
+        (train.files[train.file[one]], train.spans[one, 0]),
+        (val.files[val.file[other]], val.spans[other, 0]),
+    )
+    if place == there or (os.path.samefile(place[0], there[0]) and place[1] == there[1]):
+        return False
+    try:
+        return train.read(one, HEAD) == val.read(other, HEAD) and train.read(one) == val.read(other)
+    except OSError:  # it is named where it is decoded
+        return False
+
+
+def _sizes(listing: Listing) -> list[int]:
+    """The bytes of each image."""
+    lengths = listing.spans[:, 1].tolist()
+    return [os.stat(listing.files[file]).st_size if n < 0 else n for file, n in zip(listing.file.tolist(), lengths, strict=True)]  # fmt: skip
 
 
 def _in_both(train: Listing, val: Listing) -> list[str]:

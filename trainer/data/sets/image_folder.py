@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import ImageFolderData
-from trainer.data.images.folder_layout import FolderLayout, folder_layout
+from trainer.data.images.folder_layout import FolderLayout, depth_said, folder_layout
 from trainer.data.images.image_files import EXTENSIONS
 from trainer.data.images.listing import Listing, folder_of_classes
 from trainer.data.images.source import ImageSource
@@ -27,6 +27,8 @@ class ImageFolder(ImageSource):
 
     def facts(self, global_batch_size: int) -> Facts:
         root = Path(self.options.root)
+        if root.is_file():
+            raise UserError(f"data.root={root}", "is a file and no folder; an archive is not read", "data.root=FOLDER with what it holds, unpacked")  # fmt: skip
         if not root.is_dir():
             raise _no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
         if self.options.val and not (root / self.options.val).is_dir():
@@ -42,7 +44,7 @@ class ImageFolder(ImageSource):
         facts = Facts(source, "folder", len(train), len(val), self.shape(), len(layout.classes), slow=True)
         names = self.class_names(facts)
         refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
-        facts = replace(facts, attention=attention(train, val, names, layout.said))
+        facts = replace(facts, attention=attention(train, val, names, [*layout.said, *depth_said(layout, train.files)]))
         return self.sized(facts, (train, val))
 
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
