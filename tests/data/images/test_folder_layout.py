@@ -95,6 +95,7 @@ OTHER_LAYOUTS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "no train": (("val/cat/0.jpg", "val/dog/0.jpg", "other/0.jpg"), r"holds val, and no folder of training", ""),
     "val without classes": (("train/a/0.jpg", "train/b/0.jpg", "val/0.jpg"), r"val has no folders, of which each", ""),
     "other capitals": (("train/cat/0.jpg", "train/dog/0.jpg", "val/Cat/0.jpg"), r"does not have: Cat\. They differ in capitals", ""),
+    "other classes in test": (("train/a/0.jpg", "train/b/0.jpg", "test/a/0.jpg", "test/c/0.jpg"), r"test has classes that .*/train does not have: c", ""),
     "other accents": (("train/café/0.jpg", "train/x/0.jpg", _nfd("val/café/0.jpg")), r"in how accents are written", ""),
 }  # fmt: skip
 

@@ -75,6 +75,8 @@ def folder_layout(root: Path, val: str | None) -> FolderLayout:
         instead = "" if held else ": a part of the training images is held out for validation"
         said.append(f"{_shown(test)} has no folders of these classes, and is not used{instead}")
         test = None
+    elif test is not None:
+        _refuse_strange_classes(what, train, test, classes)
     return FolderLayout(root, train, held, test, classes, tuple(said))
 
 
