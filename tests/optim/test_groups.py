@@ -143,8 +143,8 @@ def test_factor_zero_freezes() -> None:
 @pytest.mark.parametrize(
     ("factors", "says"),
     [
-        ({"stemm": 0.1}, r"stemm.*no parameter.*its parts are .*Type instead: optimizer.lr_factors={stem: 0.1}"),
-        ({"stem": 1, "layr.weight": 2}, r"layr.weight.*Type instead: optimizer.lr_factors={layer.weight: 2}"),
+        ({"stemm": 0.1}, r"stemm.*no parameter.*its parts are .*Type instead: 'optimizer.lr_factors={stem: 0.1}"),
+        ({"stem": 1, "layr.weight": 2}, r"layr.weight.*Type instead: 'optimizer.lr_factors={layer.weight: 2}"),
         ({"backbone.*": 2}, r"backbone"),
         ({"*": 0}, "freeze all of the model"),
     ],

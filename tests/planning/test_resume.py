@@ -59,6 +59,8 @@ def files(folder: Path) -> dict[str, int]:
         (("resume=auto", "data.batch_size=8"), "an update has 8 samples, and had 32"),
         (("resume=auto", "epochs=1"), "epochs was 2, is 1"),
         (("resume=auto", "epochs=1", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: epochs=3"),
+        (("resume=auto", "max_steps=2", "resume.allow_changes=true"), "2 updates: "),
+        (("resume=auto", "max_steps=2", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: max_steps=9"),
         (("resume=auto", "strategy=local_sgd", "launch.nproc=2", "data.global_batch_size=32"), "is of strategy=single. Type instead: strategy=single"),
         (("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.wire=int8"), "is of strategy=single, and with these options of pserver_sync the updates would be others. Type instead: strategy=single"),
         (("resume=auto", "strategy=pserver_async"), "is of strategy=single. Type instead: strategy=single"),

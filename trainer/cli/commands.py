@@ -70,6 +70,7 @@ def run_one(
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
+    check_same_folder(config, "hydra.run.dir", run_dir)
     with contextlib.ExitStack() as stack:
         trackers: list[Tracker | None] = []
 
@@ -111,6 +112,27 @@ def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
         if note := how_to_go_on(error, ready, overrides):
             error.add_note(note)
         raise
+
+
+def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
+    """Refuse ``resume=auto`` where each command has a folder of its own, named by the time: no run would ever go on.
+
+    Args:
+        key: of the folder; folder: this command's.
+
+    Raises:
+        UserError: with the newest folder beside it that a run could go on in.
+    """
+    from trainer.checkpoint import store
+    from trainer.cli.last_lines import short
+    from trainer.planning.kept_runs import AUTO
+
+    if config.resume.path != AUTO or config.mode != "train" or not compose.named_by_time(config, key):
+        return
+    there = sorted(folder.parent.glob(f"*/{store.CHECKPOINTS}/step-*/{store.ABOUT}"), key=lambda path: path.parts[-4])
+    newest = short(there[-1].parents[2]) if there else f"{short(folder.parent)}/NAME"
+    why = f"the folder has the time in its name ({key}), so that no command finds the checkpoints of the one before"
+    raise UserError("resume=auto", why, f"{key}={newest} resume=auto")
 
 
 def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:

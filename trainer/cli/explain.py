@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 LONGEST_KEY = 100
 """Letters; what is longer is not a mistyped key, and is not proposed as one."""
+QUOTED_KEY = re.compile(r"""(?<=[{,])(\s*)(["'])([^"']*)\2(\s*:)""")
+"""A key of a mapping in quotes, which Hydra's grammar has not."""
 
 
 def _explain(vocabulary: Vocabulary, error: Exception) -> UserError:
@@ -74,7 +77,35 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
         return UserError(typed, "a bracket is not closed", typed + closing)
     if value.lstrip("+-").isdigit():
         return UserError(typed, "is a number of too many digits", f"{name}=1")
-    return UserError(typed, "Hydra cannot read this value; text with special characters goes into quotes", f"""'{name}="{value}"'""")  # fmt: skip
+    if value.startswith(("{", "[")):
+        return _malformed_container(typed, name, value)
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    return UserError(typed, "Hydra cannot read this value; text with special characters goes into quotes", shlex.quote(f'{name}="{quoted}"'))  # fmt: skip
+
+
+def _malformed_container(typed: str, name: str, value: str) -> UserError:
+    """A mapping or list that Hydra's grammar does not take on the command line."""
+    plain = QUOTED_KEY.sub(r"\1\3\4", value)
+    if plain != value and _is_readable(f"{name}={plain}"):
+        return UserError(typed, "Hydra takes the keys of a mapping without quotes", shlex.quote(f"{name}={plain}"))
+    group, _, key = name.lstrip("+~").partition(".")
+    there = f"{group}: {{{key}: {value}}}" if key else f"{group}: {value}"
+    return UserError(
+        typed,
+        "Hydra cannot read this from the command line, as a file of yours can have it",
+        f"a recipe with the line {there}",
+    )
+
+
+def _is_readable(override: str) -> bool:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
 
 
 def _broken_file(chain: list[BaseException]) -> UserError | None:

@@ -14,6 +14,7 @@ from trainer.errors import RunPreempted
 from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
+from trainer.planning.plan import Plan
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
 from trainer.wording import counted
@@ -90,6 +91,13 @@ def say_broken(ready: Ready) -> None:
         out.fact("best", f"{short(weights)}  ({best['metric']} {best['value']:.5f} at update {best['step']})", INDENT, "")  # fmt: skip
 
 
+def _of_worker(plan: Plan, result: Result) -> str:
+    """Of which worker the updates are, where each takes as many as it gets work for; with those planned for each on average."""
+    if not plan.whose or plan.workers == 1 or result.ended.startswith(EARLY):
+        return plan.whose
+    return f"{plan.whose} ({plan.total_steps} per worker on average: whoever is faster gets more work)"
+
+
 def _done(result: Result, ready: Ready) -> str:
     if all(process.role != "worker" for process in ready.plan.here):
         return f"{', '.join(f'{p.role} {p.rank}' for p in ready.plan.here)} {result.ended} ({result.seconds:.1f} s)"
@@ -101,7 +109,7 @@ def _done(result: Result, ready: Ready) -> str:
         return f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}".rstrip()
     watched = ready.plan.best
     best = f" (best {watched.removeprefix('val/')} {result.best[watched]:.5f})" if watched in result.best else ""
-    return f"{counted(result.steps, 'update')}{ready.plan.whose}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
+    return f"{counted(result.steps, 'update')}{_of_worker(ready.plan, result)}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
 
 
 def _left(folder: Path, mode: str) -> list[str]:

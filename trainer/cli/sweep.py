@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import recorded_at
+from trainer.cli.commands import check_same_folder, recorded_at
 from trainer.cli.compose import plain
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep, leaving_out, ours_to_write
@@ -68,6 +68,7 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     master, later = compose_sweep(app, overrides, config_name)
     folder = compose.named_folder(master, "hydra.sweep.dir")
     check_sweep_folder(folder, master.hydra.output_subdir)
+    check_same_folder(master, "hydra.sweep.dir", folder)
     jobs = expand(master)
     points, left_out = check_points(app, master, jobs)
     swept, whole = swept_keys(master), compose.names_whole(master, "hydra.sweep.dir")

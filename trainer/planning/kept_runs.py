@@ -11,6 +11,7 @@ from trainer.errors import UserError
 from trainer.terminal.status import read_status
 
 AUTO, FRESH = "auto", "fresh"
+RUN_DIR = "hydra.run.dir"
 ELSEWHERE = "another hydra.run.dir (or resume=fresh to write over it)"
 GO_ON = "resume=auto to go on (or resume=fresh to write over it)"
 

@@ -11,6 +11,7 @@ from trainer.config.keys import every_key, leaves
 from trainer.config.schema import option_of
 from trainer.config.target_source import check_arguments, check_target, parameters
 from trainer.errors import UserError, WrongValue
+from trainer.optim.refused import TORCHS, option_for
 from trainer.strategies.builtin import AUTO
 from trainer.visible import one_line
 
@@ -93,6 +94,9 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
             raise UserError(f"{group}._target_", "has no value: it names the class or function to call", f"_target_: my_package.module.Name in the YAML file of this {group}")  # fmt: skip
         if target is None or target == AUTO:
             continue
+        if group == "scheduler" and str(target).startswith(TORCHS):
+            why = "is built with one process's optimizer and counts its steps; here each worker and server computes the rate from the update's number"
+            raise UserError(f"scheduler._target_={target}", why, option_for(config[group]))
         check_target(str(target), f"{group}._target_")
         if group in schema.CONSTRUCTED:
             check_arguments(config[group], group, typed)

@@ -19,7 +19,7 @@ from trainer.planning import async_resume
 from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.changed_states import check_ages, what_watches
-from trainer.planning.kept_runs import AUTO, FRESH, check_name, check_nothing_lost, own
+from trainer.planning.kept_runs import AUTO, FRESH, RUN_DIR, check_name, check_nothing_lost, own
 from trainer.planning.measured_before import begin_anew, measures_of
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
@@ -130,7 +130,9 @@ def _checkpoint(
         return None
     if path.lower() in YES_OR_NO:
         raise UserError(
-            f"resume={path.lower()}", "says where from: auto, a folder, an MLflow run id, or fresh", "resume=auto"
+            f"resume={path.lower()}",
+            "says where from: auto, a folder, an MLflow run id, or fresh",
+            f"{RUN_DIR}=FOLDER resume=auto",
         )
     if path == AUTO:
         if (newest := store.newest_to_go_on(run_dir / store.CHECKPOINTS, say)) is None:
@@ -190,7 +192,10 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         why = f"the config differs from that of {folder} in what matters: {'; '.join(matters)}{without}{besides}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
     if plan.traits.lockstep and plan.total_steps < about.step:
-        raise UserError(f"{plan.total_steps} updates", f"{folder} is after update {about.step}", f"epochs={about.epoch + 1}")  # fmt: skip
+        long_enough = f"epochs={about.step // max(1, plan.steps_per_epoch) + 1}"
+        if config.max_steps:
+            long_enough = f"max_steps={max(about.total_steps, about.step + 1)}"
+        raise UserError(counted(plan.total_steps, "update"), f"{folder} is after update {about.step}", long_enough)
     other = tuple(versions.differences(about.versions, versions.installed()))
     return Resume(folder, about, here, matters, harmless, lost, other)
 

@@ -25,7 +25,7 @@ def check_optimization(checked: Checked) -> None:
         raise UserError(f"optimizer.lr_scaling={node['lr_scaling']}", "this optimizer has no lr to scale", "optimizer.lr_scaling=none")  # fmt: skip
     for pattern, factor in (node.get("lr_factors") or {}).items():
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < math.inf:
-            raise UserError(f"optimizer.lr_factors={{{pattern}: {keys.spelled(factor)}}}", "a factor is a number, at least 0 (which freezes)", f"optimizer.lr_factors={{{pattern}: 1}}")  # fmt: skip
+            raise UserError(f"optimizer.lr_factors={{{pattern}: {keys.spelled(factor)}}}", "a factor is a number, at least 0 (which freezes)", f"'optimizer.lr_factors={{{pattern}: 1}}'")  # fmt: skip
     _check_metric_names(config, checked.facts)
     averaged, known = config.ema.decay is not None, best.names(checked.facts, True, config.metrics)
     for path, metric, default in _watched(config):

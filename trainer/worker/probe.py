@@ -23,7 +23,7 @@ from trainer.models.embedding_tables import tables
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.optim.carried_state import kept_state
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
-from trainer.optim.kept_state import BETWEEN, KeptState
+from trainer.optim.kept_state import BETWEEN, KeptState, named
 from trainer.optim.sparse import CLASSES, rule_of
 from trainer.planning.auto import Buckets, ModelFacts
 from trainer.planning.kept_runs import FRESH
@@ -34,6 +34,9 @@ from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
+
+MATRIX = 2
+"""Dimensions of what Muon takes."""
 
 
 def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
@@ -188,12 +191,26 @@ def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> tuple[torch.o
     found = rates(model, node)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse and found[n].lr]
     stand_ins = [(n, torch.zeros((1,) * p.dim(), requires_grad=True)) for n, p in trained]
+    _check_matrices(node, trained)
     groups = grouped(stand_ins, found)
     optimizer = optimizer_of(node, groups)
     if type(optimizer).__module__.startswith("torch."):  # of anybody else's nothing is known, such as what a step wants
         _try_out(node, groups, optimizer)
     of = {id(p): name for name, p in stand_ins}
     return optimizer, [of[id(p)] for _, parameters in groups for p in parameters]
+
+
+def _check_matrices(node: Mapping[str, Any], trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Refuse Muon for a model with trained parameters that are no matrices.
+
+    Raises:
+        UserError: with their names.
+    """
+    if str(node.get("name") or node["_target_"].rpartition(".")[2]).lower() != "muon":
+        return
+    if others := [name for name, p in trained if p.dim() != MATRIX]:
+        why = f"takes matrices alone (2 dimensions), and {named(others, ())} {'is' if len(others) == 1 else 'are'} none"
+        raise UserError("optimizer (torch.optim.Muon)", why, "optimizer=adamw")
 
 
 def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Optimizer) -> None:
