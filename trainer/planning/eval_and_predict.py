@@ -191,7 +191,8 @@ def _images(config: RunConfig) -> LookedAt:
         there = "is neither a folder nor an image" if folder.exists() else "there is no such folder"
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
     if not files:
-        raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)})", "predict.input=FOLDER")  # fmt: skip
+        passed = f". Passed over: {some(again)}" if again else ""
+        raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)}){passed}", "predict.input=FOLDER")  # fmt: skip
     return LookedAt(
         os.path.abspath(folder),
         tuple(files),

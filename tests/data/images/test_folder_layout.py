@@ -176,6 +176,19 @@ def test_every_image_that_is_not_used_for_its_suffix_is_counted_and_named(tmp_pa
     assert not {*EXTENSIONS} & {*UNREAD}
 
 
+def test_a_class_or_a_folder_of_heic_alone_is_refused_with_what_helps(tmp_path: Path) -> None:
+    put(classes(tmp_path / "one", "cat", "dog"), "owl/0.HEIC", content=HEIC_BYTES)
+    with pytest.raises(
+        UserError, match=r"no training images: owl \(1 image is not used: 1 \.heic \(the package pillow-heif"
+    ):
+        facts(tmp_path / "one")
+    put(tmp_path / "all", "cat/0.HEIC", "dog/0.HEIC", content=HEIC_BYTES)
+    with pytest.raises(
+        UserError, match=r"holds no training images .*2 images are not used: 2 \.heic \(the package pillow-heif"
+    ):
+        facts(tmp_path / "all")
+
+
 def test_images_beside_the_class_folders_and_folders_beside_the_splits_are_said(tmp_path: Path) -> None:
     classes(tmp_path / "train", "cat", "dog")
     classes(tmp_path / "val", "cat", "dog")

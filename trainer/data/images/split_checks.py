@@ -35,7 +35,8 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
         untrained = [name for name in untrained if name not in absent]
     if not untrained:
         return
-    why = f" ({some(train.passed_over)})" if train.passed_over else ""
+    others = [*train.said, *train.passed_over]
+    why = f" ({some(others)})" if others else ""
     if folders:
         raise UserError(what, f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}", "put images into these folders, or remove them")  # fmt: skip
     raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the validation images and not in the training images: {some(untrained)}")  # fmt: skip

@@ -39,7 +39,7 @@ class ImageFolder(ImageSource):
             if listing.missing and self.options.on_bad == "error":
                 raise UserError(f"data.root={root}", f"{len(listing.missing)} of its {split} images {'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
             if not len(listing):
-                raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)})")
+                raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)}){''.join(f'. {said}' for said in listing.said)}")  # fmt: skip
         source = f"images in {one_line(str(root))}"
         facts = Facts(source, "folder", len(train), len(val), self.shape(), len(layout.classes), slow=True)
         names = self.class_names(facts)
