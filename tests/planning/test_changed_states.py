@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.strategies.launching import composed
 from trainer.checkpoint import store, tensor_tree
 from trainer.errors import UserError
 from trainer.planning.callback_states import changes, moved, places_before
+from trainer.planning.changed_states import changed_states, check_ages
 from trainer.planning.measured_before import Measures
 from trainer.planning.resume import Resume
 
@@ -223,3 +225,31 @@ def test_what_a_metric_measures_is_compared_by_all_that_it_depends_on() -> None:
     assert why("val/f1w", metrics={"f1w": {"average": "micro"}}) and not why("val/acc1", metrics={})
     assert why("val_ema/acc1", ema={"decay": 0.9}) and why("val/acc1", data={"root": "a", "flip": 0.5, "val_size": 9})
     assert Measures(config, config, other_data=True).why_not("val/acc1") == "the data are others"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "now", "said"),
+    [
+        ({"comm_hook": "powersgd"}, {"comm_hook": "none"}, "what workers have left out of their gradients (strategy.comm_hook=powersgd)"),
+        ({"wire": "int8"}, {"wire": "full"}, "what workers have left out of their gradients (strategy.wire=int8)"),
+        ({"comm_hook": "powersgd", "powersgd": {"rank": 1}}, {"comm_hook": "powersgd", "powersgd": {"rank": 2}}, "the factors of strategy.comm_hook=powersgd"),
+        ({"delay_compensation": 0.1}, {"delay_compensation": 0.1, "slice_above": 9}, "the parameters that workers had pulled: strategy.slice_above was changed"),
+    ],
+)  # fmt: skip
+def test_memory_of_a_strategy_that_cannot_go_on_is_said(
+    strategy: dict[str, object], now: dict[str, object], said: str
+) -> None:
+    about, plan = (
+        SimpleNamespace(config={"strategy": strategy}, strategy="own", update=0),
+        SimpleNamespace(strategy="own"),
+    )
+    [line] = changed_states({"strategy": now}, plan, about)  # type: ignore[arg-type]
+    assert line.startswith(said)
+    assert not list(changed_states({"strategy": strategy}, plan, about))  # type: ignore[arg-type]
+
+
+def test_ages_of_rows_that_are_counted_otherwise_are_refused() -> None:
+    about = SimpleNamespace(config={"strategy": {"evict_by": "steps"}}, servers=1)
+    check_ages(SimpleNamespace(strategy=SimpleNamespace(evict_by="event_time", evict_after=None)), about)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"evict_by=event_time.*counted by steps"):
+        check_ages(SimpleNamespace(strategy=SimpleNamespace(evict_by="event_time", evict_after=5)), about)  # type: ignore[arg-type]

@@ -24,6 +24,11 @@ SAME_ORDER = (
     "data.flip", "data.augment", "data.randaugment_ops", "data.randaugment_magnitude", "data.erasing", "data.transforms", "sampler.pad",
 )  # fmt: skip
 """Keys of those that leave the order as it is. (The size of a batch is compared by the samples of an update.)"""
+ORDER_AT_SERVERS = (
+    "optimizer.lr_factors", "optimizer.layer_decay", "optimizer.weight_decay", "optimizer.decay_norms_and_biases", "strategy.split_method",
+    "strategy.slice_above",
+)  # fmt: skip
+"""Keys on which the order of the elements in a server's vector depends."""
 MEMORIES = (("comm_hook", "powersgd"), ("wire", "int8"))
 """Options of strategies whose workers keep what they have left out of their gradients."""
 
@@ -54,6 +59,10 @@ def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> It
     for option, value in MEMORIES:
         if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy:
             yield f"what workers have left out of their gradients (strategy.{option}={value}): it is not added to a later update"
+    if float(told.get("delay_compensation") or 0.0) and (
+        moved := [key for key in changed if is_of(key, ORDER_AT_SERVERS)]
+    ):
+        yield f"the parameters that workers had pulled: {moved[0]} was changed, and a gradient of the first update is not compensated"
     if "strategy.powersgd.rank" in changed and strategy.get("comm_hook") == told.get("comm_hook") == "powersgd":
         yield "the factors of strategy.comm_hook=powersgd, which have another rank: they begin anew"
 
