@@ -26,6 +26,7 @@ NO_UNIT = {
     "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
     "power", "min_delta",  # an exponent; in units of the metric
     "val_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
+    "epsilon",
     "decay", "alpha", "rise",  # further shares
     "randaugment_magnitude", "mixup", "cutmix",  # strengths
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tarfile
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -40,8 +41,26 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(1, 13):
         Image.fromarray(noise.integers(0, 256, (64, 64, 3), np.uint8)).save(place / "jpg" / f"image_{number:05d}.jpg")
     savemat(place / "imagelabels.mat", {"labels": [[7 * n % 102 + 1 for n in range(1, 13)]]})
-    savemat(place / "setid.mat", {name: [numbers] for name, numbers in SPLITS.items()})
+    listed = {name: [sorted(numbers)] for name, numbers in SPLITS.items()}  # as Oxford's, and not as the archive
+    savemat(place / "setid.mat", listed)
+    with tarfile.open(place / "102flowers.tgz", "w:gz") as archive:
+        for number in chain(*SPLITS.values()):
+            archive.add(place / "jpg" / f"image_{number:05d}.jpg", f"jpg/image_{number:05d}.jpg")
     return root
+
+
+@torch.no_grad()
+def as_the_reference_begins(model: nn.Module) -> nn.Module:
+    """Its formulas, with torch's random numbers in the order of the layers."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.weight.normal_(0, (2 / layer.weight[0].numel()) ** 0.5)
+        elif isinstance(layer, nn.Linear):
+            bound = (6 / sum(layer.weight.shape)) ** 0.5
+            layer.weight.uniform_(-bound, bound)
+        if isinstance(layer, (nn.Conv2d, nn.Linear)) and layer.bias is not None:
+            layer.bias.zero_()
+    return model
 
 
 def by_hand(
@@ -70,7 +89,7 @@ def test_flowers_are_trained_as_the_reference_reads_them(flowers: Path, tmp_path
     """In the order of tstid, pixels less the mean, the last partial batch left out, no validation; a line is a batch's."""
     result = package.run(small_flowers(flowers, "execution.log_every=1", f"hydra.run.dir={tmp_path}/run"))
     torch.manual_seed(0)
-    model = resnet18(num_classes=102).double()
+    model = as_the_reference_begins(resnet18(num_classes=102)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     batch = []
     for group in (SPLITS["tstid"][:3], SPLITS["tstid"][3:6]):
@@ -119,7 +138,7 @@ def test_mnist_lines_are_those_of_batches_0_200_400_of_each_epoch(tmp_path: Path
         run = tmp_path / recipe
         package.run([f"+recipe={recipe}", f"data.path={path}", "data.batch_size=50", "execution.log_every=2", *EXACT, f"hydra.run.dir={run}"])  # fmt: skip
         torch.manual_seed(0)
-        model = LeNet().double()
+        model = as_the_reference_begins(LeNet()).double()
         orders = [np.random.default_rng((0, epoch)).permutation(120) for epoch in range(epochs)]
         batches = [[(pixels[o[i : i + 50]], numbers[o[i : i + 50]]) for i in (0, 50, 100)] for o in orders]
         truth = by_hand(model, torch.optim.SGD(model.parameters(), lr=0.01), loss_of, batches)
@@ -137,7 +156,7 @@ def test_mnist_on_two_devices_is_one_process_on_both_batches(tmp_path: Path) -> 
     ended = trainer(*argv, "hydra.run.dir=run", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     torch.manual_seed(0)
-    model = LeNet().double()
+    model = as_the_reference_begins(LeNet()).double()
     batches = []
     for epoch in range(5):
         order = np.random.default_rng((0, epoch)).permutation(120)

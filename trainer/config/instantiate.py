@@ -25,7 +25,7 @@ FETCHED: dict[str, dict[str, Any]] = {
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
     """Call a config node's ``_target_`` with the node's other keys and the arguments given here.
-    Keys in ``schema.NOT_ARGUMENTS`` are left out.
+    Keys in ``schema.not_arguments`` are left out.
 
     Args:
         kind: what the result must be an instance of.
@@ -34,7 +34,7 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
         UserError: there is no such target, or it does not take these arguments, or refuses them.
     """
     target, what = locate(node["_target_"], f"{key}._target_"), f"{key}._target_={node['_target_']}"
-    arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS.get(key, ()))}
+    arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments(key, node))}
     if not callable(target):
         raise UserError(what, f"is a {type(target).__name__}, not a class or function")
     ours = kind is not None and kind.__module__.startswith("trainer.")

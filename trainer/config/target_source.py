@@ -50,7 +50,7 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
     if taken is None:
         return
     for name, value in node.items():
-        if name in (*taken, "_target_", *schema.NOT_ARGUMENTS.get(key, ())):
+        if name in (*taken, "_target_", *schema.not_arguments(key, node)):
             continue
         nearest = difflib.get_close_matches(name, [t for t in taken if t not in node], 1, 0.6)
         instead = f"+{key}.{nearest[0]}={value}" if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"

@@ -77,6 +77,7 @@ def _check_mixing(config: RunConfig) -> None:
     data, loss = config.node("data"), config.loss
     takes_none = {
         schema.BinaryCrossEntropyLoss._target_: "loss=binary_cross_entropy",
+        schema.LogLoss._target_: "loss=log_loss",
         schema.SquaredErrorLoss._target_: "loss.target=class_number" if loss.get("target") == "class_number" else "",
     }.get(str(loss["_target_"]))
     for key in ("mixup", "cutmix"):

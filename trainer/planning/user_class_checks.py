@@ -113,4 +113,4 @@ def before_start(what: str, node: Mapping[str, Any]) -> None:
     """
     step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
     if callable(step) and not isinstance(step, type):
-        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.NOT_ARGUMENTS["model"])})
+        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments("model", node))})

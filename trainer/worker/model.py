@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
 from trainer.models.embedding_tables import materialise, tables, without_empty_tables
+from trainer.models.reference_start import draw
 from trainer.models.residual import zero_last_norms
 from trainer.models.strided_bf16 import write_all_gradients
 from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
@@ -31,6 +33,8 @@ def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Modul
     """Build the model on the device, initialised from the seed, in the planned precision and memory format."""
     seed_all(config.seed)
     model: nn.Module = call_target(config.model, "model")
+    if config.model["_target_"] in schema.STARTED and config.model.get("init") == "reference":
+        draw(model)
     if config.model.get("zero_init_residual"):
         zero_last_norms(model)
     if config.node("strategy").get("sync_batch_norm"):

@@ -150,7 +150,7 @@ def _numeric(node: Mapping[str, Any]) -> dict[str, int]:
     with suppress(TypeError, ValueError):
         parameters = inspect.signature(locate(str(node["_target_"]))).parameters
         node = {**{name: p.default for name, p in parameters.items()}, **node}
-    left_out = ("num_classes", *schema.NOT_ARGUMENTS["model"])
+    left_out = ("num_classes", *schema.not_arguments("model", node))
     return {k: v for k, v in node.items() if isinstance(v, int) and not isinstance(v, bool) and k not in left_out}
 
 

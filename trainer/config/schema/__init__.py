@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
@@ -34,6 +35,7 @@ from trainer.config.schema.model import (
     CrossEntropyLoss,
     FinetuneModel,
     LeNetModel,
+    LogLoss,
     LossConfig,
     ModelConfig,
     ResNet18Model,
@@ -148,7 +150,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         CriteoData, SyntheticCriteoData,
     ),
     "sampler": (SamplerConfig,),
-    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss),
+    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss),
     "optimizer": (
         OptimizerConfig, MomentumOptimizer, RMSpropOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer,
         TorchOptimizer,
@@ -180,6 +182,17 @@ NOT_ARGUMENTS = {
     "model": ("zero_init_residual",),
 }
 """Keys of these that the constructor does not get."""
+STARTED = tuple(
+    declared._target_ for declared in (LeNetModel, ConvnetModel, ResNet18Model, ResNet50Model, WideAndDeepModel)
+)
+"""The models of the reference's examples, which have ``model.init``."""
+
+
+def not_arguments(key: str, node: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a config node (``key``: optimizer, model, ...) that its constructor does not get."""
+    started = key == "model" and node.get("_target_") in STARTED
+    return (*NOT_ARGUMENTS.get(key, ()), *(("init",) if started else ()))
+
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """What the name of a file of weights ends with."""

@@ -117,6 +117,7 @@ class Flowers102Data(FlowersData):
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
+    order: str = key("listed", "order of the training images: of the official list, or as in 102flowers.tgz beside them", choices=("listed", "archive"))  # fmt: skip
 
 
 @dataclass

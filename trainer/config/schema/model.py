@@ -25,6 +25,7 @@ class LeNetModel(ModelConfig):
     )
     in_channels: int = key(1, "channels of an image", "channels", ge=1, le=1_000_000)
     image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4, le=WIDEST)
+    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
 
 
 @dataclass
@@ -36,6 +37,7 @@ class ResNet18Model(ModelConfig):
         "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
     )
     zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
+    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
 
 
 @dataclass
@@ -53,6 +55,7 @@ class ConvnetModel(ModelConfig):
     num_classes: Optional[int] = key(
         "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
     )
+    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
 
 
 @dataclass
@@ -104,6 +107,7 @@ class WideAndDeepModel(ModelConfig):
     sparse_slots: int = key(26, "ids of a sample", "slots", ge=1, le=1_000_000)
     hidden: List[int] = key([400, 400, 400], "widths of the network's layers", "units", ge=1, le=1_000_000)
     init_scale: float = key(0.01, "fresh rows are uniform between this and its negative", ge=0)
+    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
 
 
 @dataclass
@@ -135,3 +139,11 @@ class BinaryCrossEntropyLoss(LossConfig):
     _target_: str = key(
         "torch.nn.BCEWithLogitsLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
     )
+
+
+@dataclass
+class LogLoss(LossConfig):
+    """loss=log_loss: the reference's log loss, for labels 0 and 1 and one logit."""
+
+    _target_: str = key("trainer.models.log_loss.LogLoss", "torch.nn.Module called with (outputs, labels), mean over samples")  # fmt: skip
+    epsilon: float = key(1e-4, "added to probabilities before the logarithm", gt=0, lt=1)

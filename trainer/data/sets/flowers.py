@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trainer.data.drawn_flowers.species import class_names
 from trainer.data.images.listing import Listing, class_folders, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits
+from trainer.data.prepared import made_once, place_of
 from trainer.data.regular_files import read_regular
 from trainer.data.sets.matlab import NotMatlab, arrays
 from trainer.data.source import DataSource, Facts, Progress, digest_of
@@ -96,7 +98,8 @@ class Flowers102(DrawnFlowers):
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
             train, val = listings = self._real()
-            return self.sized(Facts(f"{SITE.name} in {self.options.root}", "real", len(train), len(val), self.shape(), CLASSES, slow=True), listings)  # fmt: skip
+            facts = Facts(f"{SITE.name} in {self.options.root}", "real", len(train), len(val), self.shape(), CLASSES, slow=True)  # fmt: skip
+            return self.sized(replace(facts, attention=self._shuffled()), listings)
         partial = self._folder()
         if partial.is_dir() and not self.options.download:
             raise UserError(
@@ -113,7 +116,35 @@ class Flowers102(DrawnFlowers):
     def _instead(self, reason: str) -> Facts:
         split = self.options.train_split
         without = "" if split == "trnid" else f" (they have no {split}: the part to train on is as large as trnid)"
-        return self._embedded(SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
+        facts = self._embedded(SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
+        return replace(facts, attention=self._shuffled())
+
+    def _shuffled(self) -> str:
+        """The sentence about a fixed shuffle in place of the archive's order; '' if there is none."""
+        if self.options.order == "listed" or self._archive().is_file():
+            return ""
+        return f"data.order=archive: {self._archive()} is not there, so the training images come in one fixed shuffle instead of its order"  # fmt: skip
+
+    def _archive(self) -> Path:
+        return self._folder() / SITE.files[0].name
+
+    def _ordered(self, train: Listing, kind: str) -> Listing:
+        """The training images in the order of ``data.order``.
+
+        ``setid.mat`` lists them class by class, and the drawn ones lie in folders of classes. In that order without a
+        shuffle a model sees one class at a time.
+        """
+        if self.options.order == "listed":
+            return train
+        order = np.random.default_rng(0).permutation(len(train))
+        if kind == "real" and self._archive().is_file():
+            places = made_once(
+                place_of("flowers-order", [self._archive()]), lambda folder: _members(self._archive(), folder)
+            )
+            place = dict(zip(places["names"], range(len(places["names"])), strict=True))
+            names = [Path(train.files[file]).name for file in train.file]
+            order = np.array(sorted(range(len(train)), key=lambda n: place.get(names[n], len(place))))
+        return replace(train, file=train.file[order], spans=train.spans[order], labels=train.labels[order], names=[train.names[n] for n in order])  # fmt: skip
 
     def class_names(self, facts: Facts) -> list[str]:
         if facts.kind == "embedded":
@@ -141,11 +172,10 @@ class Flowers102(DrawnFlowers):
         return real if real.kind == "real" else self._instead("the download is incomplete")
 
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
-        if facts.kind == "embedded":
-            return super().listings(facts)
         if facts.kind == "download":
             raise FileNotFoundError(errno.ENOENT, "is still to be downloaded", str(self._folder()))
-        return self._real()
+        train, val = super().listings(facts) if facts.kind == "embedded" else self._real()
+        return self._ordered(train, facts.kind), val
 
     def _real(self) -> tuple[Listing, Listing]:
         """The set's own lists of images and labels.
@@ -198,3 +228,10 @@ class Flowers102(DrawnFlowers):
     def _present(self) -> bool:
         folder = self._folder()
         return all((folder / f).is_file() for f in ("imagelabels.mat", "setid.mat")) and next((folder / "jpg").glob("*.jpg"), None) is not None  # fmt: skip
+
+
+def _members(archive: Path, folder: Path) -> dict[str, list[str]]:
+    """Make the folder of a prepared note with the names of an archive's images, in its order."""
+    folder.mkdir(parents=True)
+    with tarfile.open(archive, "r|*") as members:
+        return {"names": [Path(member.name).name for member in members if member.name.endswith(".jpg")]}
