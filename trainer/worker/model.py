@@ -33,7 +33,7 @@ def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Modul
     """Build the model on the device, initialised from the seed, in the planned precision and memory format."""
     seed_all(config.seed)
     model: nn.Module = call_target(config.model, "model")
-    if config.model["_target_"] in schema.STARTED and config.model.get("init") == "reference":
+    if config.model.get("_target_") in schema.STARTED and config.model.get("init") == "reference":
         draw(model)
     if config.model.get("zero_init_residual"):
         zero_last_norms(model)
