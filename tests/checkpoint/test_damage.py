@@ -23,6 +23,7 @@ import trainer
 from tests.checkpoint import disk, saving
 from trainer.checkpoint import durable_folder, store, tensor_tree, writer
 from trainer.checkpoint.of_life import of_life, place_of
+from trainer.checkpoints import main as tools
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol import snapshot_parts
 from trainer.worker import best_model
@@ -132,12 +133,28 @@ def marker(told: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "told", [None, 1, [], [["checkpoint.json", {}]], {"checkpoint.json": 1}, {"../latest": {"bytes": 15}}, {"/etc/hostname": {}}]
+    "told", [None, 1, [], [["checkpoint.json", {}]], {"checkpoint.json": 1}, {"../latest": {"bytes": 15}}, {"/etc/hostname": {}}, {"": {}}, {".": {}}, {"..": {}},
+     {"a" * 300: {}}, {"a\0": {}}, {"\ud800": {}}]
 )  # fmt: skip
 def test_a_crafted_marker_is_refused_with_a_sentence(checkpoints: Path, told: Any) -> None:
     (store.folder_of(checkpoints, 20) / "COMPLETE").write_text(marker(told))
     with pytest.raises(UserError, match="COMPLETE"):
         store.check(store.folder_of(checkpoints, 20))
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000 + "]" * 200_000, '{"files":' * 100_000, "\ufeff", "null", "\x00"])
+def test_a_marker_of_nested_brackets_is_damage_and_the_checkpoint_before_is_taken(
+    checkpoints: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = store.folder_of(checkpoints, 20)
+    (newest / "COMPLETE").write_text(text)
+    taken = store.newest_whole(checkpoints)
+    assert taken is not None and taken.name == store.folder_of(checkpoints, 10).name
+    for command in ("list", "verify"):
+        assert tools([command, str(checkpoints.parent)]) == (1 if command == "verify" else 0)
+    with pytest.raises(UserError, match="COMPLETE"):
+        store.one_in(newest, print)
+    assert "damaged" in capsys.readouterr().out
 
 
 JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)), lambda inner: st.lists(inner, max_size=2), max_leaves=3)  # fmt: skip

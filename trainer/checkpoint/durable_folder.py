@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
+from trainer.host import json_text
 
 MARKER = "COMPLETE"
 
 
+LONGEST_NAME = 255
+"""Bytes of a file's name."""
 TIMES = 10
 """A folder is removed or replaced so often at most: others may leave a note in it, or replace it, meanwhile."""
 
@@ -75,7 +78,7 @@ def seals(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     for name in names:
         if not is_written(folder, name):
             raise refused(partial / name, "it was not written to its end")
-    found = {name: json.loads(seal_of(partial / name).read_text()) for name in names}
+    found = {name: json_text.read(seal_of(partial / name)) for name in names}
     for name, seal in found.items():
         _check_size(partial / name, seal)
     return found
@@ -173,7 +176,7 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
     if not path.is_file():
         raise refused(path, "the file is missing: this is no snapshot, or one that was not completed")
     try:
-        marker = json.loads(path.read_text())
+        marker = json_text.read(path)
         found, checksum = marker.get("format_version"), marker.pop("checksum")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise refused(path, "it is damaged") from None
@@ -182,11 +185,19 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
     if checksum != _digest(json.dumps(marker, sort_keys=True).encode()):
         raise refused(path, "it is damaged")
     names = marker.get("files")
-    if not isinstance(names, dict) or not all(
-        name == Path(name).name and isinstance(names[name], dict) for name in names
-    ):
+    if not isinstance(names, dict) or not all(is_name(name) and isinstance(seal, dict) for name, seal in names.items()):
         raise refused(path, "it does not tell the names of files")
     return names
+
+
+def is_name(name: object) -> bool:
+    """Whether that can be the name of a file in a folder: no path, not the folder itself or the one above, of 255 bytes at most."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    try:
+        return len(os.fsencode(name)) <= LONGEST_NAME
+    except UnicodeError:
+        return False
 
 
 def bytes_of(folder: Path, name: str = "") -> int:

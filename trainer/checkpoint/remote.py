@@ -8,7 +8,6 @@ ADDRESS/RUN/step-000000120/ASIDE    this copy is of a training that was given up
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, first_line, why
+from trainer.host import json_text
 
 ASIDE = "ASIDE"
 OF_RUN = "run"
@@ -132,7 +132,7 @@ class Remote:
         if not (marker := self.marker(name)):
             raise Retired(f"{self.address}/{name}")
         try:
-            return sum(int(seal.get("bytes", 0)) for seal in json.loads(marker).get("files", {}).values())
+            return sum(int(seal.get("bytes", 0)) for seal in json_text.loads(marker).get("files", {}).values())
         except (ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{self.address}/{name}/{durable_folder.MARKER}", f"it cannot be read ({why(error)})") from error  # fmt: skip
 

@@ -6,7 +6,6 @@ checkpoints/latest            the name of the newest
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint.of_life import place_of
 from trainer.errors import UserError, why
-from trainer.host import files
+from trainer.host import files, json_text
 
 FORMAT = 1
 GIVEN_UP = "aside-"
@@ -260,9 +259,9 @@ def told_by(text: bytes, path: str) -> About:
         UserError: it is none.
     """
     try:
-        told = json.loads(text)
+        told = json_text.loads(text)
         found = About(**{**_known(About, told), "watched": BestMetric(**_known(BestMetric, told.get("watched", {})))})
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
     numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
     if not all(type(number) is int and number >= 0 for number in numbers):

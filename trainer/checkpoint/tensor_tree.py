@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from trainer.errors import UserError, why
+from trainer.host import json_text
 
 PLAIN = (str, int, float, bool, type(None))
 DEEPEST = 100
@@ -138,7 +139,7 @@ def read(path: Path, keys: Collection[str] | None = None) -> Any:
         UserError: it is no such file.
     """
     with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-        tree = json.loads((file.metadata() or {}).get("tree", ""))
+        tree = json_text.loads((file.metadata() or {}).get("tree", ""))
         if keys is not None:
             tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
         return _Unpacking(lambda name: file.get_tensor(name).clone()).node(tree, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import warnings
 import zipfile
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
+from trainer.host import json_text
 from trainer.host.files import replacing
 from trainer.terminal.screen import Screen
 from trainer.weights import checkpoint_weights
@@ -136,7 +136,7 @@ def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
         UserError: the run's folder does not tell their shapes.
     """
     try:
-        spec = json.loads((run / example.SPEC).read_text())
+        spec = json_text.read(run / example.SPEC)
         with np.load(run / example.SAMPLE) as kept:
             arrays = {name: torch.from_numpy(np.concatenate([kept[name][:1]] * 2)) for name in kept.files}
         mean, std = (None if spec.get(key) is None else tuple(spec.get(key)) for key in ("mean", "std"))
@@ -145,7 +145,7 @@ def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
     except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
         pass
     try:
-        facts = Facts.of(json.loads((run / "plan.json").read_text()).get("facts"))
+        facts = Facts.of(json_text.read(run / "plan.json").get("facts"))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(str(run), "it has neither example.npz nor a plan.json that tells the shape of a sample", "--format safetensors") from error  # fmt: skip
     shape = facts.val_shape or facts.shape

@@ -22,6 +22,7 @@ from trainer.config.schema import TrackingConfig, option_of
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
 from trainer.hashing import hash_of
+from trainer.host import json_text
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted
 
@@ -182,8 +183,8 @@ def _run_of(path: Path, asked: Words) -> Path:
 
 def _plan(run: Path) -> dict[str, Any]:
     try:
-        plan = json.loads((run / "plan.json").read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        plan = json_text.read(run / "plan.json")
+    except (OSError, ValueError) as error:
         raise UserError(str(run / "plan.json"), f"cannot be read: {why(error)}", "another run") from error
     if not isinstance(plan, dict):
         raise UserError(str(run / "plan.json"), "is no plan of a run", "another run")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
-from trainer.host import cache
+from trainer.host import cache, json_text
 from trainer.host.cache import cache_root
 
 __all__ = ["MARKER", "beside", "cache_root", "known", "locked", "made_once", "place_of"]
@@ -52,7 +52,7 @@ def known(target: Path) -> dict[str, Any] | None:
     """
     cache.check_data(target)
     try:
-        return json.loads((target / MARKER).read_text())  # type: ignore[no-any-return]
+        return json_text.read(target / MARKER)  # type: ignore[no-any-return]
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:  # what is there must not be taken for missing, and prepared anew

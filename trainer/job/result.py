@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.host import json_text
 
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
@@ -76,7 +77,7 @@ def planned(ready: Ready) -> Result:
 def read_result(run_dir: str, status: str, error: str) -> Result:
     """Read a job's result from its folder; if there is none, make one of the status and the error."""
     try:
-        told = json.loads((Path(run_dir) / "result.json").read_text())
+        told = json_text.read(Path(run_dir) / "result.json")
         return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
     except (OSError, ValueError, TypeError):
         return Result(status, run_dir, error=error)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Died, RunFailed, UserError
+from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote, OwnBoard, SealedBoard
 from trainer.host.patience import LONGEST_LOOK_S, Patience
 from trainer.host.signals import LEAVE
@@ -141,7 +142,7 @@ class Lobby:
         return {n: host if host.id == id else self._told(id) for n, id, host in newest}
 
     def _told(self, id: str) -> Host:
-        return Host(**json.loads(self.board.get(HERE.format(id))))
+        return Host(**json_text.loads(self.board.get(HERE.format(id))))
 
     def waiting(self) -> list[int]:
         """The hosts that are present and not part of the current life."""
@@ -301,7 +302,7 @@ class Guest:
         first = None
         for _ in range(round(3 * BEAT_S / LOOK_S)):
             id = self._newest()
-            if not id or Host(**json.loads(self.board.get(HERE.format(id)))).gone:
+            if not id or Host(**json_text.loads(self.board.get(HERE.format(id)))).gone:
                 return
             beat = self.board.get(BEAT.format(id))
             if first not in (None, beat):
@@ -311,7 +312,7 @@ class Guest:
 
     def _check_terms(self, mine: Mapping[str, Any]) -> None:
         """A host that was started with another command is refused, and the others go on."""
-        theirs, mine = json.loads(self.board.get(TERMS)), json.loads(json.dumps(mine, default=str))
+        theirs, mine = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(mine, default=str))
         if key := differing(theirs, mine):
             raise RunFailed(f"this host was started with another command: {key} is {mine.get(key)} here and {theirs.get(key)} on host 0. Type the same on all hosts. The run goes on without this host")  # fmt: skip
 
@@ -361,10 +362,10 @@ class Guest:
         if self.replaced:
             raise RunFailed(f"this host is no part of the run any more: another host {self.number} has come in its place, as it was stopped or cut off for a while. If both are to take part, every host needs a launch.node_rank of its own")  # fmt: skip
         if self.board.check([OVER]):
-            raise RunOver(*json.loads(self.board.get(OVER)))
+            raise RunOver(*json_text.loads(self.board.get(OVER)))
         if not self.board.check([LIFE]):
             return None
-        number, hosts, ids, port, resume = json.loads(self.board.get(LIFE))
+        number, hosts, ids, port, resume = json_text.loads(self.board.get(LIFE))
         return Life(number, tuple(hosts), tuple(ids), port, resume)
 
     def _look_for_another(self, board: SealedBoard) -> None:

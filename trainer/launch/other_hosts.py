@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainer.errors import AskedToLeave, RunFailed
+from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.patience import Patience
 from trainer.launch.rendezvous import Meeting
@@ -151,5 +152,5 @@ class OtherHosts:
                     f"\nATTENTION: {self.meeting.name(host)} does not say that its processes have ended\n", flush=True
                 )
                 continue
-            for rank, told in json.loads(self.board[0].get(key)).items():
+            for rank, told in json_text.loads(self.board[0].get(key)).items():
                 results.setdefault("server", {})[int(rank)] = told

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted, Missing, NotFinite, RunFailed, UserError
-from trainer.host import machine_limits
+from trainer.host import json_text, machine_limits
 from trainer.host.files import FULL, REFUSED, is_part
 from trainer.host.notes_board import FolderLost, NoNote
 from trainer.terminal import streams
@@ -172,7 +172,7 @@ class Child:
                 if head == DONE:
                     self.value, self.returned = self.pipe.recv(), True
                 else:
-                    self.failure = Failure(**json.loads(head))
+                    self.failure = Failure(**json_text.loads(head))
             except (EOFError, OSError):
                 self.dismiss()
 

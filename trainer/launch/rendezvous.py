@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.errors import RunFailed, first_line
+from trainer.host import json_text
 from trainer.host.addresses import LOOPBACK, with_port
 from trainer.host.notes_board import Board, NoNote, SealedBoard, wait_until
 from trainer.host.patience import Patience
@@ -227,7 +228,9 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
 
 
 def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
-    mine, *others = (json.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts))
+    mine, *others = (
+        json_text.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts)
+    )
     at, everywhere = ("at", "in all commands") if meeting.labels else ("on", "on all hosts")
     for number, terms in enumerate(others, 1):
         if key := differing(mine, terms):

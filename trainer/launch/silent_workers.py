@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from trainer.host import json_text
 from trainer.host.notes_board import Board
 
 BEGUN, WORKS, AWAY = "begun", "", "away"
@@ -76,7 +77,7 @@ class SilentWorkers:
             if told == WORKS:
                 return None
             if told != AWAY:
-                found[rank] = Silent(**json.loads(told))
+                found[rank] = Silent(**json_text.loads(told))
         return found
 
     def _get(self, rank: int) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted
-from trainer.host import private
+from trainer.host import json_text, private
 from trainer.launch.engine import Start
 from trainer.launch.forkserver import enter
 from trainer.launch.meeting_place import Place
@@ -23,7 +23,7 @@ from trainer.planning.assignment import Assignment
 def main(file: Path) -> int:
     """Run the process that the file describes, and leave its result on the run's board; returns the exit code."""
     try:
-        start = _start_of(**json.loads(private.read(file)))
+        start = _start_of(**json_text.loads(private.read(file)))
         file.unlink()
     except FileNotFoundError:
         print("the run ended before this process began", file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.config.run_config import RunConfig
 from trainer.errors import RunFailed, UserError, failed, why
-from trainer.host import private, torchrun
+from trainer.host import json_text, private, torchrun
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import TooLong, within
 from trainer.launch.process import Failure
@@ -133,9 +133,9 @@ class TaskHandle:
             if not self.arrived and self.failure is None and self.clock() - self.began > self.timeout_s:
                 self.failure = Failure(self.started_ns, self._silent(), told=True, ends_run=True)
         if not self.returned and self.board.check(["value"]):
-            self.value, self.returned = json.loads(self.board.get("value")), True
+            self.value, self.returned = json_text.loads(self.board.get("value")), True
         if self.failure is None and self.board.check(["failure"]):
-            self.failure = Failure(**json.loads(self.board.get("failure")))
+            self.failure = Failure(**json_text.loads(self.board.get("failure")))
 
     def _silent(self) -> str:
         """Why a process that has not begun counts as failed, with the program that runs in its place, where it is known."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import RunFailed, UserError
-from trainer.host import private
+from trainer.host import json_text, private
 from trainer.host.notes_board import FolderBoard, OwnBoard, SealedBoard
 from trainer.host.patience import Patience
 from trainer.planning.run_secret import LEAST as LEAST_SECRET
@@ -57,7 +57,7 @@ class Handover(ABC):
         Raises:
             RunFailed: none came, or one that is not rank 0's.
         """
-        message = json.loads(self.read())
+        message = json_text.loads(self.read())
         return message["payload"] if "payload" in message else str(message["stop"])
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Sealed(Handover):
         from cryptography.fernet import InvalidToken
 
         try:
-            run, text = json.loads(self.box.decrypt(self.store.get(self.KEY)))
+            run, text = json_text.loads(self.box.decrypt(self.store.get(self.KEY)))
         except InvalidToken:
             raise RunFailed(
                 f"the config in torchrun's store is not from rank 0 of this run: somebody else writes there, or {SECRET} "

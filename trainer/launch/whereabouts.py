@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
+from trainer.host import json_text
 from trainer.host.files import if_the_disk_takes
 from trainer.host.notes_board import Board
 from trainer.planning.plan import Plan
@@ -84,7 +85,7 @@ class Whereabouts:
         if not (self.untold or self.unheard or self._unwritten) or (self.clock() - self._looked < LOOK_S and not now):
             return
         self._looked = self.clock()
-        told = {key: Told(**json.loads(note)) for key, note in self._noted(board, PROCESS, self.untold).items()}
+        told = {key: Told(**json_text.loads(note)) for key, note in self._noted(board, PROCESS, self.untold).items()}
         told = {key: it for key, it in told.items() if it.life == self.lives.get(key, it.life)}
         endpoints = self._noted(board, ENDPOINT, self.unheard)
         if told or endpoints:

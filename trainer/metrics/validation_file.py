@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.host import json_text
 from trainer.host.files import replacing
 from trainer.metrics.confusion import Examination, Mistake
 
@@ -89,7 +90,7 @@ def read(run_dir: Path, which: str) -> Findings | None:
             Mistake(int(n), int(label), int(g), c, loss) for n, label, g, c, loss in kept["mistakes"].tolist()
         )
         examination = Examination(
-            json.loads(str(kept["metrics"])), kept["hits"], kept["labels"], kept["guesses"],
+            json_text.loads(str(kept["metrics"])), kept["hits"], kept["labels"], kept["guesses"],
             kept.get("confusion"), mistakes,
         )  # fmt: skip
         files = tuple(kept["files"].tolist()) if "files" in kept else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import RunFailed, UserError, why
+from trainer.host import json_text
 from trainer.planning.user_class_checks import asked
 from trainer.wording import some
 
@@ -74,8 +74,8 @@ def names_in(run: Path, what: str) -> list[str] | None:
     if not path.is_file():
         return None
     try:
-        names = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        names = json_text.read(path)
+    except (OSError, ValueError) as error:
         raise _damaged(what, path, why(error)) from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise _damaged(what, path, "it is no list of texts")

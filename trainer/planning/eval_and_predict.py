@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts, reader_of
 from trainer.errors import UserError
+from trainer.host import json_text
 from trainer.planning.batches import AUTO
 from trainer.planning.class_names import class_names_of, run_of
 from trainer.planning.user_class_checks import asked, checked_facts
@@ -132,7 +132,7 @@ def _of_the_run(config: RunConfig) -> Facts | None:
 
     try:
         target = yaml.safe_load((folder / "config.yaml").read_text())["data"]["_target_"]
-        facts = Facts.of(json.loads((folder / "plan.json").read_text())["facts"])
+        facts = Facts.of(json_text.read(folder / "plan.json")["facts"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return None
     return facts if target == config.data._target_ else None
@@ -230,7 +230,7 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
         UserError: a key is another one: the model would see other ids.
     """
     try:
-        theirs = json.loads((run / "model.json").read_text())["rows"] if run is not None else None
+        theirs = json_text.read(run / "model.json")["rows"] if run is not None else None
     except (OSError, ValueError, KeyError):
         return
     for key, value in node.items():

@@ -8,7 +8,6 @@ import difflib
 import functools
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import socket
@@ -24,6 +23,7 @@ from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
+from trainer.host import json_text
 
 if TYPE_CHECKING:
     from trainer.planning.plan import Plan
@@ -241,7 +241,7 @@ def _try_server(uri: str, what: str, experiment: str) -> str:
     try:
         # The user's own tracking server, over http or https.
         with urllib.request.urlopen(request, timeout=TRY_S, context=_trusted(parts.scheme)) as answer:  # nosec B310
-            found = json.loads(answer.read(1 << 20))
+            found = json_text.loads(answer.read(1 << 20))
             stage = found["experiment"]["lifecycle_stage"]
     except urllib.error.HTTPError as error:
         return _refusal(error, what)
@@ -257,7 +257,7 @@ def _try_server(uri: str, what: str, experiment: str) -> str:
 def _refusal(error: urllib.error.HTTPError, what: str) -> str:
     """What an answer that is none says: nothing (there is no such experiment yet), that it may come back, or never."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
-        if json.loads(error.read(1 << 16)).get("error_code") == "RESOURCE_DOES_NOT_EXIST":
+        if json_text.loads(error.read(1 << 16)).get("error_code") == "RESOURCE_DOES_NOT_EXIST":
             return ""
     if error.code in (401, 403) and not any(os.environ.get(name) for name in OTHER_LOGINS):
         raise UserError(what, f"the server does not let this user in ({error.code} {error.reason})", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the environment") from error  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainer.errors import PREEMPTED
+from trainer.host import json_text
 from trainer.run_folder.json_files import leave
 
 FILE = "lives.json"
@@ -42,7 +42,7 @@ class Life:
 def read(run_dir: Path) -> tuple[Life, ...]:
     """Read the lives of a run so far; () if there is no file that can be read."""
     try:
-        return tuple(Life(**life) for life in json.loads((run_dir / FILE).read_text()))
+        return tuple(Life(**life) for life in json_text.read(run_dir / FILE))
     except (OSError, ValueError, TypeError):
         return ()
 
@@ -95,7 +95,7 @@ def _ended(run_dir: Path, life: Life) -> Life:
     """The life with its end as status.json tells it; who was killed with the machine has left ``running`` there."""
     path = run_dir / "status.json"
     try:
-        status, when = json.loads(path.read_text()), _at(path.stat().st_mtime)
+        status, when = json_text.read(path), _at(path.stat().st_mtime)
         state, step = status.get("state"), int(status.get("step") or 0)
         its_own = status.get("life", life.number) == life.number
     except (OSError, ValueError, TypeError, AttributeError):
@@ -111,7 +111,7 @@ def _last_point(run_dir: Path) -> int:
     """The update of the last point, which may be after the last one that status.json tells of; 0: there is none."""
     try:
         lines = (run_dir / "metrics.jsonl").read_bytes().rpartition(b"\n")[0]
-        return int(json.loads(lines.rpartition(b"\n")[2]).get("step"))
+        return int(json_text.loads(lines.rpartition(b"\n")[2]).get("step"))
     except (OSError, ValueError, TypeError, AttributeError):
         return 0
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
 from trainer.errors import why
+from trainer.host import json_text
 from trainer.host.files import REFUSED
 
 
@@ -89,6 +89,6 @@ def _end_at_a_line(path: Path) -> bytes:
 
 def _step_of(line: bytes) -> int:
     try:
-        return int(json.loads(line).get("step"))
+        return int(json_text.loads(line).get("step"))
     except (ValueError, TypeError, AttributeError):  # there is none, or it is nobody's that this trainer knows
         return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.durable_folder import sync
+from trainer.host import json_text
 from trainer.run_folder.back_to_checkpoint import POINTS
 from trainer.run_folder.json_files import leave
 
@@ -60,7 +60,7 @@ class Remembered:
 def _updates(lines: bytes) -> tuple[int, int]:
     """First and last update of these points; of lines that cannot be read, any may be."""
     try:
-        steps = [int(json.loads(line).get("step")) for line in lines.splitlines()]
+        steps = [int(json_text.loads(line).get("step")) for line in lines.splitlines()]
     except (ValueError, TypeError, AttributeError):
         return (0, NO_END)
     return (min(steps), max(steps))
@@ -69,7 +69,7 @@ def _updates(lines: bytes) -> tuple[int, int]:
 def read(run_dir: Path) -> Remembered | None:
     """Read ``tracking.json`` of a run's folder; None if it was never tracked, or the file cannot be read."""
     try:
-        told = json.loads((run_dir / FILE).read_text())
+        told = json_text.read(run_dir / FILE)
         known = {one.name: told[one.name] for one in fields(Remembered) if one.name in told}
         if known.get("again") is not None:
             known |= {"again": tuple(known.pop("again"))}

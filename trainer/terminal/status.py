@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from trainer.host import json_text
 
 
 def read_status(run_dir: Path, name: str = "status.json") -> dict[str, Any]:
@@ -14,6 +15,6 @@ def read_status(run_dir: Path, name: str = "status.json") -> dict[str, Any]:
         name: of the file; where workers go their own ways each has one.
     """
     try:
-        return json.loads((run_dir / name).read_text())  # type: ignore[no-any-return]
+        return json_text.read_object(run_dir / name)
     except (OSError, ValueError):
         return {}

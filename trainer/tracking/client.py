@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.host import json_text
 from trainer.host.signals import signal_name
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.tracking_file import read
@@ -74,7 +75,7 @@ class Tracker:
         with process.stdout as answers:
             for line in answers:
                 with contextlib.suppress(ValueError):  # half a line of a process that was killed
-                    self._hear(json.loads(line))
+                    self._hear(json_text.loads(line))
         self._start_again(process)
 
     def _hear(self, answer: dict[str, Any]) -> None:

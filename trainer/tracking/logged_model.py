@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trainer.host import json_text
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 from trainer.worker import example
 
@@ -44,7 +44,7 @@ class Choice:
 def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
     """Find the best or the last model of a run's folder to log in MLflow; None if the run has left none."""
     try:
-        result = json.loads((run_dir / "result.json").read_text())
+        result = json_text.read(run_dir / "result.json")
     except (OSError, ValueError):
         return None
     best = run_dir / "checkpoints" / "best.safetensors"
@@ -61,7 +61,7 @@ def _validated(run_dir: Path, step: int) -> Iterator[dict[str, Any]]:
     """What metrics.jsonl says of the validation after that update."""
     with (run_dir / "metrics.jsonl").open() as points:
         for line in points:
-            point = json.loads(line)
+            point = json_text.loads(line)
             if point["step"] == step and any(name.startswith("val") for name in point["metrics"]):
                 yield point
 
@@ -80,7 +80,7 @@ def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
     folder = Path(tempfile.mkdtemp(prefix=DIRECTORY)) / "model"
     spec, inputs = run_dir / example.SPEC, example.sample(run_dir)
     artifacts = {"spec": str(spec), "weights": str(choice.weights)}
-    target = json.loads(spec.read_text())["model"]["_target_"]
+    target = json_text.read(spec)["model"]["_target_"]
     try:
         outputs, modules = _called(artifacts, inputs, target)
         with _requirements_taken_as_they_are():

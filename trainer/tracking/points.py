@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from trainer.host import json_text
 
 Point = tuple[str, int, int, str]
 """Name, time, update and value."""
@@ -16,7 +17,7 @@ def metrics_of(lines: Sequence[bytes]) -> list[Any]:
     """Convert the points in lines of metrics.jsonl to MLflow Metric objects."""
     from mlflow.entities import Metric
 
-    points = [json.loads(line) for line in lines]
+    points = [json_text.loads(line) for line in lines]
     return [Metric(k, v, point["time"], point["step"]) for point in points for k, v in point["metrics"].items()]
 
 

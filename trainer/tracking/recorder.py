@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from typing import Any
 from trainer.config import redact
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
-from trainer.host import interpreter
+from trainer.host import interpreter, json_text
 from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import BUSY, Hold
 from trainer.run_folder.json_files import leave
@@ -53,7 +52,7 @@ class Inbox:
         self.ended = not data
         *lines, self.buffered = (self.buffered + data).split(b"\n")
         for line in lines:
-            message = json.loads(line)
+            message = json_text.loads(line)
             yield message, Hold.received(self.locks.popleft()) if message.pop("held", False) else None
 
 
@@ -141,7 +140,7 @@ def _mark_killed(follower: Follower) -> None:
         return
     status_file = follower.run_dir / "status.json"
     try:
-        status = json.loads(status_file.read_text())
+        status = json_text.read_object(status_file)
         leave(status_file, {**status, "state": "killed"})
     except (OSError, ValueError):
         pass
@@ -181,7 +180,7 @@ def _resend(run_dir: Path) -> int:
             return 2
         told.run["uri"] = os.environ["MLFLOW_TRACKING_URI"]
     follower = _going_on(run_dir, told)
-    result = json.loads((run_dir / "result.json").read_text()) if (run_dir / "result.json").exists() else {}
+    result = json_text.read(run_dir / "result.json") if (run_dir / "result.json").exists() else {}
     if not result:
         print(
             "The run's launcher was killed: nobody has looked for secrets in the workers' logs, so they are not sent."

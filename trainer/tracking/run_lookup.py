@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.config.redact import text
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
+from trainer.host import json_text
 from trainer.planning.tracking_store import named, tracking_uri
 from trainer.tracking import mlflow_settings
 from trainer.tracking.client import environment
@@ -51,7 +52,7 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
             [sys.executable, "-m", "trainer.tracking.run_lookup"], input=json.dumps([uri, run_id]),
             capture_output=True, text=True, env=environment(), timeout=PATIENCE_S,
         )  # fmt: skip
-        return dict(json.loads(done.stdout))
+        return dict(json_text.loads(done.stdout))
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {PATIENCE_S:g} s"}
     except ValueError:

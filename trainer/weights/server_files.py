@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer.errors import UserError, why
+from trainer.host import json_text
 from trainer.weights.fresh_rows import RowInit, fresh_table
 from trainer.weights.merged_rows import MergedRows
 
@@ -62,7 +62,7 @@ class ServerFile:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """The server's metadata, besides its tensors."""
-        return dict(json.loads(self._file.metadata()["meta"]))
+        return dict(json_text.loads(self._file.metadata()["meta"]))
 
     @property
     def version(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trainer.errors import RunFailed, first_line
-from trainer.host import memory
+from trainer.host import json_text, memory
 from trainer.host.files import replace_file
 from trainer.host.memory import GIB
 from trainer.planning.assignment import Assignment
@@ -73,7 +73,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         RunFailed: memory was not enough; the folder then holds a file that says so.
     """
     folder = Path(assignment.plan.run_dir)
-    told = TrialLimits(**json.loads((folder / TOLD).read_text()))
+    told = TrialLimits(**json_text.read(folder / TOLD))
     try:
         measure = _limited_gpu(told, seat.device) if seat.device.startswith("cuda") else _limited_host(told)
         with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from trainer.config.instantiate import locate
 from trainer.data.batch_inputs import Inputs
 from trainer.data.placement import Placement
-from trainer.host import files
+from trainer.host import files, json_text
 from trainer.run_folder.json_files import leave
 
 SPEC, SAMPLE = "model.json", "example.npz"
@@ -44,7 +43,7 @@ def keep(
 
 def sample(run_dir: Path) -> Any:
     """Read the example input that a worker has kept for the logged model: one or several arrays, or a row of text."""
-    if (rows := json.loads((run_dir / SPEC).read_text())["rows"]) is not None:
+    if (rows := json_text.read(run_dir / SPEC)["rows"]) is not None:
         return [locate(rows["_target_"]).example]
     with np.load(run_dir / SAMPLE) as kept:
         by_name = {name: kept[name] for name in kept.files}

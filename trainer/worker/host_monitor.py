@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from trainer.host import hardware
+from trainer.host import hardware, json_text
 from trainer.run_folder.report import Report
 
 FIRST_S = 1.0
@@ -95,7 +95,7 @@ class Monitor(threading.Thread):
             told = self.store.get(str(node))
             if self.seen.get(node) != told:
                 self.seen[node] = told
-                self.report.system(node, *json.loads(told))
+                self.report.system(node, *json_text.loads(told))
 
 
 def _measured() -> dict[str, float]:

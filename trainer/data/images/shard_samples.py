@@ -8,7 +8,6 @@ are left over are named.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -22,6 +21,7 @@ from trainer.data.images.image_files import HEADER, ImageFiles, suffix
 from trainer.data.images.tar_index import NotTar, TarMember, members
 from trainer.data.regular_files import open_regular
 from trainer.errors import UserError, why
+from trainer.host import json_text
 from trainer.visible import shortened
 from trainer.wording import counted, some
 
@@ -212,8 +212,8 @@ def _label(shard: IO[bytes], member: TarMember, limits: LabelLimits) -> int | st
     if as_json and _deeper(content, limits.depth):
         return f"lists or mappings deeper than data.max_depth={limits.depth} in {shortened(member.name)}"
     try:
-        label = int(str(json.loads(content)["label"]) if as_json else content)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        label = int(str(json_text.loads(content)["label"]) if as_json else content)
+    except (ValueError, KeyError, TypeError):
         return f"{content[:40]!r} in {shortened(member.name)}"
     return label if abs(label) < MOST else f"a label of {len(str(label))} digits in {shortened(member.name)}"
 

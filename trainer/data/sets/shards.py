@@ -27,6 +27,7 @@ from trainer.data.limits import Limits
 from trainer.data.prepared import known, made_once, place_of
 from trainer.data.source import Facts, Progress
 from trainer.errors import UserError
+from trainer.host import json_text
 from trainer.visible import shortened
 from trainer.wording import some
 
@@ -75,9 +76,7 @@ class Shards(ImageSource):
         files = self._files(key)
         folder = place_of(INDEX, files)
         limits = self._label_limits()
-        index = (
-            ShardIndex(**json.loads((folder / "index.json").read_text())) if known(folder) else index_of(files, limits)
-        )
+        index = ShardIndex(**json_text.read(folder / "index.json")) if known(folder) else index_of(files, limits)
         if not index.names:
             raise UserError(
                 f"data.{key}={getattr(self.options, key)}",

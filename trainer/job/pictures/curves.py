@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.host import json_text
 from trainer.job.pictures.figures import figure_of, save
 from trainer.job.pictures.lettering import families
 from trainer.run_folder.lives import read
@@ -29,7 +29,7 @@ def _points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
         return {}
     for line in written:
         try:
-            point = json.loads(line)
+            point = json_text.loads(line)
         except ValueError:  # a writer that was killed leaves half a line
             continue
         for name, value in point["metrics"].items():
@@ -55,7 +55,7 @@ def draw(run_dir: Path, title: str) -> Path | None:
 
 def draw_servers(run_dir: Path, title: str) -> Path | None:
     """Draw ``servers.png``: what the parameter servers did, and the staleness of pushes; None without servers."""
-    told = [json.loads(path.read_text()) for path in sorted(run_dir.glob("server.*.json"))]
+    told = [json_text.read(path) for path in sorted(run_dir.glob("server.*.json"))]
     if not told:
         return None
     series = _points(run_dir)

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.host import json_text
+
 MAGIC = 0x5054
 VERSION = 2
 HEADER = struct.Struct("<HBBHHIQQqII")
@@ -156,8 +158,8 @@ class Message:
         if array is None:
             return {}
         try:
-            return json.loads(array.tobytes())
-        except (ValueError, RecursionError) as error:
+            return json_text.loads(array.tobytes())
+        except ValueError as error:
             raise Malformed(f"{self.verb.name}: {error}") from error
 
     def mapping(self) -> dict[str, Any]:

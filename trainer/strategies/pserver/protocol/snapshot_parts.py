@@ -14,6 +14,7 @@ import numpy as np
 
 from trainer.checkpoint import durable_folder, writer
 from trainer.errors import RunFailed
+from trainer.host import json_text
 from trainer.weights.server_files import full_name, part_name
 
 PIECE = 8 << 20
@@ -41,7 +42,7 @@ def is_shared(folder: Path, name: str) -> bool:
 def piece(folder: Path, server: int, first: int) -> tuple[dict[str, Any], np.ndarray]:
     """Size and checksum of a snapshot part, and its bytes from ``first`` on, at most :data:`PIECE`."""
     path = durable_folder.partial_of(folder) / part_name(server)
-    seal = dict(json.loads(durable_folder.seal_of(path).read_text()))
+    seal = dict(json_text.read(durable_folder.seal_of(path)))
     with path.open("rb") as file:
         file.seek(first)
         return seal, np.frombuffer(file.read(PIECE), dtype=np.uint8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,13 @@ from trainer.optim.groups import Rate, optimizer_of, rates
 from trainer.optim.sparse import rule_of
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol import snapshot
+from trainer.visible import shortened
+from trainer.weights.server_files import ServerFile
 
 GEO = "geo"
+NUMBERS = ("age", "version", "updates", "updates_per_step")
+TEXTS = ("mode", "optimizer", "dtype", "evict_by")
+"""What a part, and server 0 of all, tell besides their tensors."""
 
 
 def kept_by(node: Mapping[str, Any]) -> str:
@@ -45,7 +50,32 @@ def refuse(
         saved = snapshot.read(Path(folder))
     except UserError as error:
         return [UserError(f"strategy.load_from={folder}", f"{error.what}: {error.why}", "a folder that holds COMPLETE")]
+    if damage := next(filter(None, map(_damage, saved.parts)), "") or _lacks(saved.meta, TEXTS, str):
+        return [UserError(f"strategy.load_from={folder}", damage, "persistables as a run saves them")]
     return [UserError(f"strategy.load_from={folder}", why, instead) for why, instead in _misfits(saved, config, declared, model, optimizer)]  # fmt: skip
+
+
+def _damage(part: ServerFile) -> str:
+    """Why a server could not begin from a sealed part, its file included; '' if it can."""
+    try:
+        meta = part.meta
+    except (ValueError, TypeError, KeyError) as error:
+        return f"{part.path}: its meta cannot be read ({type(error).__name__}: {error})"
+    why = _lacks(meta, NUMBERS, int) or _lacks(meta, ("numbers", "tables"), dict)
+    if not why and not all(isinstance(value, (int, float)) for value in meta["numbers"].values()):
+        why = "its meta has a number of the optimizer that is none"
+    if not why and meta["updates_per_step"] < 1:
+        why = "its meta has updates_per_step=0"
+    return f"{part.path}: {why}" if why else ""
+
+
+def _lacks(meta: Mapping[str, Any], names: Sequence[str], kind: type[Any]) -> str:
+    """What of these saved values is missing, of another kind or negative; '' if nothing is."""
+    for name in names:
+        value = meta.get(name)
+        if type(value) is not kind or (kind is int and value < 0):
+            return f"its meta has {name}={shortened(repr(value))}" if name in meta else f"its meta lacks {name}"
+    return ""
 
 
 def _misfits(
