@@ -360,7 +360,7 @@ def test_what_another_command_has_fetched_and_trained_meanwhile_stays(machine: P
     take, said = claim_folder._take, list[str]()
 
     def late(*told: Any) -> None:
-        (machine / "run").rmdir()
+        shutil.rmtree(machine / "run")
         back_at(whole / "run", 11, machine / "run")
         (machine / "run" / "metrics.jsonl").write_text("of the other command")
         take(*told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -98,3 +99,31 @@ def test_run_with_little_shared_memory_names_it(tmp_path: Path) -> None:
         pytest.skip("mounting is not allowed here")
     done = subprocess.run(["unshare", "-m", "sh", "-c", mounted, "sh", *command], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)  # fmt: skip
     assert done.returncode == 1 and "failed: worker 0: shared memory is full: /dev/shm" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE), "data.csv"),
+        OSError(errno.ENFILE, os.strerror(errno.ENFILE)),
+        ImportError("libtorch.so: cannot open shared object file: Too many open files"),
+        RuntimeError("Too many open files (errno 24)"),
+    ],
+)
+def test_descriptors_that_are_used_up_are_named_with_their_limit(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (20, 40))
+    with pytest.raises(RunFailed, match=r"no further file: ulimit -n is 40\. Raise it"), machine_limits.named():
+        raise error
+    monkeypatch.setattr("resource.getrlimit", lambda which: (256, resource.RLIM_INFINITY))
+    assert "ulimit -n is 256. Type ulimit -n 4096 before the command" in machine_limits.reached(error)
+
+
+def test_file_that_may_not_grow_is_named_with_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (8192, 8192))
+    told = machine_limits.reached(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "run/metrics.jsonl"))
+    assert told.startswith(
+        "run/metrics.jsonl cannot be written: it would be larger than a file may be (ulimit -f, 8.2 kB)"
+    )
+    assert "ulimit -f unlimited" in machine_limits.reached(Exception("I/O error: File too large (os error 27)"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ from tests import runs
 from tests.pace import wait_for
 from trainer.__main__ import main
 from trainer.job import claim_folder
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.hold import BUSY, Hold, busy, user_name
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "execution.threads=1", "execution.log_every=1", "hydra.run.dir=run")
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:2,until:go}]"
@@ -29,6 +33,46 @@ def test_many_share_a_folder_and_one_takes_it(tmp_path: Path) -> None:
     assert Hold(tmp_path / "nowhere").take(), "there is nothing to hold"
 
 
+def test_a_stranger_who_may_read_the_folder_holds_nobody_up(tmp_path: Path) -> None:
+    """A stranger can lock whatever file or folder he can open; of the lock's file only its owner is one who can."""
+    reader = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(reader, fcntl.LOCK_EX)
+    hold = Hold(tmp_path)
+    assert hold.take() and (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600
+    os.close(reader)
+
+
+def test_who_only_looks_makes_no_file_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    assert Hold(tmp_path, make=False).take() and list(tmp_path.iterdir()) == []
+    (tmp_path / ".lock").symlink_to(tmp_path / "other")
+    assert Hold(tmp_path).take() and not (tmp_path / "other").exists()
+
+
+def test_who_holds_a_folder_is_named(tmp_path: Path) -> None:
+    one, other = Hold(tmp_path), Hold(tmp_path)
+    assert one.take() and busy(other) == BUSY
+    one.sign()
+    who = rf"process {os.getpid()} of user \S+ on host {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\d "
+    assert re.search(who, busy(other)) and not other.take()
+    (tmp_path / ".lock").write_text("[" * 5000)
+    assert busy(other) == BUSY
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_folder_that_another_user_holds_is_refused_with_his_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".lock").touch(0o600)
+    os.chown(tmp_path / ".lock", 65534, 65534)
+
+    def refuses(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "open", refuses)
+    hold = Hold(tmp_path)
+    assert not hold.share() and f"user {user_name(65534)}, who owns {tmp_path / '.lock'}" in busy(hold)
+
+
 def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,7 +88,8 @@ def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(
         code, said = main([*DIGITS, "resume=fresh", "seed=5"]), capsys.readouterr()
         assert code == 2, said.out
         assert "waits for the end of the run" in said.out, "it may be a life that has been killed"
-        assert "processes of a run still work in this folder" in said.err, said.err
+        who = f"process {first.pid} of user {user_name(os.geteuid())} on host {socket.gethostname()}, since 2"
+        assert "processes of a run still work in this folder" in said.err and who in said.err, said.err
         assert {name: (tmp_path / "run" / name).read_bytes() for name in FILES} == before
         (tmp_path / "run" / "go").touch()
         assert first.wait(90) == 0

@@ -74,7 +74,7 @@ def test_a_second_run_that_fails_claims_nothing_of_the_first(
     assert "old/model.safetensors" not in {f"old/{name}" for name in files(tmp_path / "old")}
     assert (tmp_path / "old" / "notes.txt").read_text() == "mine"
     clear(tmp_path / "old", hosts=1)  # every name of a real run is known
-    assert {name for name in files(tmp_path / "old") if not name.startswith(".hydra/")} == {"notes.txt"}
+    assert {name for name in files(tmp_path / "old") if not name.startswith(".hydra/")} == {"notes.txt", ".lock"}
 
 
 @pytest.mark.parametrize(

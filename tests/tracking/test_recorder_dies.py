@@ -324,7 +324,7 @@ def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monke
     assert list(held) == list(map(str, folders)) and held[str(folders[0])] is None
     for folder in folders[1:]:
         hold = held[str(folder)]
-        assert hold is not None and os.fstat(hold.descriptor).st_ino == folder.stat().st_ino
+        assert hold is not None and os.fstat(hold.descriptor).st_ino == (folder / ".lock").stat().st_ino
         assert not Hold(folder).take()
         hold.leave()
         assert Hold(folder).take()

@@ -1,4 +1,5 @@
-"""Names limits of the machine that errors of Python and torch do not name: processes and threads, and shared memory in /dev/shm."""
+"""Names limits of the machine that errors of Python and torch do not name: processes and threads, open files, the size of a file, and
+shared memory in /dev/shm."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ STARTING = ("popen_fork.py", "popen_spawn_posix.py", "forkserver.py", "util.py",
 """Python's modules that start processes."""
 NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 """What Python says, and C++ for torch."""
+FILES = 4096
+"""Open files that are enough for a process of a run as a rule."""
 LESS = "fewer launch.workers, launch.servers, data.num_workers or execution.threads"
 
 
@@ -32,6 +35,11 @@ def reached(error: BaseException) -> str:
         if error.errno == errno.EAGAIN and os.path.basename(where) in STARTING:
             return no_process()
     said = str(error)
+    number = error.errno if isinstance(error, OSError) else _number_in(said)
+    if number in (errno.EMFILE, errno.ENFILE):
+        return _no_descriptor()
+    if number == errno.EFBIG:
+        return _largest_file(error)
     if isinstance(error, RuntimeError) and said.rstrip(".") in NO_THREAD:
         return no_process()
     if isinstance(error, RuntimeError) and "shared memory" in said and os.strerror(errno.ENOSPC) in said:
@@ -46,6 +54,30 @@ def no_process() -> str:
     return f"the machine starts no further process or thread{known}. Raise that limit, or a container's (docker run --pids-limit), or take {LESS}"  # fmt: skip
 
 
+def _number_in(said: str) -> int:
+    """The system's error in the words of a library that is not Python's; 0: it has none of these."""
+    known = {os.strerror(number): number for number in (errno.EMFILE, errno.ENFILE, errno.EFBIG)}
+    return next((number for words, number in known.items() if words in said), 0)
+
+
+def _no_descriptor() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = hard == resource.RLIM_INFINITY or hard >= FILES
+    instead = (
+        f"Type ulimit -n {FILES} before the command"
+        if raised
+        else "Raise it (in a new shell, or nofile in limits.conf)"
+    )
+    return f"a process may open no further file: ulimit -n is {soft if raised else hard}. {instead}, or take {LESS}"
+
+
+def _largest_file(error: BaseException) -> str:
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    name = str(getattr(error, "filename", None) or "a file")
+    limit = "the disk's format" if most == resource.RLIM_INFINITY else f"ulimit -f, {sized(most)}"
+    return f"{name} cannot be written: it would be larger than a file may be ({limit}). Type ulimit -f unlimited before the command"
+
+
 @contextmanager
 def named() -> Iterator[None]:
     """Context manager: an error that comes from a limit of the machine becomes a sentence.
@@ -55,7 +87,7 @@ def named() -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ImportError) as error:
         if told := reached(error):
             raise RunFailed(told) from error
         raise

@@ -10,7 +10,7 @@ from trainer.errors import UserError
 
 WRITTEN = (
     "*.json", "*.jsonl", "*.yaml", "*.png", "*.csv", "*.npz", "*.gz", "*.safetensors", "workerlog.*", "serverlog.*",
-    "checkpoints", "host.*", ".hydra",
+    "checkpoints", "host.*", ".hydra", ".lock",
 )  # fmt: skip
 """What a run or a sweep leaves: a link of another name is the user's own business."""
 

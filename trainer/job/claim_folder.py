@@ -18,7 +18,7 @@ from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
 from trainer.run_folder import lives, tracking_file
 from trainer.run_folder.back_to_checkpoint import bring, go_back
-from trainer.run_folder.hold import BUSY, Hold
+from trainer.run_folder.hold import Hold, busy
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
 
@@ -27,13 +27,13 @@ PATIENCE_S = 30.0
 
 
 @contextmanager
-def alone(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+def alone(run_dir: Path, say: Callable[[str], None], make: bool = True) -> Iterator[None]:
     """Context manager: nobody else works in the run's folder, where there is one. All processes of its previous life have ended.
 
     Raises:
         UserError: they do not end.
     """
-    hold = Hold(run_dir)
+    hold = Hold(run_dir, make)
     try:
         _take(hold, run_dir, PATIENCE_S, say)
         yield
@@ -47,7 +47,7 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
     Raises:
         UserError: as of :func:`alone`.
     """
-    with alone(run_dir, say):
+    with alone(run_dir, say, make=False):  # what is only checked writes nothing
         pass
 
 
@@ -69,8 +69,9 @@ def held(ready: Ready) -> Iterator[None]:
         patience_s = 0.0 if ready.resume is not None else PATIENCE_S
         _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
         _check_still_free(ready, run_dir)
+        hold.sign()
         if not hold.share():
-            raise _busy(run_dir)
+            raise _busy(hold, run_dir)
         yield
     finally:
         hold.leave()
@@ -93,12 +94,18 @@ def _check_still_free(ready: Ready, run_dir: Path) -> None:
 
 
 def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], None]) -> None:
-    if not hold.take_within(patience_s, lambda: say(f"waits for the end of the run that is in {run_dir}")):
-        raise _busy(run_dir)
+    def waiting() -> None:
+        who = hold.holder()
+        say(f"waits for the end of the run that is in {run_dir}{f': {who}' if who else ''}")
+
+    if not hold.take_within(patience_s, waiting):
+        raise _busy(hold, run_dir)
 
 
-def _busy(run_dir: Path) -> UserError:
-    return UserError(f"hydra.run.dir={run_dir}", BUSY, "another folder, or the same command when that run has ended")
+def _busy(hold: Hold, run_dir: Path) -> UserError:
+    return UserError(
+        f"hydra.run.dir={run_dir}", busy(hold), "another folder, or the same command when that run has ended"
+    )
 
 
 def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:

@@ -17,7 +17,8 @@ from trainer.config.own_code import own_code
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
+from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
 from trainer.planning import resume as resuming
@@ -122,6 +123,8 @@ def get_ready(
     try:
         return _get_ready(config, typed, run_dir, Place(place, above or Path(run_dir), whole), passed)
     except OSError as error:  # whatever is read here, the config names
+        if limit := machine_limits.reached(error):
+            raise RunFailed(limit) from error
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
 

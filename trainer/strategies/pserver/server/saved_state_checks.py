@@ -72,7 +72,7 @@ def _damage(part: ServerFile) -> str:
 def _lacks(meta: Mapping[str, Any], names: Sequence[str], kind: type[Any]) -> str:
     """What of these saved values is missing, of another kind or negative; '' if nothing is."""
     for name in names:
-        value = meta.get(name)
+        value: Any = meta.get(name)
         if type(value) is not kind or (kind is int and value < 0):
             return f"its meta has {name}={shortened(repr(value))}" if name in meta else f"its meta lacks {name}"
     return ""
