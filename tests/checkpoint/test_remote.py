@@ -505,3 +505,12 @@ def test_fetch_writes_over_no_run_that_is_not_at_the_address(machine: Path, whol
     shutil.copytree(whole / "run" / "checkpoints" / "step-000000008", run / "checkpoints" / "step-000000008")
     assert checkpoints("fetch", address, "run", cwd=machine).returncode == 0
     assert steps(run / "checkpoints") == ["step-000000008", "step-000000009"]
+
+
+def test_copies_and_what_is_fetched_are_for_their_owners_eyes_alone(machine: Path, whole: Path) -> None:
+    """As the run's config.yaml, which they hold a copy of."""
+    assert commands.main(["fetch", f"file://{machine}/copies/run", str(machine / "run")]) == 0
+    places = (machine / "copies", machine / "run" / "checkpoints", whole / "run" / "checkpoints")
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"checkpoint.json", "COMPLETE", "lives.json", "worker-0.safetensors"}
+    assert [str(path) for path in (*files, whole / "run" / "lives.json") if path.stat().st_mode & 0o077] == []

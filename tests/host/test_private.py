@@ -17,6 +17,7 @@ from tests.faults.stranger import NOBODY
 from tests.runs import ROOT, environment
 from trainer.errors import UserError
 from trainer.host import cache, private
+from trainer.host.in_use import HERE
 
 
 def use(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: int) -> None:
@@ -112,3 +113,22 @@ def test_processes_import_from_the_working_folder_only_if_this_one_does(tmp_path
     )  # fmt: skip
     done = subprocess.run([sys.executable, flag, "-c", program], cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)  # fmt: skip
     assert (tmp_path / "taken").exists() == there, done.stderr
+
+
+def test_what_a_killed_process_left_goes_with_the_next_one_and_what_is_in_use_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "temporary_root", lambda: str(tmp_path))
+    left, other = tmp_path / "trainer-left", tmp_path / "trainer-other"
+    for folder in (left, other):
+        folder.mkdir(mode=0o700)
+        (folder / "file").touch()
+    (left / ".held").touch()
+    own = private.scratch("trainer-")
+    code = f"from trainer.host import private; private.temporary_root = lambda: {str(tmp_path)!r}; print(private.scratch('trainer-'))"
+    theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, other.name, Path(theirs).name}
+    private.scratch("trainer-model-")
+    private.scratch("trainer-")
+    assert own.exists() and other.exists() and not Path(theirs).exists()
+    HERE.leave()

@@ -20,6 +20,7 @@ from typing import Any
 
 from trainer.errors import UserError
 from trainer.host import json_text
+from trainer.host.files import PRIVATE
 
 MARKER = "COMPLETE"
 
@@ -275,8 +276,10 @@ def durable_text(path: Path, text: str) -> None:
 
 
 def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
-    """Write a checkpoint's file with fsync and rename: under its name the whole file is on the disk, or none."""
+    """Write a checkpoint's file with fsync and rename: under its name the whole file is on the disk, or none.
+    It is for its owner's eyes alone, as the run's config.yaml is."""
     temporary = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE))
     write_to(temporary)
     sync(temporary)
     os.replace(temporary, path)

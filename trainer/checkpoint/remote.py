@@ -16,6 +16,7 @@ from pathlib import Path
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, first_line, why
 from trainer.host import json_text
+from trainer.host.files import PRIVATE
 
 ASIDE = "ASIDE"
 OF_RUN = "run"
@@ -83,7 +84,8 @@ class Remote:
         import fsspec
 
         protocol, _ = _parts(address)
-        options = {"auto_mkdir": True} if protocol in LOCAL else {}
+        self.local = protocol in LOCAL
+        options = {"auto_mkdir": True} if self.local else {}
         self.address = address
         try:
             self.files, self.root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
@@ -152,10 +154,15 @@ class Remote:
         self.remove(step)
         for name in names:
             if (run_dir / name).is_file():
-                self.files.put_file(str(run_dir / name), self._at(step, OF_RUN, name), callback=told)
+                self.files.put_file(str(run_dir / name), self._private(step, OF_RUN, name), callback=told)
         for file in (*durable_folder.files(folder, store.FORMAT), durable_folder.MARKER):
-            self.files.put_file(str(folder / file), self._at(step, file), callback=told)
+            self.files.put_file(str(folder / file), self._private(step, file), callback=told)
             moves()
+
+    def _private(self, *names: str) -> str:
+        """Where a copy goes; in a folder of this machine its file is there already, for its owner's eyes alone."""
+        place = self._at(*names)
+        return _made(Path(place)) if self.local else place
 
     def fetch(self, step: str, checkpoints: Path) -> Path:
         """Copy a checkpoint from there to its place among a run's checkpoints.
@@ -168,9 +175,9 @@ class Remote:
         durable_folder.make_folder(unfinished)
         try:
             with self._told(step):
-                self.files.get_file(self._at(step, durable_folder.MARKER), str(unfinished / durable_folder.MARKER))
+                self.files.get_file(self._at(step, durable_folder.MARKER), _made(unfinished / durable_folder.MARKER))
                 for file in durable_folder.files(unfinished, store.FORMAT):
-                    self.files.get_file(self._at(step, file), str(unfinished / file))
+                    self.files.get_file(self._at(step, file), _made(unfinished / file))
             durable_folder.whole(unfinished, store.FORMAT)
         except UserError:
             durable_folder.begin(folder)
@@ -240,6 +247,14 @@ class Remote:
                 raise Retired(f"{self.address}/{step}") from error
             kind = UserError if isinstance(error, FileNotFoundError) else Unreachable
             raise kind(self.address, reason(error), "an address that can be reached with this account") from error
+
+
+def _made(path: Path) -> str:
+    """An empty file, into which a copy is written, for its owner's eyes alone as what is copied. Returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.touch(PRIVATE)
+    return str(path)
 
 
 def reason(error: BaseException) -> str:

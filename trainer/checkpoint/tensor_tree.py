@@ -152,7 +152,7 @@ def outline(path: Path, keys: Collection[str]) -> Any:
         UserError: it is no such file.
     """
     with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-        tree = json.loads((file.metadata() or {}).get("tree", ""))
+        tree = json_text.loads((file.metadata() or {}).get("tree", ""))
         tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
         return _Unpacking(partial(_meta, file)).node(tree, 0)
 

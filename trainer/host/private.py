@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import stat
 import tempfile
 from pathlib import Path
 
 from trainer.errors import UserError
 from trainer.host.files import PRIVATE, replacing
+from trainer.host.in_use import HERE, remove_unused
 from trainer.host.text_checks import NO_TEXT
 
+MARK = ".held"
+"""File in a temporary folder by which its process holds it."""
 LONGEST_TEMPORARY = 60
 """Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 107 at most."""
 ROOT = 0
@@ -18,8 +23,30 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def scratch(prefix: str) -> Path:
-    """Make a new folder for temporary files that only this user can enter (mode 0700)."""
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=temporary_root()))
+    """Make a new folder for temporary files that only this user can enter (mode 0700).
+
+    It is this process's until that ends. Those that killed processes of this user have left under the same prefix are removed first.
+    """
+    root = Path(temporary_root())
+    for left in _own_folders(root, prefix):
+        remove_unused(left, MARK, left.with_name(f"{prefix}{secrets.token_hex(8)}"))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    mark = folder / f"{MARK}.new"  # it gets its name once it is held: nobody else removes what has no mark
+    mark.touch(PRIVATE)
+    HERE.hold(mark)
+    mark.rename(folder / MARK)
+    return folder
+
+
+def _own_folders(root: Path, prefix: str) -> list[Path]:
+    """The folders of this user under that prefix which have a mark."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(prefix) and is_private(path := Path(entry.path)) and (path / MARK).is_file():
+                    found.append(path)
+    return found
 
 
 def temporary_root() -> str:

@@ -118,7 +118,7 @@ def as_measured(config: RunConfig, facts: Facts) -> Facts:
 def measured_by(run: Path) -> dict[str, Any]:
     """What a run measured of its training data (``Facts.measured``); empty if it does not tell."""
     try:
-        found = json.loads((run / "plan.json").read_text()).get("facts", {}).get("measured")
+        found = json_text.read(run / "plan.json").get("facts", {}).get("measured")
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

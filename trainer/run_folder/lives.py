@@ -126,4 +126,4 @@ def _at(seconds: float) -> str:
 
 
 def _leave(run_dir: Path, lives: Iterable[Life]) -> None:
-    leave(run_dir / FILE, [asdict(life) for life in lives])
+    leave(run_dir / FILE, [asdict(life) for life in lives], private=True)

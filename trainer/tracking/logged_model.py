@@ -7,14 +7,13 @@ import importlib.metadata
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainer.host import json_text
+from trainer.host import json_text, private
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 from trainer.worker import example
 
@@ -77,7 +76,7 @@ def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
     import mlflow
     from mlflow.models import infer_signature
 
-    folder = Path(tempfile.mkdtemp(prefix=DIRECTORY)) / "model"
+    folder = private.scratch(DIRECTORY) / "model"
     spec, inputs = run_dir / example.SPEC, example.sample(run_dir)
     artifacts = {"spec": str(spec), "weights": str(choice.weights)}
     target = json_text.read(spec)["model"]["_target_"]
