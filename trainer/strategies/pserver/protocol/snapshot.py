@@ -27,6 +27,7 @@ from trainer.weights.server_files import ServerFile, part_name
 FORMAT = 2
 """2: with mode, optimizer, dtype and the step of the schedule."""
 INDEX = "index.json"
+INDEXED = {"servers": int, "tables": dict, "dense": list, "meta": dict}
 MOST_SERVERS = 1 << 16
 
 
@@ -102,18 +103,18 @@ def read(folder: Path, verify: bool = True) -> Snapshot:
         UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
     """
     folder = durable_folder.whole(folder, FORMAT, verify)
-    index = _read_index(folder)
-    parts = [ServerFile(server, folder / part_name(server)) for server in range(index["servers"])]
+    servers, tables, dense, meta = _read_index(folder)
+    parts = [ServerFile(server, folder / part_name(server)) for server in range(servers)]
     try:
         for part in parts:
             part.keys()
     except SafetensorError as error:
         raise durable_folder.refused(part.path, f"it cannot be read as safetensors ({error})") from None
-    return Snapshot(folder, index["servers"], index["tables"], index["dense"], index["meta"], parts)
+    return Snapshot(folder, servers, tables, dense, meta, parts)
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
-    """What ``index.json`` tells, whoever has sealed it.
+def _read_index(folder: Path) -> tuple[int, dict[str, Any], list[Any], dict[str, Any]]:
+    """What ``index.json`` tells, whoever has sealed it: the number of servers, tables, dense pieces, meta.
 
     Raises:
         UserError: it is damaged, or tells less than a snapshot does.
@@ -123,20 +124,20 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index = json_text.read_object(path)
     except (OSError, ValueError) as error:
         raise durable_folder.refused(path, f"it cannot be read ({why(error)})") from None
-    for key, kind in (("servers", int), ("tables", dict), ("dense", list), ("meta", dict)):
+    for key, kind in INDEXED.items():
         if type(index.get(key)) is not kind:
             raise durable_folder.refused(path, f"it tells no {key}")
-    tables, pieces = index["tables"].values(), index["dense"]
-    complete = all(isinstance(one, dict) and {"num_rows", "dim", "kernel"} <= one.keys() for one in tables)
+    servers, tables, pieces, meta = (index[key] for key in INDEXED)
+    complete = all(isinstance(one, dict) and {"num_rows", "dim", "kernel"} <= one.keys() for one in tables.values())
     complete &= all(
         isinstance(one, dict) and type(one.get("stop")) is int and isinstance(one.get("name"), str) for one in pieces
     )
     if not complete:
         raise durable_folder.refused(path, "a table or a piece of the parameters is not described")
-    names = {part_name(server) for server in range(min(index["servers"], MOST_SERVERS))}
-    if index["servers"] < 1 or not names <= durable_folder.files(folder, FORMAT).keys():
-        raise durable_folder.refused(path, f"the parts of {index['servers']} servers are not there")
-    return index
+    names = {part_name(server) for server in range(min(servers, MOST_SERVERS))}
+    if servers < 1 or not names <= durable_folder.files(folder, FORMAT).keys():
+        raise durable_folder.refused(path, f"the parts of {servers} servers are not there")
+    return servers, tables, pieces, meta
 
 
 def _index(folder: Path, metas: list[dict[str, Any]]) -> dict[str, Any]:
