@@ -25,7 +25,7 @@ OTHERS = {
     "sockets, clocks and processes, which the simulator has of its own": ("server/server", "server/part_writer", "worker/connections", "worker/connections_contract", "protocol/sockets", "protocol/listener", "protocol/shared_memory"),
     "files of a checkpoint, which simulated disks stand for": ("server/increments", "server/since_full", "server/ledger", "worker/export", "protocol/snapshot", "protocol/snapshot_parts"),
     "before a run begins, or from a run of another kind": ("server/saved_state_checks", "server/of_workers", "server/server_assignment"),
-    "the form and the place of values, and what is told of them": ("worker/initial_values", "worker/remote_model", "worker/requests", "worker/gauges", "protocol/compression", "protocol/layout", "protocol/messages", "protocol/sharding"),
+    "the form and the place of values, and what is told of them": ("worker/initial_values", "worker/own_share", "worker/remote_model", "worker/requests", "worker/gauges", "protocol/compression", "protocol/layout", "protocol/messages", "protocol/sharding"),
 }  # fmt: skip
 """What the other files have. Each has tests of its own."""
 
