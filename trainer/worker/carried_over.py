@@ -68,7 +68,7 @@ def _check_model(folder: Path, saved: Mapping[str, Any], shapes: Mapping[str, tu
         if there != shape:
             has = f"has no {name}" if there is None else f"has {name} {there}"
             why_not = f"{folder} {has}, and this run's model has it as {shape}"
-            raise UserError("resume", why_not, "the model of before (or model.weights=FOLDER in place of resume)")
+            raise UserError("resume", why_not, "the model of before")
 
 
 def _of_servers(folder: Path, live: KeptState) -> KeptState:
@@ -116,4 +116,4 @@ def _check_moved(folder: Path, saved: KeptState, live: KeptState) -> None:
             why_not = (
                 f"{named(names, ())} {said}, and parameter servers of {folder} keep the parameters that were trained"
             )
-            raise UserError("resume", why_not, "the optimizer.lr_factors of before (or strategy=single)")
+            raise UserError("resume", why_not, "the optimizer.lr_factors of before")
