@@ -49,7 +49,7 @@ def undocumented(key: keys.Key) -> str:
     """What is wrong with the documentation of a key."""
     if not 2 < len(key.help) < 110 or key.help.endswith("."):
         return f"help {key.help!r}"
-    if key.kind is None and not key.choices and not key.rule["texts"]:
+    if key.kind is None and not key.choices and not key.rule["texts"] and not key.rule["or_word"]:
         return "neither a type nor the words that it takes"
     if key.kind in (int, float) and bool(key.unit) == bool({key.path, key.path.rpartition(".")[2]} & NO_UNIT):
         return "neither a unit nor a place among those without, or both"

@@ -191,7 +191,7 @@ def test_no_samples_no_metrics_and_placeholders_do_not_count() -> None:
     meter = task.meter()
     meter.add(torch.tensor(3.0), torch.ones(2), torch.ones(2), 0)
     sums = meter.sums()
-    assert sums.shape == (5,) and not sums.any()
+    assert sums.shape == (6,) and not sums.any()
     assert task.summary(sums) == task.validation(sums) == {}
 
 

@@ -33,6 +33,8 @@ SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("collective", 
 """Of ``make test-long``: other numbers of workers of strategies that are in ``make test`` with two, or with four."""
 GROUPED = ("collective", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
+WEIGHTED = ("loss.weight=[3,0.5,0,1,2,0.1,1]",)
+"""One class does not count, so that a batch, or a worker's whole update, may have no denominator."""
 EXACT = {
     "plain": (),
     "clipped": ("strategy.clip_norm=2",),
@@ -48,9 +50,13 @@ EXACT = {
     "unequal_merged_sum": (
         *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false",
     ),
+    "weighted": (*WEIGHTED, *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2"),
+    "weighted_smoothed": (
+        "loss.weight=[3,0.5,0.2,1,2,0.1,1]", "loss.label_smoothing=0.2", *SHARED, "strategy.gradient_merge.k_steps=3",
+    ),
 }  # fmt: skip
 COVERING = (
-    "plain", "plain_static", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped",
+    "plain", "plain_static", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped", "weighted",
 )  # fmt: skip
 """Those of each strategy in ``make test``, and of four workers; ``WHOLE`` meet all there, and the others in ``make test-long``."""
 WHOLE = [("single", 1)]
@@ -59,6 +65,7 @@ LINEAR = {
     "unequal": (*UNEQUAL, "data.train_samples=37", "optimizer.momentum=0"),
     "nobody_left": (*UNEQUAL, "data.train_samples=33", "optimizer.momentum=0"),
     "shared_merged": (*SHARED, "strategy.gradient_merge.k_steps=3", "optimizer.momentum=0"),
+    "weighted": (*EXACT["weighted"], "optimizer.momentum=0"),
 }
 """What local SGD with k_steps=1 does exactly: weighted averages go together with momentum where weights stay equal."""
 LAYOUTS = {

@@ -58,7 +58,7 @@ class ToyServer(Declaration):
 
 
 class ToyWorker(Strategy):
-    """A worker: pulls parameters before a forward, pushes gradients weighted by samples."""
+    """A worker: pulls parameters before a forward, pushes gradients weighted by what their loss was divided by."""
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
@@ -90,9 +90,13 @@ class ToyWorker(Strategy):
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
+    def weight(self, denominator: float) -> float:
+        self.denominator = denominator
+        return 1.0
+
     def step(self, samples: int) -> None:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self._lr = self.ask("step", (samples, [g.cpu() * samples for g in gradients]))
+        self._lr = self.ask("step", (self.denominator, [g.cpu() * self.denominator for g in gradients]))
         self.model.zero_grad(set_to_none=True)
         self.stale = True
 
@@ -255,7 +259,7 @@ class Server:
         """One step with the mean gradient over all workers' samples; returns the next learning rate."""
         samples = sum(count for count, _ in brought)
         for number, parameter in enumerate(self.parameters):
-            parameter.grad = sum(gradients[number] for _, gradients in brought) / samples
+            parameter.grad = sum(gradients[number] for _, gradients in brought) / (samples or 1.0)
         self.updater.step()
         return self.updater.lr
 

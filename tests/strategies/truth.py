@@ -28,7 +28,7 @@ def by_hand(config: dict[str, Any], workers: int) -> Truth:
     data = {k: config["data"][k] for k in ("train_samples", "val_samples", "num_classes", "global_batch_size")}
     shared = () if data["global_batch_size"] is not None else (workers, config["data"]["batch_size"])
     strategy = [config["strategy"][k] for k in ("gradient_merge", "clip_norm")]
-    others = [config[k] for k in ("seed", "model", "sampler", "optimizer", "scheduler", "max_steps", "limit_train_batches")]  # fmt: skip
+    others = [config[k] for k in ("seed", "model", "sampler", "optimizer", "scheduler", "max_steps", "limit_train_batches", "loss")]  # fmt: skip
     which = json.dumps([data, shared, strategy, others], sort_keys=True, default=str)
     if which not in KNOWN:
         KNOWN[which] = _by_hand(config, workers)
@@ -40,9 +40,12 @@ def _by_hand(config: dict[str, Any], workers: int) -> Truth:
     momentum = {name: torch.zeros_like(p) for name, p in parameters.items()}
     inputs, labels = (torch.from_numpy(a) for a in images(config["data"]["train_samples"], 1))
     merge, norms = config["strategy"]["gradient_merge"], []
+    given = config["loss"]["weight"]
+    weight = None if given is None else torch.tensor(given, dtype=torch.float64)
+    criterion = nn.CrossEntropyLoss(weight, label_smoothing=config["loss"]["label_smoothing"])
     for step, batches in enumerate(updates(config, workers)):
         chosen = np.concatenate(batches)
-        loss = nn.functional.cross_entropy(model(inputs[chosen]), labels[chosen])
+        loss = criterion(model(inputs[chosen]), labels[chosen])
         gradients = gradient(model, parameters, loss * (1 if merge["avg"] else len(batches)))
         norms.append(math.sqrt(sum(g.square().sum().item() for g in gradients.values())))
         limit = config["strategy"]["clip_norm"]
@@ -148,14 +151,16 @@ def descend(config: dict[str, Any], step: int, parameters: Parameters, momentum:
 
 
 def validation(config: dict[str, Any], model: nn.Module) -> dict[str, float]:
-    """Loss, acc1, acc5 and macro F1 over the validation samples, by numpy's sorting and by scikit-learn."""
+    """Loss, acc1, acc5 and macro F1 over the validation samples, by numpy's sorting and by scikit-learn.
+    The loss is weighted by class, and never smoothed."""
     inputs, labels = images(config["data"]["val_samples"], 2)
     scores = model(torch.from_numpy(inputs)).detach().numpy()
     shifted = scores - scores.max(1, keepdims=True)
     losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
+    weight = np.array(config["loss"]["weight"] or [1.0] * scores.shape[1])[labels]
     best = np.argsort(-scores, 1, kind="stable")
     return {
-        "loss": losses.mean(),
+        "loss": (weight * losses).sum() / weight.sum(),
         "acc1": (best[:, 0] == labels).mean(),
         "acc5": (best[:, :5] == labels[:, None]).any(1).mean(),
         "f1": float(f1_score(labels, best[:, 0], average="macro")),

@@ -36,7 +36,7 @@ class Recording(Strategy):
         raise AssertionError("a worker's matter, not the loop's")
 
     def weight(self, samples: int) -> float:
-        self.calls.append(f"weight {samples}")
+        self.calls.append(f"weight {samples:g}")
         return 2.0
 
     def prepare(self, batch: Any) -> None:
@@ -80,14 +80,15 @@ class FakeFeed:
 
     def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
         for group in self.groups:
-            yield sum(group), (self.batch(n, n / sum(group), i == len(group) - 1) for i, n in enumerate(group))
+            whole = sum(group)
+            yield whole, (self.batch(n, n / whole, i == len(group) - 1, whole) for i, n in enumerate(group))
 
     def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
         yield np.array([0, 1, 2]), self.batch(3)
         yield np.array([3]), self.batch(1)
 
-    def batch(self, samples: int, share: float = 1.0, last: bool = True) -> Batch:
-        return Batch(torch.eye(CLASSES)[torch.arange(samples) % CLASSES], torch.zeros(samples, dtype=torch.int64), samples, share, last)  # fmt: skip
+    def batch(self, samples: int, share: float = 1.0, last: bool = True, whole: int = 0) -> Batch:
+        return Batch(torch.eye(CLASSES)[torch.arange(samples) % CLASSES], torch.zeros(samples, dtype=torch.int64), samples, share, last, whole)  # fmt: skip
 
 
 class Lines:

@@ -70,7 +70,8 @@ class Key:
         """This key's type as ``--help`` prints it."""
         if self.rule.get("texts"):
             return "text or list" + (" or null" if self.optional else "")
-        word = "|".join(self.choices) or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
+        numbers = f"numbers|{named}" if (named := self.rule.get("or_word")) else ""
+        word = "|".join(self.choices) or numbers or SHORT.get(self.kind, "any")  # type: ignore[arg-type]
         word = f"auto|{word}" if self.rule.get("or_auto") else word
         word = f"{word} or range" if self.rule.get("or_range") else word
         return f"{word} or null" if self.optional else word

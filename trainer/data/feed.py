@@ -22,6 +22,9 @@ from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingS
 from trainer.data.source import Splits
 from trainer.data.streamed import Streamed
 
+BY_SAMPLES = -1.0
+"""For the denominator of a loss: the number of samples."""
+
 
 @dataclass
 class Batch:
@@ -31,8 +34,9 @@ class Batch:
         inputs: (N, ...), or several such by name; labels: (N,).
         samples: how many of the N count (all, except for a placeholder batch: 0).
         share: factor on the batch's mean loss within its update.
+        denominator: what the batch's mean loss is divided by: its samples, or with class weights the sum of theirs.
         last: the update's last batch.
-        update: this worker's samples in the whole update.
+        update: this worker's samples in the whole update; update_denominator: the sum of the denominators.
         work: where work is leased: epoch, block, number in the block, and whether it is the block's last.
     """
 
@@ -43,6 +47,14 @@ class Batch:
     last: bool = True
     update: int = 0
     work: tuple[int, int, int, bool] | None = None
+    denominator: float = BY_SAMPLES
+    update_denominator: float = BY_SAMPLES
+
+    def __post_init__(self) -> None:
+        if self.denominator == BY_SAMPLES:
+            self.denominator = float(self.samples)
+        if self.update_denominator == BY_SAMPLES:
+            self.update_denominator = float(self.update)
 
 
 class Feed:
@@ -62,6 +74,7 @@ class Feed:
         scatter: the strategy's, where the first worker reads for all; None: each reads its own.
         growth: says whether more processes should read; None: they are as many as they are.
         test: the sampler of the test data; None: there are none to be measured.
+        denominator: of the loss of a batch, from its labels on the CPU; None: its samples.
         outputs: for each label of the evaluation data, the model's output of that class; empty: the one of its number.
     """
 
@@ -83,6 +96,7 @@ class Feed:
         growth: Growth | None = None,
         test: EvaluationSampler | None = None,
         outputs: Sequence[int] = (),
+        denominator: Callable[[torch.Tensor], float] | None = None,
     ) -> None:
         self.sampler = train
         self.growth = growth
@@ -91,6 +105,7 @@ class Feed:
         self.place = place
         self.merge = merge
         self.average = average
+        self.denominator = denominator
         self.streams = isinstance(splits.train, Streamed)
         self.train_addresses = Addresses(train, limit_train)
         self.train_reader: Reader | ScatteredReader
@@ -146,11 +161,19 @@ class Feed:
             yield from self._batches(batches, sizes[start : start + self.merge])
 
     def _batches(self, batches: Iterator[tuple[Inputs, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
-        factor = 1 if self.average else len(group)
-        for number, samples in enumerate(group):
+        """The batches of an update, for each of which ``group`` has its samples that count.
+        Their shares must be known before the first is computed: by samples they are, else the labels are read first."""
+        denominators = [float(samples) for samples in group]
+        if self.denominator is not None:
+            read = [next(batches) for _ in group]
+            denominators = [self.denominator(labels) if n else 0.0 for (_, labels), n in zip(read, group, strict=True)]
+            batches = iter(read)
+        whole, factor = sum(denominators), 1 if self.average else len(group)
+        for number, (samples, denominator) in enumerate(zip(group, denominators, strict=True)):
             inputs, labels = self.place(*next(batches))
-            share = factor * samples / sum(group) if samples else 0.0
-            yield Batch(inputs, labels, samples, share, number == len(group) - 1, sum(group))
+            share = factor * denominator / whole if denominator else 0.0
+            last = number == len(group) - 1
+            yield Batch(inputs, labels, samples, share, last, sum(group), None, denominator, whole)
 
     def _leased(self, epoch: int) -> Iterator[Batch | None]:
         """The batches of the blocks that are handed to this worker; None: hand out what is held back."""
@@ -192,7 +215,10 @@ class Feed:
     def evaluation(self, index: int, count: int, split: str = VAL) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield the batches of worker ``index`` of ``count`` of a split, each with its samples' indices."""
         for numbers, inputs, labels in self.evaluated[split].batches(index, count):
-            yield numbers, Batch(inputs, labels, len(numbers))
+            yield numbers, Batch(inputs, labels, len(numbers), denominator=self._denominator(labels))
+
+    def _denominator(self, labels: torch.Tensor) -> float:
+        return BY_SAMPLES if self.denominator is None else self.denominator(labels.cpu())
 
     def turn(self, turns: Sequence[Turn]) -> None:
         """Reorder the training batches of some epochs (:mod:`trainer.data.batch_reordering`)."""
@@ -215,7 +241,7 @@ class Feed:
         if not isinstance(self.train_reader, Reader):
             raise LookupError("the first worker reads for all")
         inputs, labels = self.place(*self.train_reader.dataset.__getitems__((epoch, address)))
-        return Batch(inputs, labels, len(labels))
+        return Batch(inputs, labels, len(labels), denominator=self._denominator(labels))
 
     def _address(self, epoch: int, batch: int) -> np.ndarray | None:
         if self.work is not None:

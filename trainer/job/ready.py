@@ -28,6 +28,7 @@ from trainer.planning.batches import FIRST_TRY
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
 from trainer.planning.kept_runs import FRESH
+from trainer.planning.loss_checks import check_denominator
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
 from trainer.planning.validate import check
@@ -220,6 +221,8 @@ def _planned(
     model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config.mode != "train":
         _check_weights(checked.config)
+    with checked.lacks:
+        check_denominator(checked, model)
     _check_places(checked, model, place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
     plan = replace(

@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.metrics.classification import Seen, seen_of
+from trainer.metrics.contract import Loss
+from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, gathered_rows
 from trainer.metrics.ranking import COLUMNS, area, merged, ranked
 
-HEAD = 4
-"""Loss, hits at 0.5, |p - y|, (p - y)^2 come first in a vector of sums; then the ranking's rows; last, samples."""
+HEAD = 5
+"""Loss, its denominator, hits at 0.5, |p - y|, (p - y)^2 come first in a vector of sums; then the ranking's rows; last, samples."""
 LINE_SCORES = 1 << 16
 """Distinct scores up to which the AUC of a line, and of the epoch so far, is exact. Beyond, its error is known."""
 VALIDATION_SCORES = 1 << 19
@@ -26,8 +29,10 @@ OLD_BUCKETS, OLD_LIMIT = 1 << 14, 16.0
 
 
 def _split(sums: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    """What adds up in a vector of sums (4 sums and the samples), and its ranking (R, 4)."""
+    """What adds up in a vector of sums (5 sums and the samples), and its ranking (R, 4)."""
     flat = sums.cpu()
+    if len(flat) % COLUMNS == HEAD % COLUMNS:  # of a former version: losses were divided by samples alone
+        flat = torch.cat([flat[:1], flat[-1:], flat[1:]])
     head, rest = torch.cat([flat[:HEAD], flat[-1:]]), flat[HEAD:-1].numpy()
     if len(rest) == 2 * OLD_BUCKETS and rest.sum() == flat[-1].item():
         return head, _of_histograms(*rest.reshape(2, OLD_BUCKETS))
@@ -56,19 +61,21 @@ class Binary:
     """The task of labels 0 and 1: a model with one logit, its loss, and sums from which the metrics follow.
 
     Args:
-        loss: called with (outputs (N,), labels (N,) of the outputs' type), returns the mean over the batch.
+        loss: of outputs (N,) and labels (N,) of the outputs' type.
         ceiling: the AUC that no model can exceed, where it is known: a validation then also says ``auc_share``,
             which part of the way from 0.5 (a guess) to there is done.
     """
 
     def __init__(self, loss: nn.Module, ceiling: float | None = None) -> None:
-        self.loss = loss
+        self.loss = loss if isinstance(loss, Criterion) else Criterion(loss)
         self.ceiling = ceiling
 
-    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch; returns the mean loss and the logits (N,)."""
+    def forward(
+        self, model: nn.Module, inputs: Any, labels: torch.Tensor, denominator: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model on a batch; returns the mean loss, 0 without a denominator, and the logits (N,)."""
         outputs = model(inputs)
-        return self.loss(outputs, labels.to(outputs.dtype)), outputs
+        return self.loss(outputs, labels.to(outputs.dtype), denominator, model.training), outputs
 
     def meter(self) -> BinaryMeter:
         """Return a new, empty meter for training."""
@@ -104,13 +111,14 @@ class Binary:
         samples = head[-1].item()
         if not samples:
             return {}
-        loss, hits, absolute, squared = (total / samples for total in head[:HEAD].tolist())
+        loss, denominator, *others = head[:HEAD].tolist()
+        hits, absolute, squared = (total / samples for total in others)
         areas = {"auc": area(ranking), "auc_epoch": None if epoch is None else area(_split(epoch)[1])}
         found = {name: value for name, value in areas.items() if value is not None}
         aucs = {name: value for name, (value, _) in found.items()}
         errors = {f"{name}_error": error for name, (_, error) in found.items() if error}
         return {
-            "loss": loss,
+            **({"loss": loss / denominator} if denominator else {}),
             **aucs,
             **errors,
             "acc": hits,
@@ -143,12 +151,13 @@ class BinaryMeter:
 
     def __init__(self, limit: int = LINE_SCORES) -> None:
         self.limit = limit
-        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
+        self.seen: list[Seen] = []
 
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+    def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
         """Keep a batch: its mean loss, logits (N,), labels (N,), and how many of its samples count."""
         if samples:
-            self.seen.append((loss.detach(), outputs.detach(), labels, samples))
+            value, denominator = loss if isinstance(loss, Loss) else (loss, float(samples))
+            self.seen.append((value.detach(), outputs.detach(), labels, samples, denominator))
 
     def state(self) -> list[Any]:
         """The batches seen since the sums were last taken, for :meth:`load`."""
@@ -156,22 +165,22 @@ class BinaryMeter:
 
     def load(self, state: Sequence[Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.seen = [tuple(batch) for batch in state]
+        self.seen = [seen_of(*batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums (4 + 4 R + 1,) float64 on the CPU, and empty the meter.
+        """Return the sums (5 + 4 R + 1,) float64 on the CPU, and empty the meter.
 
-        Loss, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the ranking (R, 4) of the logits; samples.
+        Loss times denominator, denominator, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the ranking (R, 4) of the logits; samples.
         """
         if not self.seen:
             return torch.zeros(HEAD + 1, dtype=torch.float64)
-        losses, outputs, labels, samples = zip(*self.seen, strict=True)
+        losses, outputs, labels, samples, denominators = zip(*self.seen, strict=True)
         self.seen = []
-        counts = torch.tensor(samples, dtype=torch.float64, device=losses[0].device)
+        counts, parts = torch.tensor([samples, denominators], dtype=torch.float64, device=losses[0].device)
         logits, wanted = torch.cat(outputs).double(), torch.cat(labels).double()
         error = logits.sigmoid() - wanted
         head = torch.stack([
-            (torch.stack(losses).double() * counts).sum(), ((logits > 0) == (wanted > 0.5)).sum().double(),
+            (torch.stack(losses).double() * parts).sum(), parts.sum(), ((logits > 0) == (wanted > 0.5)).sum().double(),
             error.abs().sum(), error.square().sum(), counts.sum(),
         ])  # fmt: skip
         scores = torch.stack([logits, (wanted > 0.5).double()]).cpu().numpy()
@@ -191,7 +200,7 @@ class BinaryExam:
         self.sum = self.meter.sums()
 
     def add(
-        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+        self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
         """Add a validation batch to the sums."""
         self.meter.add(loss, outputs, labels, samples)

@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from trainer.metrics.best import best_of
-from trainer.metrics.confusion import Examination, Tally, tally_of
+from trainer.metrics.confusion import Examination, Tally, is_tally, tally_of
+from trainer.metrics.contract import Loss
+from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total
 
-HEAD = 3
-"""Loss, hits of acc1, hits of acc5 come first in a vector of sums."""
+HEAD = 4
+"""Loss, its denominator, hits of acc1, hits of acc5 come first in a vector of sums."""
 
 
 def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -36,21 +38,23 @@ class Classification:
     """The task of a classification: a model with class scores, its loss, and sums from which the metrics follow.
 
     Args:
-        loss: called with (outputs (N, C), labels (N,)), returns the mean over the batch.
+        loss: of outputs (N, C) and labels (N,), or shares of classes (N, C).
         classes: of the model; of fewer than 5, all but one take the place of 5 in ``acc5`` (3 classes: ``acc2``).
         there: of these the ones that the data have, over which ``f1`` is the mean; empty: all.
     """
 
     def __init__(self, loss: nn.Module, classes: int, there: Sequence[int] = ()) -> None:
-        self.loss = loss
+        self.loss = loss if isinstance(loss, Criterion) else Criterion(loss)
         self.classes = classes
         self.there = sorted(there) or list(range(classes))
         self.best_of = best_of(classes)
 
-    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch; returns the mean loss and the outputs."""
+    def forward(
+        self, model: nn.Module, inputs: Any, labels: torch.Tensor, denominator: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model on a batch; returns the mean loss, 0 without a denominator, and the outputs."""
         outputs = model(inputs)
-        return self.loss(outputs, labels), outputs
+        return self.loss(outputs, labels, denominator, model.training), outputs
 
     def meter(self) -> ClassificationMeter:
         """Return a new, empty meter for training."""
@@ -62,7 +66,14 @@ class Classification:
 
     def add(self, sums: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """Return the sums of the samples of both, on the device of the first."""
-        return sums + others.to(sums.device)
+        return self._with_denominator(sums) + self._with_denominator(others.to(sums.device))
+
+    def _with_denominator(self, sums: torch.Tensor) -> torch.Tensor:
+        """Sums as they are now; in checkpoints of former versions losses were divided by samples alone."""
+        rest = len(sums) - HEAD - 1  # of a line 0, else a tally's
+        if rest == 0 or (rest > 0 and is_tally(self.classes, rest)):
+            return sums
+        return torch.cat([sums[:1], sums[-1:], sums[1:]])
 
     def over_workers(
         self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
@@ -74,14 +85,18 @@ class Classification:
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up.
         All are means, so that there is no more to tell of the epoch."""
+        sums = self._with_denominator(sums)
         samples = sums[-1].item()
         if not samples:
             return {}
-        names = ("loss", "acc1", f"acc{self.best_of}")  # of one or two classes, the last two are one
-        return {name: total / samples for name, total in zip(names, sums[:HEAD].tolist(), strict=True)}
+        loss, denominator, *hits = sums[:HEAD].tolist()
+        names = ("acc1", f"acc{self.best_of}")  # of one or two classes, they are one
+        shares = {name: total / samples for name, total in zip(names, hits, strict=True)}
+        return {**({"loss": loss / denominator} if denominator else {}), **shares}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
+        sums = self._with_denominator(sums)
         metrics = self.summary(sums)
         return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1(self.there)}
 
@@ -91,7 +106,19 @@ class Classification:
 
     def examined(self, sums: torch.Tensor) -> Examination:
         """Return the counts by class and the worst mistakes of a whole validation."""
+        sums = self._with_denominator(sums)
         return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
+
+
+Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, float]
+"""A batch: loss (), outputs, labels (N,), samples that count, and the denominator of the loss."""
+
+
+def seen_of(
+    loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, denominator: float | None = None
+) -> Seen:
+    """A batch from a checkpoint; those of former versions have no denominator."""
+    return loss, outputs, labels, samples, samples if denominator is None else denominator
 
 
 class ClassificationMeter:
@@ -103,15 +130,15 @@ class ClassificationMeter:
 
     def __init__(self, best_of: int = 5) -> None:
         self.best_of = best_of
-        self.seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]] = []
+        self.seen: list[Seen] = []
 
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+    def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
         """Keep a batch: its mean loss, outputs (N, C), labels, and how many samples count.
         Labels are (N,) or shares of classes (N, C), of which the greatest counts as the label."""
         if samples:
-            self.seen.append(
-                (loss.detach(), outputs.detach(), labels if labels.dim() == 1 else labels.argmax(1), samples)
-            )
+            label = labels if labels.dim() == 1 else labels.argmax(1)
+            value, denominator = loss if isinstance(loss, Loss) else (loss, float(samples))
+            self.seen.append((value.detach(), outputs.detach(), label, samples, denominator))
 
     def state(self) -> list[Any]:
         """The batches seen since the sums were last taken, for :meth:`load`."""
@@ -119,18 +146,19 @@ class ClassificationMeter:
 
     def load(self, state: Sequence[Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.seen = [tuple(batch) for batch in state]
+        self.seen = [seen_of(*batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums (4,) float64 and empty the meter: loss over samples, hits of acc1, hits of acc5, samples."""
+        """Return the sums (5,) float64 and empty the meter: loss, its denominator, hits of acc1, hits of acc5, samples."""
         if not self.seen:
-            return torch.zeros(4, dtype=torch.float64, device=device)
-        losses, outputs, labels, samples = zip(*self.seen, strict=True)
+            return torch.zeros(HEAD + 1, dtype=torch.float64, device=device)
+        losses, outputs, labels, samples, denominators = zip(*self.seen, strict=True)
         self.seen = []
-        counts = torch.tensor(samples, dtype=torch.float64, device=losses[0].device)
+        count, parts = torch.tensor([samples, denominators], dtype=torch.float64, device=losses[0].device)
         ranks = ranks_of_labels(torch.cat(outputs), torch.cat(labels))
-        loss = (torch.stack(losses).double() * counts).sum()
-        return torch.stack([loss, (ranks < 1).sum().double(), (ranks < self.best_of).sum().double(), counts.sum()])
+        loss = (torch.stack(losses).double() * parts).sum()
+        hits = [(ranks < best).sum().double() for best in (1, self.best_of)]
+        return torch.stack([loss, parts.sum(), *hits, count.sum()])
 
 
 class ClassExam:
@@ -142,7 +170,7 @@ class ClassExam:
         self.tally = Tally(classes, index, count)
 
     def add(
-        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+        self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
         """Add a validation batch, with its samples' indices (N,) in the validation data."""
         self.meter.add(loss, outputs, labels, samples)
@@ -150,5 +178,5 @@ class ClassExam:
         self.tally.add(outputs, labels, numbers)
 
     def sums(self) -> torch.Tensor:
-        """Return the vector of loss, hits, hits; the tally; samples."""
+        """Return the vector of loss, denominator, hits, hits; the tally; samples."""
         return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,11 +13,18 @@ from trainer.metrics.confusion import Examination
 from trainer.metrics.exchange import Total
 
 
+class Loss(NamedTuple):
+    """The loss of a batch: its mean ``value`` (), and the ``denominator`` that it was divided by."""
+
+    value: torch.Tensor
+    denominator: float
+
+
 class Sums(Protocol):
     """Protocol of a task's meter: collects batches, and returns their sums."""
 
-    def add(self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Add a batch's loss, outputs and labels."""
+    def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Add a batch's loss, outputs and labels. A loss that is a tensor () is the mean over the samples."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the sums and empty the meter: a float64 vector, the number of samples last. See ``Objective.add``."""
@@ -33,7 +40,7 @@ class Exam(Protocol):
     """Protocol of one worker's sums over a whole validation."""
 
     def add(
-        self, loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
+        self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
         """Add a validation batch like a meter's, with its samples' indices (N,) in the validation data."""
 
@@ -44,8 +51,10 @@ class Exam(Protocol):
 class Objective(Protocol):
     """Protocol of a task: how a batch becomes a loss, and how sums over samples become metrics."""
 
-    def forward(self, model: nn.Module, inputs: Any, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on a batch; returns the mean loss and the outputs."""
+    def forward(
+        self, model: nn.Module, inputs: Any, labels: torch.Tensor, denominator: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model on a batch; returns the mean loss, 0 without a denominator, and the outputs."""
 
     def meter(self) -> Sums:
         """Return a new, empty meter for training."""

@@ -43,6 +43,7 @@ class ModelFacts:
         in_tables: parameters in sparse tables.
         shapes: of all parameters, by name.
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
+        denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
     """
 
     parameters: int
@@ -55,6 +56,7 @@ class ModelFacts:
     in_tables: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     optimizer: KeptState | None = None
+    denominator: str = "samples"
 
 
 @dataclass(frozen=True)

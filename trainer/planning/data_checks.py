@@ -83,6 +83,10 @@ def _check_mixing(config: RunConfig) -> None:
     for key in ("mixup", "cutmix"):
         if data.get(key) and takes_none:
             raise UserError(f"data.{key}={data[key]}", f"makes labels that are shares of classes, which {takes_none} does not take", "loss=cross_entropy")  # fmt: skip
+        ignored = loss.get("ignore_index", -1)
+        if data.get(key) and isinstance(ignored, int) and ignored >= 0:
+            why = f"makes labels that are shares of classes, of which loss.ignore_index={ignored} cannot leave one out"
+            raise UserError(f"data.{key}={data[key]}", why, f"data.{key}=0")
 
 
 def check_unsharded(config: RunConfig, leased: bool) -> None:

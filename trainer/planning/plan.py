@@ -19,6 +19,7 @@ from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
 from trainer.planning.elastic import restartable
+from trainer.planning.loss_checks import concern_of
 from trainer.planning.processes import Process, processes_of
 from trainer.planning.run_secret import is_insecure
 from trainer.planning.stream_checks import how
@@ -90,6 +91,7 @@ class Plan:
         least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
         whole_path: the user named the run's folder by a path from the root: so are its copies at ``checkpoint.to``.
         transport: how workers and parameter servers reach each other; empty: there are no servers.
+        denominator: what the loss of a batch is divided by, so that it is a mean over batches, too.
         started_in: the working folder, from which the config's relative paths lead.
         own_code: folders of the module search path that hold the user's own classes.
         labels: for each label of the data, the output of the weights that has its name; empty: the one of its number.
@@ -147,6 +149,7 @@ class Plan:
     whole_path: bool = False
     started_in: str = ""
     own_code: list[str] = field(default_factory=list)
+    denominator: str = "samples"
 
     @property
     def own_folder(self) -> Path:
@@ -207,7 +210,9 @@ def _late_momentum(checked: Checked) -> str:
 def _concern(checked: Checked, model: ModelFacts, steps_per_epoch: int, total: int) -> str:
     """What runs and is probably a mistake; usually empty."""
     short = _short_run(checked.config, steps_per_epoch, total)
-    return "; ".join(filter(None, [model.concern, _late_momentum(checked), checked.classes.said, checked.head, *short]))
+    loss = concern_of(checked.config, model.denominator)
+    said = [model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
+    return "; ".join(filter(None, said))
 
 
 def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[str]:
@@ -285,6 +290,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lease_batches=_lease_batches(checked),
         drops_lost=config.data.on_lost_worker == "drop",
         transport=transport_of(config, roles),
+        denominator=model.denominator,
     )
 
 

@@ -33,6 +33,7 @@ from trainer.planning.eval_and_predict import evaluation_batch_size, facts_of, i
 from trainer.planning.hosts import is_elsewhere, on_hosts
 from trainer.planning.key_checks import check_group, check_keys, check_name, check_targets
 from trainer.planning.launcher import launcher_of
+from trainer.planning.loss_checks import check_weights
 from trainer.planning.nonfinite import check_nonfinite
 from trainer.planning.processes import default_workers, workers_everywhere, workers_here
 from trainer.planning.run_secret import check_secret
@@ -94,7 +95,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
         searches=searches, classes=classes, head=head,
     )  # fmt: skip
-    for step in (check_orders, check_data, check_enough, check_optimization):
+    for step in (check_orders, check_data, check_enough, check_optimization, check_weights):
         with lacks:
             step(checked)
     if config.mode != "train":

@@ -52,12 +52,12 @@ class Collective(Strategy):
     def scatter(self, parts: list[Any] | None) -> Any:
         return self.group.scatter(parts)
 
-    def weight(self, samples: int) -> float:
-        """Return 1.0, or if batches differ samples * workers / all: DDP averages the workers' mean gradients."""
+    def weight(self, denominator: float) -> float | torch.Tensor:
+        """Return 1.0, or if they differ denominator * workers / all: DDP averages the workers' mean gradients."""
         if self.seat.even:
             return 1.0
-        everybody = self.all_reduce_sum(torch.tensor([float(samples)], dtype=torch.float64)).item()
-        return samples * self.seat.size / everybody
+        everybody = self.all_reduce_sum(torch.tensor([denominator], dtype=torch.float64))[0]
+        return denominator * self.seat.size / everybody.clamp_min(torch.finfo(torch.float64).tiny)
 
     @contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:

@@ -139,7 +139,7 @@ class Seat:
         local_rank, local_size: the same on this host.
         device: e.g. ``cpu`` or ``cuda:0``.
         store: the launcher's: processes of the run leave notes there for each other, such as endpoints, and nobody else does.
-        even: all workers have equally many samples in every update.
+        even: all workers have equally many samples in every update, and the loss is a mean over samples.
         secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
         host: address on which a server of this host listens; port: where (0: a free one); by_host: messages name hosts.
         servers: how many parameter servers the run has; server_hosts: the host of each, where there are several hosts.
@@ -245,9 +245,10 @@ class Strategy(ABC):
     def setup(self, model: torch.nn.Module, make_updater: MakeUpdater) -> torch.nn.Module:
         """Give all workers equal parameters and make the optimizer; returns the module to call in training."""
 
-    def weight(self, samples: int) -> float:
+    def weight(self, denominator: float) -> float | torch.Tensor:
         """The factor on this worker's mean loss of an update that makes the combined gradient the global batch's mean.
-        Called before its first forward, with its samples here. 1.0: weights are applied elsewhere, or all are equal."""
+        Called before its first forward, with what the loss is divided by: its samples here, or with class weights the
+        sum of theirs. 1.0: weights are applied elsewhere, or all are equal. A tensor () on the device is not waited for."""
         return 1.0
 
     def prepare(self, batch: Any) -> None:

@@ -15,12 +15,12 @@ from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
 
 SINCE = "since"
-"""In a worker's share of a checkpoint: updates so far, and samples since the last average."""
+"""In a worker's share of a checkpoint: updates so far; since the last average samples, and the loss's denominators."""
 
 
 class LocalSgd(Strategy):
     """A worker of strategy=local_sgd (Stich, 2019, arXiv:1805.09767).
-    The average is weighted by the samples behind each replica."""
+    The average is weighted by the samples behind each replica, or with class weights by the sum of theirs."""
 
     Options = LocalSgdStrategy
     options: LocalSgdStrategy
@@ -30,6 +30,8 @@ class LocalSgd(Strategy):
         self.group = ProcessGroup(seat, self.options)
         self.updates = 0
         self.samples = 0
+        self.coming: float | None = None
+        self.denominator = 0.0
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.group.equal_start(model)
@@ -39,6 +41,10 @@ class LocalSgd(Strategy):
 
     def scatter(self, parts: list[Any] | None) -> Any:
         return self.group.scatter(parts)
+
+    def weight(self, denominator: float) -> float:
+        self.coming = denominator
+        return 1.0
 
     def step(self, samples: int) -> None:
         self.updater.step()
@@ -52,6 +58,7 @@ class LocalSgd(Strategy):
         """An update is over, after which the workers may meet."""
         self.updates += 1
         self.samples += samples
+        self.denominator += samples if self.coming is None else self.coming
         if self.updates <= self.options.begin_step or self.updates % self.options.k_steps == 0:
             self._average()
 
@@ -62,36 +69,40 @@ class LocalSgd(Strategy):
         return -(-following // self.options.k_steps) * self.options.k_steps
 
     def save(self, folder: Path) -> Share:
-        return Share({"updater": self.updater.state()}, {SINCE: (self.updates, self.samples)})
+        return Share({"updater": self.updater.state()}, {SINCE: (self.updates, self.samples, self.denominator)})
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        self.updates, self.samples = share.own[SINCE]
+        self.updates, self.samples, *rest = share.own[SINCE]
+        self.denominator = (
+            rest[0] if rest else float(self.samples)
+        )  # of a former version: losses were divided by samples
 
     def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
-        samples = [since for _, since in (one[SINCE] for one in own)]
-        return [since / sum(samples) if any(samples) else 1 / len(samples) for since in samples]
+        behind = [one[SINCE][-1] for one in own]
+        return [one / sum(behind) if any(behind) else 1 / len(behind) for one in behind]
 
     def averaged(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        return {SINCE: (own[SINCE][0], 0)}
+        return {SINCE: (own[SINCE][0], 0, 0.0)}
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Replace my parameters by the mean over workers, weighted by samples since the last average."""
+        """Replace my parameters by the mean over workers, weighted by the denominators since the last average."""
         with self.group.naming_the_missing("the average of the parameters"):
             if self.seat.even:
                 share = 1.0 / self.seat.size
             else:
-                everybody = torch.tensor([float(self.samples)], dtype=torch.float64, device=self.seat.device)
+                everybody = torch.tensor([self.denominator], dtype=torch.float64, device=self.seat.device)
                 dist.all_reduce(everybody)
-                share = self.samples / everybody.item()
+                together = everybody.item()
+                share = self.denominator / together if together else 1.0 / self.seat.size
             # In logical order: in memory the elements of channels_last weights lie otherwise, and `view` refuses them.
             mine = torch.cat([p.reshape(-1) for p in self.parameters]).mul_(share)
             dist.all_reduce(mine)
         parts = mine.split([p.numel() for p in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
-        self.samples = 0
+        self.samples, self.denominator = 0, 0.0
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_reduce_sum(values)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
@@ -35,6 +34,7 @@ from trainer.metrics.best import EarlyStop
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
 from trainer.metrics.contract import Objective
+from trainer.metrics.criterion import BALANCED, Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
@@ -42,6 +42,7 @@ from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
+from trainer.wording import some
 from trainer.worker.best_model import keep_best
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
@@ -67,8 +68,9 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     splits = _streamed(splits, config, plan, seat)
     order = _make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
-    feed = _make_feed(config, plan, seat, strategy, splits, order)
-    task = _make_task(plan, call_target(config.loss, "loss").to(device))
+    criterion = _make_criterion(config, plan, seat, splits)
+    feed = _make_feed(config, plan, seat, strategy, splits, order, criterion)
+    task = _make_task(plan, criterion)
     run = Training(
         model=model,
         forward=forward,
@@ -113,8 +115,25 @@ def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
     )
 
 
+def _make_criterion(config: RunConfig, plan: Plan, seat: Seat, splits: Splits) -> Criterion:
+    """Make the worker's loss; the first worker prints the weights that are computed from the training data."""
+    weights = weights_of(config.loss, plan.facts.classes, labels_of(splits.train))
+    if seat.rank == 0:
+        for name in (name for name in weights if config.loss[name] == BALANCED):
+            numbers = [f"{n:.4g}" for n in weights[name].flatten().tolist()]
+            print(f"loss.{name}={BALANCED}: {some(numbers)}", flush=True)
+    dtype = torch.float64 if plan.chosen.precision == "fp64" else torch.float32
+    return make_criterion(config.loss, weights, plan.denominator, torch.device(seat.device), dtype)
+
+
 def _make_feed(
-    config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, splits: Splits, order: Order | None
+    config: RunConfig,
+    plan: Plan,
+    seat: Seat,
+    strategy: Strategy,
+    splits: Splits,
+    order: Order | None,
+    criterion: Criterion,
 ) -> Feed:
     """Make the feed of this worker's batches."""
     facts, chosen = plan.facts, plan.chosen
@@ -136,6 +155,7 @@ def _make_feed(
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
         outputs=plan.labels,
+        denominator=criterion.denominator,
     )
 
 
@@ -195,9 +215,9 @@ def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None
         return RepeatedAugmentation(facts.train_samples, sampler.repeats, seed)
     if sampler.order != "class_balanced":
         return None
-    labels = getattr(splits.train, "labels", None)
+    labels = labels_of(splits.train)
     if labels is None:
-        raise RunFailed("sampler.order=class_balanced: the training set has no attribute 'labels' (N,)")
+        raise RunFailed("sampler.order=class_balanced: the training set has no attribute 'labels' or 'targets' (N,)")
     return ClassBalanced(np.asarray(labels), seed)
 
 
@@ -208,7 +228,7 @@ def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     return mixing if mixing.active else None
 
 
-def _make_task(plan: Plan, loss: nn.Module) -> Objective:
+def _make_task(plan: Plan, loss: Criterion) -> Objective:
     """Make the worker's task (binary or classification) from the facts of the data and the loss."""
     facts = plan.facts
     if facts.task == "binary":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.metrics.contract import Objective, Sums
+from trainer.metrics.contract import Loss, Objective, Sums
 from trainer.strategies.contract import HasGauges
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Line:
     mine: torch.Tensor | None = None
     epoch: torch.Tensor | None = None
     earlier: torch.Tensor | None = None
-    last: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int] | None = None
+    last: tuple[Loss, torch.Tensor, torch.Tensor, int] | None = None
     meter: Sums = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ def log_training(run: Training, epoch: int, rest: bool = False) -> None:
     gauges = run.strategy.gauges() if run.report.run_dir and isinstance(run.strategy, HasGauges) else {}
     gauges |= run.guard.skipped(run)
     run.report.training(epoch, line.number, run.step, metrics, whole[-1].item(), line.lr, run.feed, gauges, rest)
-    if metrics:
+    if "loss" in metrics:
         run.guard.line(run, metrics["loss"])
 
 

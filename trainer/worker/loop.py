@@ -15,7 +15,7 @@ from trainer.data.batch_reordering import Turn
 from trainer.data.feed import Feed
 from trainer.errors import Interrupted
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
-from trainer.metrics.contract import Objective
+from trainer.metrics.contract import Loss, Objective
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.models.empty_batch import counting
 from trainer.optim.averaged import AveragedWeights
@@ -221,28 +221,28 @@ def train_epoch(run: Training, epoch: int) -> None:
     told = run.callbacks if run.callbacks and run.callbacks.after_update else None
     for samples, batches in profile.each("data", run.feed.updates(epoch, run.update)):
         run.report.doing("first update" + run.compiling)
-        weight = strategy.weight(samples)
+        weight: float | torch.Tensor | None = None
         run.guard.begin(run)
         for batch in profile.each("data", batches):
+            weight = strategy.weight(batch.update_denominator) if weight is None else weight
             strategy.prepare(batch)
             if run.ema is not None:
                 run.ema.follow(run.step)
             with strategy.accumulate(batch.last), counting(run.model, batch.samples):
                 with profile("forward"), run.arithmetic():
-                    loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels)
+                    loss, outputs = run.task.forward(run.forward, batch.inputs, batch.labels, batch.denominator)
                 run.report.pulse.sign()
                 run.guard.look(run, batch, loss)
                 with profile("backward"):
-                    strategy.backward(loss * (weight * batch.share) if weight * batch.share != 1.0 else loss)
-            line.meter.add(loss, outputs, batch.labels, batch.samples)
-            line.last = (loss, outputs, batch.labels, batch.samples) if run.rhythm.alone else None
-            line.number += 1
-            line.batches += 1
+                    strategy.backward(_times(loss, weight * batch.share))
+            seen = Loss(loss, batch.denominator), outputs, batch.labels, batch.samples
+            line.meter.add(*seen)
+            line.last = seen if run.rhythm.alone else None
+            line.number, line.batches = line.number + 1, line.batches + 1
         line.lr = strategy.lr
         with profile("optimizer"):
             run.guard.step(run, samples)
-        run.step += 1
-        run.update += 1
+        run.step, run.update = run.step + 1, run.update + 1
         run.samples += samples
         run.report.progress(epoch, run.step)
         if line.batches >= line.due:
@@ -262,6 +262,13 @@ def train_epoch(run: Training, epoch: int) -> None:
             run.checkpoints.after_update(run)
         if run.over:
             break
+
+
+def _times(loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+    """A factor on the device is not compared with 1, which would wait for it."""
+    if isinstance(factor, torch.Tensor):
+        return loss * factor.to(loss.dtype)
+    return loss if factor == 1.0 else loss * factor
 
 
 def _validates_now(run: Training) -> bool:
@@ -355,9 +362,9 @@ def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
         if run.checkpoints is not None and run.checkpoints.breaks_off(run):
             break
         with run.arithmetic():
-            loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels)
+            loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
         run.report.pulse.sign()
-        exam.add(loss, outputs, batch.labels, batch.samples, numbers)
+        exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
         run.own.add(outputs, batch.labels)
     if run.checkpoints is not None:
         run.checkpoints.after_share(run)

@@ -95,7 +95,7 @@ def _again(run: Training, batch: Batch) -> dict[str, Any]:
         raise LookupError("parameters are in the servers")
     layers: list[tuple[str, str]] = []
     with _watched(run.model, layers), _alone(run.model), _eager(run), run.arithmetic():
-        loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
+        loss, _ = run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
     name, kind = layers[0] if layers else (None, None)
     found = {
         "inputs_are_finite": _finite(batch.inputs),
@@ -113,7 +113,7 @@ def gives_bad_gradients(run: Training, batch: Batch) -> bool:
     """Whether a batch's own gradient is not finite when computed again; False if it is, or cannot be computed."""
     try:
         with _alone(run.model), _eager(run), run.arithmetic():
-            loss, _ = run.task.forward(run.model, batch.inputs, batch.labels)
+            loss, _ = run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
         return not all(math.isfinite(norm) for norm in _gradient_norms(run.model, loss).values())
     except Exception:  # of the user's model, in a run that has failed already
         return False

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
+from trainer.metrics.criterion import SAMPLES, stand_in
 from trainer.models.embedding_tables import tables
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.optim.carried_state import kept_state
@@ -32,6 +34,7 @@ from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
+from trainer.worker.loss_probe import denominator_of_classes, denominator_of_logits
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -68,9 +71,9 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         moved = rates(model, config.optimizer)
         trained = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and moved[name].lr)
-        loss = call_target(config.loss, "loss", kind=nn.Module)
+        loss = stand_in(config.loss, 0 if facts is None else facts.classes)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
-        concern = "" if facts is None else check_outputs(config, model, loss, facts)
+        found = Found() if facts is None else check_outputs(config, model, loss, facts)
         _check_callbacks(config.callbacks)
         lower = {} if facts is None or not config.metrics else _try_metrics(config, model, facts)
         buckets = None if facts is None else _gradient_buckets(config, model, facts)
@@ -78,7 +81,8 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
     return ModelFacts(
         parameters=parameters,
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
-        concern=concern,
+        concern=found.concern,
+        denominator=found.denominator,
         work=0 if facts is None else parameters * _positions(facts.shape),
         lower=lower,
         buckets=buckets,
@@ -87,6 +91,14 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         shapes=shapes,
         optimizer=kept,
     )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a model's outputs tell: what is odd about them, and what the loss of a batch is divided by."""
+
+    concern: str = ""
+    denominator: str = SAMPLES
 
 
 def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
@@ -269,14 +281,11 @@ def meta_model(config: RunConfig) -> nn.Module:
         return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
 
 
-def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> str:
+def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> Found:
     """Run two empty samples through the model, and check its outputs with the task and the loss.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's own
     that may need a GPU.
-
-    Returns:
-        What is odd and no reason to refuse; empty as a rule.
 
     Raises:
         UserError: the model does not take the samples, or gives what the loss and the metrics do not take.
@@ -292,14 +301,14 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
         if isinstance(outputs, NotTaken) and (config.device != "cuda" or outputs.anywhere):
             raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {outputs}", fitting(config, facts, shape, train)) from outputs.error  # fmt: skip
     if isinstance(outputs, NotTaken):
-        return ""
+        return Found()
     _check_kind(config, model, outputs, facts)
     if train and config.validation:
         _check_validation(config, model, outputs, facts)
     if facts.task == "binary":
-        _check_binary(config, loss, facts, outputs)
-        return ""
-    return _check_classes(config, loss, facts, outputs)
+        return Found("", denominator_of_logits(config, loss, facts, outputs))
+    concern = _check_classes(config, loss, facts, outputs)
+    return Found(concern, denominator_of_classes(config, loss, facts.classes, outputs.shape[1]))
 
 
 def _named(config: RunConfig) -> str:
@@ -359,21 +368,6 @@ def _check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: to
         return ""
     advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
     return f"{_named(config)} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
-
-
-def _check_binary(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> None:
-    """One logit per sample, and a loss that is the mean over samples (cross-entropy would take the batch for classes)."""
-    if outputs.dim() != 1:
-        raise UserError(f"model ({config.model['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
-    logits, labels = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
-    what, instead = f"loss ({config.loss['_target_']})", "loss=binary_cross_entropy"
-    try:
-        both = loss(logits, labels)
-        apart = torch.stack([loss(logits[i : i + 1], labels[i : i + 1]) for i in range(2)])
-    except Exception as error:
-        raise UserError(what, f"does not take logits (N,) and labels (N,): {first_line(error)}", instead) from error
-    if both.dim() or not torch.allclose(both, apart.mean()):
-        raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
 
 
 @contextmanager

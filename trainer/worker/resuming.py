@@ -80,7 +80,7 @@ def _rehearse(run: Training) -> None:
         batch = next(batches)
         with run.strategy.accumulate(True), counting(run.model, batch.samples):
             with run.arithmetic():
-                loss, _ = run.task.forward(run.forward.train(), batch.inputs, batch.labels)
+                loss, _ = run.task.forward(run.forward.train(), batch.inputs, batch.labels, batch.denominator)
             run.strategy.backward(loss)
         run.forward.zero_grad(set_to_none=True)
         return

@@ -217,7 +217,7 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     """In a training process: complete its seat from the plan, by even batches, the number of servers and their hosts."""
     sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
-    even = sampler.even(plan.merge, config.limit_train_batches)
+    even = plan.denominator == "samples" and sampler.even(plan.merge, config.limit_train_batches)
     server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 and not plan.by_role else ()
     return replace(seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts, by_host=not plan.by_role)  # fmt: skip
 

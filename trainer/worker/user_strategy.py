@@ -73,6 +73,10 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
         "data.read=scatter": (config.data.read == "scatter", Scatters),
         "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), GoesByValidations),
     }
+    together = plan.mode == "train" and plan.workers > 1 and plan.traits.exact
+    if plan.denominator != "samples" and together and type(strategy).weight is Strategy.weight:
+        name = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
+        raise RunFailed(f"{name} weights workers by samples, and the loss is divided by {plan.denominator}. Write its method weight(denominator)")  # fmt: skip
     for what, (needed, ability) in needs.items():
         if needed and not isinstance(strategy, ability):
             kind = type(strategy)

@@ -182,6 +182,8 @@ NOT_ARGUMENTS = {
     "model": ("zero_init_residual",),
 }
 """Keys of these that the constructor does not get."""
+UNLESS_NULL = {"loss": ("weight", "pos_weight")}
+"""Keys of these that the constructor gets unless they are null: a class of the user's own need not take them."""
 STARTED = tuple(
     declared._target_ for declared in (LeNetModel, ConvnetModel, ResNet18Model, ResNet50Model, WideAndDeepModel)
 )
@@ -191,7 +193,8 @@ STARTED = tuple(
 def not_arguments(key: str, node: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys of a config node (``key``: optimizer, model, ...) that its constructor does not get."""
     started = key == "model" and node.get("_target_") in STARTED
-    return (*NOT_ARGUMENTS.get(key, ()), *(("init",) if started else ()))
+    unset = [name for name in UNLESS_NULL.get(key, ()) if node.get(name) is None]
+    return (*NOT_ARGUMENTS.get(key, ()), *(("init",) if started else ()), *unset)
 
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")

@@ -19,19 +19,20 @@ def key(
     texts: bool = False,
     or_auto: bool = False,
     or_range: bool = False,
+    or_word: str = "",
     length: int | None = None,
     example: Any = None,
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
     Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
-    list of texts; ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or two of them, as 1:4. The annotation of
-    these is Any. ``example``: what is
-    proposed instead of a refused value (None: the default).
+    list of texts; ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or two of them, as 1:4;
+    ``or_word``: numbers, or that word. The annotation of these is Any. ``example``: what is proposed instead of a
+    refused value (None: the default).
     """
     metadata = {
         "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "texts": texts,
-        "or_auto": or_auto, "or_range": or_range, "length": length, "example": example,
+        "or_auto": or_auto, "or_range": or_range, "or_word": or_word, "length": length, "example": example,
     }  # fmt: skip
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional  # OmegaConf reads them
+from typing import Any, List, Optional  # OmegaConf reads them
 
 from trainer.config.schema.declare import WIDEST, key
 
@@ -121,7 +121,8 @@ class LossConfig:
 class CrossEntropyLoss(LossConfig):
     """loss=cross_entropy: for class numbers, or with mixup and cutmix, shares of classes."""
 
-    label_smoothing: float = key(0.0, "share of the label that is spread over all classes", ge=0, le=1)
+    weight: Optional[Any] = key(None, "weights of classes: a list, or balanced: samples / (classes * samples of the class)", or_word="balanced")  # fmt: skip
+    label_smoothing: float = key(0.0, "share of the label that is spread over all classes; not in val/loss", ge=0, le=1)
 
 
 @dataclass
@@ -139,6 +140,7 @@ class BinaryCrossEntropyLoss(LossConfig):
     _target_: str = key(
         "torch.nn.BCEWithLogitsLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
     )
+    pos_weight: Optional[Any] = key(None, "factor on samples with label 1, or balanced: those with label 0 / those with 1", or_word="balanced")  # fmt: skip
 
 
 @dataclass

@@ -25,17 +25,19 @@ class NotFinite(Malformed):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a PUSH: version, samples, age, merged gradients.
+    """The numbers of a PUSH: version, samples, age, merged gradients, denominator.
 
     Attributes:
         basis: version of the parameters it was computed with (geo: of the last answer).
         samples: behind its gradients. age: what its rows are stamped with. merged: gradients added up in it.
+        denominator: of the loss behind them, by which sync weights.
     """
 
     basis: int
     samples: float
     age: int
     merged: int
+    denominator: float
 
 
 def numbers(message: Message, most_merged: int) -> Numbers:
@@ -47,7 +49,7 @@ def numbers(message: Message, most_merged: int) -> Numbers:
     found = message.need(Kind.NUMBERS)
     if found.dtype != np.float64 or found.ndim != 1:
         raise Malformed("PUSH without its numbers")
-    told = found[:4].tolist()
+    told = found[:5].tolist()
     if len(told) < 3 or not all(map(math.isfinite, told)):
         raise Malformed("PUSH without its numbers")
     basis, samples, age = int(told[0]), float(told[1]), int(told[2])
@@ -56,7 +58,10 @@ def numbers(message: Message, most_merged: int) -> Numbers:
     merged = int(told[3]) if len(told) > 3 else 1
     if not 1 <= merged <= most_merged:
         raise Malformed(f"PUSH of {merged} gradients")
-    return Numbers(basis, samples, age, merged)
+    denominator = float(told[4]) if len(told) > 4 else samples
+    if not 0 <= denominator < LARGEST_NUMBER:
+        raise Malformed(f"PUSH of a loss that was divided by {denominator:g}")
+    return Numbers(basis, samples, age, merged, denominator)
 
 
 def work(message: Message) -> np.ndarray:

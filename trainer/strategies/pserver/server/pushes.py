@@ -55,7 +55,7 @@ class Pushes:
             checks.finite(shard, dense, rows)
         return Push(
             message.rank, message.sequence, numbers.samples, dense, rows, numbers.basis, message.clock, numbers.age,
-            numbers.merged,
+            numbers.merged, numbers.denominator,
         )  # fmt: skip
 
     def _take(self, message: Message, rule: Rule, push: Push, work: np.ndarray) -> bool:

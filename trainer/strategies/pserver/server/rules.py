@@ -39,7 +39,7 @@ class Push:
     """A push, decoded and checked, as a rule takes it.
 
     Attributes:
-        rank: the worker. sequence: of the push. samples: behind its gradients, where it matters.
+        rank: the worker. sequence: of the push. samples: behind its gradients; denominator: of their loss (None: the samples).
         dense: (n,) or None; rows: by table.
         basis: version of the parameters that the gradients were computed with.
         clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
@@ -55,6 +55,7 @@ class Push:
     clock: int
     age: int
     merged: int = 1
+    denominator: float | None = None
 
 
 class Rule:
@@ -128,7 +129,7 @@ class Rule:
 
 
 class Sync(Rule):
-    """The server's rule for pserver_sync: the sum of all workers' gradients, weighted by samples, is applied once;
+    """The server's rule for pserver_sync: the mean of all workers' gradients, weighted by denominators, is applied once;
     then everybody pulls."""
 
     lockstep = True
@@ -149,12 +150,12 @@ class Sync(Rule):
             return
         pushes = [self.waiting[rank] for rank in sorted(self.waiting)]
         self.waiting.clear()
-        samples = sum(p.samples for p in pushes)
-        self.shard.samples += int(samples)
+        self.shard.samples += int(sum(p.samples for p in pushes))
+        whole = sum(p.samples if p.denominator is None else p.denominator for p in pushes) or 1.0
         dense = _sum([p.dense for p in pushes if p.dense is not None])
         if dense is not None:
-            dense.div_(samples or 1.0)
-        rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], samples or 1.0) for n in self.shard.tables}
+            dense.div_(whole)
+        rows = {n: _mean([p.rows[n] for p in pushes if n in p.rows], whole) for n in self.shard.tables}
         self.combined = dense, rows, max(p.age for p in pushes)
         if self.clip is None:
             self._apply(1.0)
@@ -180,8 +181,7 @@ class Sync(Rule):
         self.norms.pop(self.shard.version - 3, None)
 
     def answer(self, message: Message, applied: bool) -> Message:
-        """The answer to a push with clipping: this server's part of the squared norm of the combined gradient, once
-        all have pushed."""
+        """The answer to a push with clipping: its part of the squared norm of the combined gradient, once all have pushed."""
         answer = super().answer(message, applied)
         if self.clip is not None:
             norm = self.norms.get(message.clock - 1)
@@ -207,12 +207,12 @@ def _sum(vectors: list[torch.Tensor]) -> torch.Tensor | None:
     return total
 
 
-def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], samples: float) -> tuple[np.ndarray, torch.Tensor]:
-    """Rows of several workers: the gradients of equal ids added up in the order of the workers, per sample."""
+def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], whole: float) -> tuple[np.ndarray, torch.Tensor]:
+    """Rows of several workers: the gradients of equal ids added up in the order of the workers, divided by ``whole``."""
     if not parts:
         return np.empty(0, dtype=np.int64), torch.empty(0)
     ids, gradients = summed(parts)
-    return ids, gradients.div_(samples)
+    return ids, gradients.div_(whole)
 
 
 class Async(Rule):

@@ -25,7 +25,7 @@ class WholePush:
         samples: behind the gradients. clock: this worker's steps. age: what rows are stamped with.
         bases: by server, the version of the parameters that it was computed with, or that the worker has.
         work: the record of the leased batches that it covers, if any.
-        merged: gradients that are added up in it.
+        merged: gradients that are added up in it. denominator: what sync divides by; None: the samples.
     """
 
     dense: list[torch.Tensor]
@@ -36,6 +36,7 @@ class WholePush:
     bases: list[int]
     work: list[Record]
     merged: int = 1
+    denominator: float | None = None
 
 
 class PushEncoder:
@@ -69,7 +70,8 @@ class PushEncoder:
             feedback.errors = dict(errors)
 
     def _records(self, push: WholePush, server: int, places: dict[int, list[np.ndarray]]) -> list[Record]:
-        numbers = [push.bases[server], push.samples, push.age, push.merged]
+        divided_by = push.samples if push.denominator is None else push.denominator
+        numbers = [push.bases[server], push.samples, push.age, push.merged, divided_by]
         records = [Record(Kind.NUMBERS, np.array(numbers, dtype=np.float64)), *push.work]
         if push.dense[server].numel():
             records += self._dense(push.dense[server], server)

@@ -17,7 +17,7 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 class PserverSync(PserverWorker):
-    """A worker of strategy=pserver_sync: pushes gradients weighted by samples, and pulls the next parameters."""
+    """A worker of strategy=pserver_sync: pushes gradients times the denominator of their loss, and pulls the next parameters."""
 
     Options = PserverSyncStrategy
     options: PserverSyncStrategy
@@ -25,6 +25,7 @@ class PserverSync(PserverWorker):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.stale = False
+        self.denominator: float | None = None
 
     @property
     def clock(self) -> int:
@@ -47,12 +48,17 @@ class PserverSync(PserverWorker):
         self.base = self.pulls.versions[0] - self.steps
         self.stale = False
 
+    def weight(self, denominator: float) -> float:
+        self.denominator = denominator
+        return 1.0
+
     def step(self, samples: int) -> None:
         rows = {t.number: t.gradient() for t in self.remote}
-        rows = {n: (ids, g * samples) for n, (ids, g) in rows.items()}
-        dense = self.gradients(samples)
+        by = samples if self.denominator is None else self.denominator
+        rows = {n: (ids, g * by) for n, (ids, g) in rows.items()}
+        dense = self.gradients(by)
         clock = self.clock + 1
-        push = WholePush(dense, rows, samples, clock, self.age(), self.pulls.versions, [])
+        push = WholePush(dense, rows, samples, clock, self.age(), self.pulls.versions, [], denominator=by)
         pushes = self.client.push(self.encoder.messages(push))
         if self.options.clip_norm is not None:
             square = sum(float(a.need(Kind.NUMBERS)[0]) for a in self.client.wait(pushes))

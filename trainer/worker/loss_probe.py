@@ -1,0 +1,46 @@
+"""Finds before a run what the loss of a batch is divided by, for the labels that the task has."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from trainer.config.run_config import RunConfig
+from trainer.data.source import Facts
+from trainer.errors import UserError, first_line
+from trainer.metrics.criterion import NEITHER, kind_of
+
+
+def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, outputs: int) -> str:
+    """What the loss of a batch is divided by, for all forms of labels that it will get.
+
+    Raises:
+        UserError: mixed batches have shares of classes as labels, which the loss does not take.
+    """
+    data, forms = config.node("data"), ["numbers"]
+    mixed = next((name for name in ("mixup", "cutmix") if config.mode == "train" and data.get(name)), None)
+    if mixed is not None:
+        shares = torch.full((2, outputs), 1 / outputs)
+        try:
+            loss(shares, shares)
+        except Exception as error:
+            what = f"data.{mixed}={data[mixed]}"
+            raise UserError(what, f"makes labels (N, {outputs}) that are shares of classes, which {config.loss.get('_target_')} does not take: {first_line(error)}", f"data.{mixed}=0") from error  # fmt: skip
+        forms = ["shares", *(forms if config.validation else [])]
+    return kind_of(loss, classes, outputs, forms)
+
+
+def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
+    """One logit per sample, and a loss of a batch (cross-entropy would take the batch for classes)."""
+    if outputs.dim() != 1:
+        raise UserError(f"model ({config.model['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
+    logits, labels = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
+    what, instead = f"loss ({config.loss['_target_']})", "loss=binary_cross_entropy"
+    try:
+        both = loss(logits, labels)
+    except Exception as error:
+        raise UserError(what, f"does not take logits (N,) and labels (N,): {first_line(error)}", instead) from error
+    found = NEITHER if both.dim() else kind_of(loss, 2, None, ["numbers"])
+    if found == NEITHER:
+        raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
+    return found
