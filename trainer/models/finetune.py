@@ -13,7 +13,7 @@ from trainer.config.schema import WEIGHT_FILES
 from trainer.errors import UserError
 from trainer.host.https import unreachable
 from trainer.models.classifiers import HEADS, unfilled
-from trainer.weights import fit, tensor_files
+from trainer.weights import fit, paddle_files, tensor_files
 
 
 def finetuned(
@@ -70,7 +70,7 @@ def prepare(name: str, weights: str, **others: Any) -> None:
 
 
 def _is_file(weights: str) -> bool:
-    return "/" in weights or weights.endswith(WEIGHT_FILES)
+    return "/" in weights or weights.endswith((*WEIGHT_FILES, *paddle_files.SUFFIXES))
 
 
 def _entry(name: str, weights: str) -> Any:
@@ -99,6 +99,7 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
             raise UserError(f"model.weights={weights}", f"{_cached(entry.url)} holds more than tensors by name", f"rm {_cached(entry.url)}, which is then fetched anew") from error  # fmt: skip
         except (OSError, RuntimeError) as error:
             raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
+    paddle_files.refuse(Path(weights), "model.weights")
     return tensor_files.read(Path(weights), f"model.weights={weights}")
 
 

@@ -18,6 +18,7 @@ from trainer.planning.batches import AUTO
 from trainer.planning.class_names import class_names_of, run_of
 from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
+from trainer.weights import paddle_files
 from trainer.wording import some
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def weights_file(path: Path) -> Path:
     """
     if store.NAME.fullmatch(path.name) and not path.is_file():
         return store.check(Path(os.path.abspath(path)))
+    if path.exists():
+        paddle_files.refuse(path, "weights")
     if path.is_dir():
         if not (path / "model.safetensors").is_file():
             for folder in (path / "checkpoints", path):

@@ -38,6 +38,21 @@ def check_keys(config: Mapping[str, Any]) -> None:
         check_group(config, group)
 
 
+def check_values(config: Mapping[str, Any]) -> None:
+    """Refuse values that their keys do not accept; keys without a value, and interpolations, are left for the run.
+
+    Raises:
+        WrongValue: e.g. a ``mode`` that does not exist.
+    """
+    known = {k.path: k for k in keys.keys(schema.Config) if k.path not in schema.GROUPS}
+    for group in schema.GROUPS:
+        node = config.get(group)
+        known |= _known_keys(group, str(node.get("_target_")))[0] if isinstance(node, Mapping) else {}
+    for path, value in leaves(config, ""):
+        if path in known and not (isinstance(value, str) and (value == "???" or "${" in value)):
+            _check_value(known[path], value)
+
+
 def check_group(config: Mapping[str, Any], group: str) -> None:
     """Refuse keys of a config group that its schema does not declare, unless they are for a constructor."""
     node = config[group]

@@ -106,6 +106,7 @@ class FlowersData(ImagesData):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+    order: str = key("listed", "order of the training images: of the official list, or as in 102flowers.tgz beside them", choices=("listed", "archive"))  # fmt: skip
     train_split: str = key("trnid", "official lists to train on; validation is valid, and with trnid+valid tstid", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
 
 
@@ -117,7 +118,6 @@ class Flowers102Data(FlowersData):
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
-    order: str = key("listed", "order of the training images: of the official list, or as in 102flowers.tgz beside them", choices=("listed", "archive"))  # fmt: skip
 
 
 @dataclass

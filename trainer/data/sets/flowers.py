@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.config.schema import EmbeddedFlowersData, Flowers102Data
+from trainer.config.schema import EmbeddedFlowersData, Flowers102Data, FlowersData
 from trainer.data.download import File, Site, absent, fetch
 from trainer.data.drawn_flowers.draw import CLASSES, VERSION, draw, is_drawn
 from trainer.data.drawn_flowers.draw import folder as drawn_folder
@@ -38,6 +38,8 @@ SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 class DrawnFlowers(ImageSource):
     """Base class of data sources of 102 classes of drawn flowers in the user's cache, the same on every machine."""
 
+    options: FlowersData
+
     def class_names(self, facts: Facts) -> list[str]:
         return class_names()
 
@@ -49,7 +51,7 @@ class DrawnFlowers(ImageSource):
         is_drawn(**drawing)  # refused where another user could have put pictures there
         _seed, per_class = drawing.values()
         samples = CLASSES * per_class
-        facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True)  # fmt: skip
+        facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True, attention=self._shuffled())  # fmt: skip
         return self.sized(facts)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
@@ -61,7 +63,36 @@ class DrawnFlowers(ImageSource):
         classes = class_folders(root / "train")
         limits = Limits.of(self.options)
         train, val = (folder_of_classes(root / split, classes, limits) for split in ("train", "val"))
-        return replace(train, root=str(root)), replace(val, root=str(root))
+        return self._ordered(replace(train, root=str(root)), "embedded"), replace(val, root=str(root))
+
+    def _shuffled(self) -> str:
+        """The sentence about a fixed shuffle in place of the archive's order; '' if there is none."""
+        archive = self._archive()
+        if self.options.order == "listed" or (archive is not None and archive.is_file()):
+            return ""
+        missing = "drawn flowers have no archive" if archive is None else f"{archive} is not there"
+        return f"data.order=archive: {missing}, so the training images come in one fixed shuffle instead of its order"
+
+    def _archive(self) -> Path | None:
+        """The archive that the images come from; drawn ones come from none."""
+        return None
+
+    def _ordered(self, train: Listing, kind: str) -> Listing:
+        """The training images in the order of ``data.order``.
+
+        ``setid.mat`` lists them class by class, and the drawn ones lie in folders of classes. In that order without a
+        shuffle a model sees one class at a time.
+        """
+        if self.options.order == "listed":
+            return train
+        order = np.random.default_rng(0).permutation(len(train))
+        archive = self._archive() if kind == "real" else None
+        if archive is not None and archive.is_file():
+            places = made_once(place_of("flowers-order", [archive]), lambda folder: _members(archive, folder))
+            place = dict(zip(places["names"], range(len(places["names"])), strict=True))
+            names = [Path(train.files[file]).name for file in train.file]
+            order = np.array(sorted(range(len(train)), key=lambda n: place.get(names[n], len(place))))
+        return replace(train, file=train.file[order], spans=train.spans[order], labels=train.labels[order], names=[train.names[n] for n in order])  # fmt: skip
 
     def _drawing(self) -> dict[str, int]:
         return {"seed": EmbeddedFlowersData.draw_seed, "per_class": EmbeddedFlowersData.per_class}
@@ -116,35 +147,7 @@ class Flowers102(DrawnFlowers):
     def _instead(self, reason: str) -> Facts:
         split = self.options.train_split
         without = "" if split == "trnid" else f" (they have no {split}: the part to train on is as large as trnid)"
-        facts = self._embedded(SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
-        return replace(facts, attention=self._shuffled())
-
-    def _shuffled(self) -> str:
-        """The sentence about a fixed shuffle in place of the archive's order; '' if there is none."""
-        if self.options.order == "listed" or self._archive().is_file():
-            return ""
-        return f"data.order=archive: {self._archive()} is not there, so the training images come in one fixed shuffle instead of its order"  # fmt: skip
-
-    def _archive(self) -> Path:
-        return self._folder() / SITE.files[0].name
-
-    def _ordered(self, train: Listing, kind: str) -> Listing:
-        """The training images in the order of ``data.order``.
-
-        ``setid.mat`` lists them class by class, and the drawn ones lie in folders of classes. In that order without a
-        shuffle a model sees one class at a time.
-        """
-        if self.options.order == "listed":
-            return train
-        order = np.random.default_rng(0).permutation(len(train))
-        if kind == "real" and self._archive().is_file():
-            places = made_once(
-                place_of("flowers-order", [self._archive()]), lambda folder: _members(self._archive(), folder)
-            )
-            place = dict(zip(places["names"], range(len(places["names"])), strict=True))
-            names = [Path(train.files[file]).name for file in train.file]
-            order = np.array(sorted(range(len(train)), key=lambda n: place.get(names[n], len(place))))
-        return replace(train, file=train.file[order], spans=train.spans[order], labels=train.labels[order], names=[train.names[n] for n in order])  # fmt: skip
+        return self._embedded(SITE.stand_in(reason, f"The embedded drawn flowers are used{without}"))
 
     def class_names(self, facts: Facts) -> list[str]:
         if facts.kind == "embedded":
@@ -174,7 +177,9 @@ class Flowers102(DrawnFlowers):
     def listings(self, facts: Facts) -> tuple[Listing, Listing]:
         if facts.kind == "download":
             raise FileNotFoundError(errno.ENOENT, "is still to be downloaded", str(self._folder()))
-        train, val = super().listings(facts) if facts.kind == "embedded" else self._real()
+        if facts.kind == "embedded":
+            return super().listings(facts)
+        train, val = self._real()
         return self._ordered(train, facts.kind), val
 
     def _real(self) -> tuple[Listing, Listing]:
@@ -224,6 +229,9 @@ class Flowers102(DrawnFlowers):
 
     def _folder(self) -> Path:
         return Path(self.options.root) / "flowers-102"
+
+    def _archive(self) -> Path | None:
+        return self._folder() / SITE.files[0].name
 
     def _present(self) -> bool:
         folder = self._folder()
