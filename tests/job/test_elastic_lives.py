@@ -14,7 +14,7 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.job import elastic
-from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _of_life
+from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _missed, _of_life
 from trainer.job.ready import get_ready
 from trainer.launch.lobby import OVER, Guest, Host, Life
 
@@ -106,3 +106,9 @@ def test_only_a_death_after_a_request_is_the_end_of_a_life_and_not_of_the_run() 
     with pytest.raises(AskedToLeave):
         _failure(AskedToLeave("got SIGTERM"))
     assert str(_failure(AskedToLeave("host 1 has ended the run", elsewhere=True))) == "host 1 has ended the run"
+
+
+def test_a_host_that_comes_back_is_told_that_it_was_lost() -> None:
+    assert [_missed(last, now) for last, now in ((0, 1), (0, 4), (2, 3))] == ["", "", ""]
+    assert "this host was lost to the others in life 2: life 3 went on without it" in _missed(2, 4)
+    assert "in life 2: lives 3 to 5 went on without it" in _missed(2, 6)

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from tests.pace import patient
 from tests.strategies.launching import Case, hand_over, start
 from trainer.errors import RunFailed
+from trainer.strategies.process_group import ProcessGroup, cause
 
 STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo", "pserver_ssp"]
 NEVER_WAIT = ["pserver_async", "pserver_geo"]
@@ -148,3 +150,31 @@ def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
 ) -> None:
     how = ended(strategy == LEASED[0])[f"{strategy} leased"].result()
     assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711", "a connection was closed at its other end"),
+        ("Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error", "Gloo connectFullMesh failed with no error"),
+        ("[../gloo/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete", "the time was over"),
+        ("[c10d] Connection reset by peer", "a connection was reset at its other end"),
+    ],
+)  # fmt: skip
+def test_why_a_meeting_failed_is_said_without_a_librarys_own_places(said: str, why: str) -> None:
+    assert cause(said) == why
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("[pair.cc:5] Connection closed by peer [10.0.0.2]:1", "worker 1 did not arrive at a sum: after 10 s a connection was closed at its other end (strategy.timeout_s=20)"),
+        ("[pair.cc:5] Timed out waiting 20000ms", "worker 1 did not arrive at a sum within 20 s (strategy.timeout_s)"),
+    ],
+)  # fmt: skip
+def test_a_meeting_that_ended_before_its_time_tells_when_and_why(said: str, told: str) -> None:
+    group = ProcessGroup.__new__(ProcessGroup)
+    group.options = SimpleNamespace(timeout_s=20.0)  # type: ignore[assignment]
+    group.roll_call = SimpleNamespace(missing=lambda: [1])  # type: ignore[assignment]
+    group.seat = SimpleNamespace(rank=0, names=lambda ranks: [f"worker {rank}" for rank in ranks])  # type: ignore[assignment]
+    assert str(group._failed("a sum", RuntimeError(said), 10.2)) == told

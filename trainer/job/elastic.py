@@ -256,6 +256,18 @@ def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
     return {"ended": PREEMPTED, "steps": store.about(newest).done}
 
 
+def _missed(last: int, now: int) -> str:
+    """What a host is told that takes part again after lives without it: the others had lost it. '' if it missed none.
+
+    Args:
+        last: the life that it took part in before, 0 if none; now: the one that begins.
+    """
+    if not last or now == last + 1:
+        return ""
+    lives = f"life {last + 1}" if now == last + 2 else f"lives {last + 1} to {now - 1}"
+    return f"\nATTENTION: this host was lost to the others in life {last}: {lives} went on without it, and it takes part again\n"
+
+
 def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
     """Another host than host 0: it takes part in each life that host 0 tells of.
 
@@ -276,6 +288,8 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
             if over.how == PREEMPTED and outcome.get("ended") != PREEMPTED:
                 raise AskedToLeave(f"host 0 has ended the run: {over.why or 'it was asked to leave'}") from None
             return outcome
+        if missed := _missed(number, life.number):
+            say(missed)
         number, first = life.number, not number
         resume = str(Path(ready.plan.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
         of = _of_life(ready, life)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +18,21 @@ from trainer.errors import Missing, RunFailed, first_line
 from trainer.host.notes_board import NoNote
 from trainer.strategies.contract import Seat
 from trainer.strategies.liveness import RollCall
+
+TIMED_OUT = "the time was over"
+CAUSES = {
+    "timed out": TIMED_OUT,
+    "timeout": TIMED_OUT,
+    "closed by peer": "a connection was closed at its other end",
+    "connection closed": "a connection was closed at its other end",
+    "reset by peer": "a connection was reset at its other end",
+    "broken pipe": "a connection was closed at its other end",
+    "connection refused": "a connection was refused",
+    "no route to host": "there was no way to a host",
+}
+"""What Gloo, NCCL and torch's stores say somewhere in their messages, and what that means."""
+CHATTER = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\]\s*|\[c10d\]\s*")
+"""Places in their sources."""
 
 
 class ProcessGroup:
@@ -122,19 +139,19 @@ class ProcessGroup:
             Missing: naming the missing workers, from the error of the collective.
             RunFailed: none is missing, or nobody knows.
         """
-        self.roll_call.meeting = meeting
+        self.roll_call.meeting, began = meeting, time.monotonic()
         try:
             yield
         except (RuntimeError, dist.DistError) as error:
             if isinstance(error, RunFailed) or not _is_about_peers(error):
                 raise
-            raise self._failed(meeting, error) from error
+            raise self._failed(meeting, error, time.monotonic() - began) from error
         finally:
             self.roll_call.meeting = ""
 
-    def _failed(self, meeting: str, error: Exception) -> RunFailed:
-        """The error of a collective call that failed, which names the missing workers."""
-        said = first_line(error)
+    def _failed(self, meeting: str, error: Exception, waited_s: float) -> RunFailed:
+        """The error of a collective call that failed after so many seconds, which names the missing workers."""
+        said = cause(first_line(error))
         try:
             missing = self.roll_call.missing()
         except TimeoutError:
@@ -143,8 +160,20 @@ class ProcessGroup:
             return RunFailed(f"worker {self.seat.rank}: {meeting} failed and the launcher is gone: {said}")
         if not missing:
             return RunFailed(f"worker {self.seat.rank}: {meeting} failed: {said}")
-        who, limit = self.seat.names(missing), f"{self.options.timeout_s:g} s (strategy.timeout_s)"
-        return Missing(f"{', '.join(who)} did not arrive at {meeting} within {limit}: {said}", who)
+        who = self.seat.names(missing)
+        if said == TIMED_OUT:
+            within = f" within {self.options.timeout_s:g} s (strategy.timeout_s)"
+        else:  # of the missing worker, or of another one that has given up on it
+            within = f": after {waited_s:.0f} s {said} (strategy.timeout_s={self.options.timeout_s:g})"
+        return Missing(f"{', '.join(who)} did not arrive at {meeting}{within}", who)
+
+
+def cause(said: str) -> str:
+    """Why a collective call failed, without a library's own places in its source and its remarks."""
+    for words, why in CAUSES.items():
+        if words in said.lower():
+            return why
+    return CHATTER.sub("", said).strip()
 
 
 def _exchanged(tensor: torch.Tensor, exchange: Callable[[torch.Tensor], Any]) -> None:
