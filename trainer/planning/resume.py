@@ -329,8 +329,7 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
     """Yield each config key whose value differs, and how.
 
-    Left out are keys of the command alone, another strategy's own keys (not clipping), and keys with their default value
-    that the trainer of before did not have.
+    Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
     """
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
