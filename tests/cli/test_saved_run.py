@@ -39,7 +39,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "own_of_run.py").write_text(f"SIGN = 1\n{MODEL}")
     patch.chdir(place)
     patch.syspath_prepend(str(place))
-    own = ["~model.in_channels", "~model.image_size", "model._target_=own_of_run.Mine", "+model.width=12"]
+    own = [
+        "~model.in_channels",
+        "~model.image_size",
+        "~model.init",
+        "model._target_=own_of_run.Mine",
+        "+model.width=12",
+    ]
     package.run(
         [*DIGITS, *own, f"tracking.uri=sqlite:///{place}/mlflow.db", "hydra.run.dir=run", "data.val_fraction=0.3"]
     )

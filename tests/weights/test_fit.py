@@ -58,7 +58,7 @@ def many(pickle: bytes, times: int = 2000) -> bytes:
 AMPLIFIED = {
     "bytearray": (b"\x80\x02cbuiltins\nbytearray\n" + a_number(LARGE) + b"\x85R.", "calls builtins.bytearray"),
     "storage": (b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85R.", "calls torch.storage.UntypedStorage"),
-    "a new storage": (b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85\x81.", "the operation NEWOBJ"),
+    "a new storage": (b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85\x81.", "calls torch.storage.UntypedStorage"),
     "tensor": (b"\x80\x02ctorch\nFloatTensor\n" + a_number(LARGE) + b"\x85R.", "calls torch.FloatTensor"),
     "from the memo": (b"\x80\x02cbuiltins\nbytearray\nq\x00h\x00" + a_number(LARGE) + b"\x85R.", "calls builtins.bytearray"),
     "quantised": (b"\x80\x02ctorch._utils\n_rebuild_qtensor\n" + a_number(LARGE) + b"\x85R.", "calls torch._utils._rebuild_qtensor"),

@@ -79,6 +79,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _sizes(plan)
     yield from _data(plan)
     yield "model", counted(plan.parameters, "parameter", ",")
+    if plan.taken:
+        yield "  its weights", plan.taken
     if plan.buckets is not None:
         yield "  gradients", exchanged(plan.buckets, plan.chosen.precision)
     for key, value in asdict(plan.chosen).items():

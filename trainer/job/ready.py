@@ -31,7 +31,6 @@ from trainer.planning.kept_runs import FRESH
 from trainer.planning.loss_checks import check_denominator
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
-from trainer.planning.single_samples import single_sample
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
@@ -83,7 +82,7 @@ class Ready:
         plan = make_plan(checked, self.model, Machine.here(), self.plan.run_dir)
         kept = {
             name: getattr(self.plan, name)
-            for name in ("left_out", "lease_batches", "whole_path", "started_in", "own_code")
+            for name in ("left_out", "lease_batches", "whole_path", "started_in", "own_code", "taken")
         }
         return replace(self, checked=checked, plan=replace(plan, **kept))
 
@@ -219,15 +218,15 @@ def _planned(
     if checked.config.mode != "train":
         plain = for_saved_weights(checked.config.model)
         checked = replace(checked, config=checked.config.replaced("model", plain))
-    model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked))
+    model = probe(checked.config, checked.facts, checked.declaration)
     if checked.config.mode != "train":
-        _check_weights(checked.config)
+        model = replace(model, taken=_check_weights(checked.config))
     with checked.lacks:
         check_denominator(checked, model)
     _check_places(checked, model, place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
     plan = replace(
-        plan, lacks=list(checked.lacks), whole_path=place.whole, started_in=os.getcwd(), own_code=own_code(checked.config),
+        plan, lacks=list(checked.lacks), whole_path=place.whole, started_in=os.getcwd(), own_code=own_code(checked.config), taken=model.taken,
     )  # fmt: skip
     return Ready(checked, model, plan)
 
@@ -277,8 +276,8 @@ def _check_places(checked: Checked, model: ModelFacts, place: Place) -> None:
             check_folder(Path(output).parent, "predict.output", LEAST, here)
 
 
-def _check_weights(config: RunConfig) -> None:
-    """The weights fit the model.
+def _check_weights(config: RunConfig) -> str:
+    """The weights fit the model; returns which part of their file is taken.
 
     Raises:
         UserError: they do not.
@@ -286,4 +285,4 @@ def _check_weights(config: RunConfig) -> None:
     from trainer.weights import fit
     from trainer.worker.probe import meta_model
 
-    fit.check(Path(str(config.weights)), meta_model(config), str(config.model["_target_"]))
+    return fit.check(Path(str(config.weights)), meta_model(config), str(config.model["_target_"]))

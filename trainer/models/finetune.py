@@ -14,6 +14,7 @@ from trainer.errors import UserError
 from trainer.host.https import unreachable
 from trainer.models.classifiers import HEADS, unfilled
 from trainer.weights import fit, paddle_files, tensor_files
+from trainer.weights.state_dicts import renamed
 
 
 def finetuned(
@@ -44,16 +45,17 @@ def architecture(
     return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
 
-def check(name: str, weights: str, **others: Any) -> None:
-    """Before anything starts: refuse pretrained weights that are not in the cache if their site does not answer.
+def check(name: str, weights: str, num_classes: int = 1000, freeze: str = "none", **arguments: Any) -> str:
+    """Before anything starts: refuse weights of another model, and pretrained ones that are neither in the cache nor at their site.
+
+    Returns:
+        of a file, which part of it is taken; empty where that is all of it.
 
     Raises:
-        UserError: they are not.
+        UserError: they are.
     """
     if _is_file(weights):
-        if not Path(weights).is_file():
-            raise UserError(f"model.weights={weights}", "there is no such file")
-        return
+        return _check_file(name, weights, num_classes, arguments)
     entry = _entry(name, weights)
     if not _cached(entry.url).is_file() and (reason := unreachable(entry.url)):
         raise UserError(
@@ -61,6 +63,21 @@ def check(name: str, weights: str, **others: Any) -> None:
             f"the weights of {name} are not in {_cached(entry.url).parent} and cannot be fetched ({reason})",
             f"model.weights=FILE, or put {Path(entry.url).name} there",
         )
+    return ""
+
+
+def _check_file(name: str, weights: str, num_classes: int, arguments: dict[str, Any]) -> str:
+    what = f"model.weights={weights}"
+    if not Path(weights).is_file():
+        raise UserError(what, "there is no such file")
+    paddle_files.refuse(Path(weights), "model.weights")
+    outlines, said = tensor_files.outlines(Path(weights), what)
+    with torch.device("meta"):
+        model = architecture(name, weights, num_classes, **arguments)
+    found = renamed(outlines, model.state_dict(), what)
+    anew = _begin_anew(model, {n: outline.shape for n, outline in found.tensors.items()}, what)
+    layers = sorted({n.rpartition(".")[0] for n in anew})
+    return "; ".join(filter(None, [said, found.said, f"begins anew: {', '.join(layers)}" if layers else ""]))
 
 
 def prepare(name: str, weights: str, **others: Any) -> None:
@@ -105,22 +122,41 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
 
 def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
     """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes without."""
-    own = model.state_dict()
-    named = fit.unwrapped(given, own)
-    found = {name: tensor for name, tensor in named.items() if name in own or name.partition(".")[0] not in HEADS}
-    strange = [name for name in found if name not in own]
-    missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
-    if strange or missing:
-        raise UserError(
-            what,
-            f"belongs to another model: {len(missing)} tensors are missing ({tensor_files.some_names(missing)}), "
-            f"{len(strange)} are unknown ({tensor_files.some_names(strange)})",
-        )
-    other = [name for name, tensor in found.items() if tensor.shape != own[name].shape]
-    wrong = [name for name in other if found[name].shape[1:] != own[name].shape[1:]]
-    if wrong:
-        raise UserError(what, f"belongs to another model: {wrong[0]} is {tuple(found[wrong[0]].shape)} there and {tuple(own[wrong[0]].shape)} here")  # fmt: skip
-    fit.into(model, {n: t for n, t in found.items() if n not in other}, what)
+    found = renamed(given, model.state_dict(), what).tensors
+    anew = _begin_anew(model, {name: tuple(tensor.shape) for name, tensor in found.items()}, what)
+    fit.into(model, {n: t for n, t in found.items() if n not in anew and not _of_a_head(n, model)}, what)
+
+
+def _begin_anew(model: nn.Module, there: dict[str, fit.Shape], what: str) -> list[str]:
+    """The names of the tensors that a file does not have for this model: of the head, if it has none, or for other classes.
+
+    Args:
+        there: shapes in the file, under the model's names.
+
+    Raises:
+        UserError: what differs is more than that: the file belongs to another model.
+    """
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    here = {name: shape for name, shape in there.items() if name in own or not _of_a_head(name, model)}
+    missing = [name for name in own if name not in here and not name.endswith("num_batches_tracked")]
+    head = {name for name in own if name.partition(".")[0] == list(own)[-1].partition(".")[0]}
+    without_head = head if not head.intersection(here) else set()
+    other = [name for name, shape in here.items() if name in own and shape != own[name]]
+    wrong = [name for name in other if here[name][1:] != own[name][1:]]
+    fit.refuse_misfit(
+        what,
+        "belongs to another model",
+        len(own),
+        [name for name in missing if name not in without_head],
+        [name for name in here if name not in own],
+        fit.other_shapes({name: here[name] for name in wrong}, own),
+    )
+    return [*without_head, *other]
+
+
+def _of_a_head(name: str, model: nn.Module) -> bool:
+    """Whether a tensor is of an auxiliary classifier that this model goes without."""
+    return name.partition(".")[0] in HEADS and name not in model.state_dict()
 
 
 def _without_head(
@@ -131,7 +167,7 @@ def _without_head(
         return given
     own, (name, module) = model.state_dict(), _head_of(model, num_classes)
     new = {f"{name}.{part}": own[f"{name}.{part}"] for part in module.state_dict()}
-    return {**fit.unwrapped(given, own), **new}
+    return {**renamed(given, own, "model.weights").tensors, **new}
 
 
 def _head_of(model: nn.Module, num_classes: int) -> tuple[str, nn.Module]:

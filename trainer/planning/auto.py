@@ -44,6 +44,7 @@ class ModelFacts:
         shapes: of all parameters, by name.
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
+        taken: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
     """
 
     parameters: int
@@ -57,6 +58,7 @@ class ModelFacts:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     optimizer: KeptState | None = None
     denominator: str = "samples"
+    taken: str = ""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def weights_file(path: Path) -> Path:
         path = path / "model.safetensors"
     if not path.is_file():
         raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
-    if path.suffix not in schema.WEIGHT_FILES:
+    if not path.name.endswith(schema.WEIGHT_FILES):
         raise UserError(
             f"weights={path}", f"is none of the kinds {', '.join(schema.WEIGHT_FILES)}", "weights=model.safetensors"
         )

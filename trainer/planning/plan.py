@@ -93,6 +93,7 @@ class Plan:
         transport: how workers and parameter servers reach each other; empty: there are no servers.
         denominator: what the loss of a batch is divided by, so that it is a mean over batches, too.
         started_in: the working folder, from which the config's relative paths lead.
+        taken: which part of the file of weights is taken; empty: all of it, or there is none.
         own_code: folders of the module search path that hold the user's own classes.
         labels: for each label of the data, the output of the weights that has its name; empty: the one of its number.
     """
@@ -148,6 +149,7 @@ class Plan:
     labels: list[int] = field(default_factory=list)
     whole_path: bool = False
     started_in: str = ""
+    taken: str = ""
     own_code: list[str] = field(default_factory=list)
     denominator: str = "samples"
 

@@ -105,12 +105,17 @@ def checked_facts(facts: Any, what: str, method: str) -> Facts:
     return facts
 
 
-def before_start(what: str, node: Mapping[str, Any]) -> None:
+def before_start(what: str, node: Mapping[str, Any]) -> str:
     """Call the class method ``check`` (writes nothing) or ``prepare`` (once per host) of the model, if it has one.
+
+    Returns:
+        what it says for the plan: which part of a file of weights is taken.
 
     Raises:
         UserError: what it needs is not there.
     """
     step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
     if callable(step) and not isinstance(step, type):
-        step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments("model", node))})
+        said = step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments("model", node))})
+        return said if isinstance(said, str) else ""
+    return ""

@@ -228,6 +228,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.stand_in": plan.facts.stand_in or "no",
         "trainer.transport": plan.transport or "none",
         "trainer.insecure": "yes" if plan.insecure else "no",
+        **({"trainer.weights_taken": plan.taken[:5000]} if plan.taken else {}),
         "trainer.overrides": command(overrides)[:5000],
         RUN_DIR: plan.run_dir,
         "mlflow.user": user(),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,47 +11,65 @@ from torch import nn
 from trainer.errors import UserError
 from trainer.visible import shortened
 from trainer.weights import tensor_files
-from trainer.weights.tensor_files import some_names
+from trainer.weights.state_dicts import renamed, some_names
 
-WRAPPED = "module."
-"""What DistributedDataParallel and DataParallel put before every name."""
-T = TypeVar("T")
+Shape = tuple[int, ...]
 
 
-def check(path: Path, model: nn.Module, called: str) -> None:
+def check(path: Path, model: nn.Module, called: str) -> str:
     """Refuse a file of weights that lacks a parameter or buffer of the model, has another shape, or has extra ones.
 
     Args:
         model: may be on the meta device.
         called: what the model is called in a sentence.
 
+    Returns:
+        which part of the file is taken, and what of it is not used; empty where that is all of it.
+
     Raises:
-        UserError: it has not, or it cannot be read; naming what differs.
+        UserError: it has not, or it cannot be read; its notes are a table of what differs.
     """
-    own = model.state_dict()
+    own, what = model.state_dict(), f"weights={path}"
     wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    found = unwrapped(tensor_files.outlines(path, f"weights={path}"), wanted)
-    there = {name: outline.shape for name, outline in found.items()}
+    outlines, said = tensor_files.outlines(path, what)
+    found = renamed(outlines, wanted, what)
+    there = {name: outline.shape for name, outline in found.tensors.items()}
     missing = [one[0] for one in _same_tensors(model) if not any(name in there for name in one)]
     passing = {name for name, _ in model.named_buffers()}  # a checkpoint has those too that no state_dict has
     unknown = [name for name in there if name not in wanted and name not in passing]
-    other = [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
     tables = [name for name in tensor_files.left_out(path) if name in missing]
-    faults = [
-        *([f"it lacks {some_names(lacking)}"] if (lacking := [name for name in missing if name not in tables]) else []),
-        *(
-            [
-                f"the run left the table {some_names(tables)} out of it (strategy.export_limit) and keeps its rows in checkpoints/persistables"
-            ]
-            if tables
-            else []
-        ),
-        *([f"it has {some_names(unknown)}, which the model has not"] if unknown else []),
-        *([some_names(other, "; ")] if other else []),
-    ]
-    if faults:
-        raise UserError(f"weights={path}", f"does not fit the model ({called}): {'; '.join(faults)}", "the model and the data that it was trained with")  # fmt: skip
-    _refuse_complex((name for name, outline in found.items() if outline.is_complex), own, f"weights={path}")
+    if tables:
+        raise UserError(what, f"does not fit the model ({called}): the run left the table {some_names(tables)} out of it (strategy.export_limit) and keeps its rows in checkpoints/persistables", "the model and the data that it was trained with")  # fmt: skip
+    refuse_misfit(
+        what, f"does not fit the model ({called})", len(wanted), missing, unknown, other_shapes(there, wanted)
+    )
+    _refuse_complex((name for name, outline in found.tensors.items() if outline.is_complex), own, what)
+    return "; ".join(filter(None, [said, found.said]))
+
+
+def other_shapes(there: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> list[str]:
+    """A sentence for each tensor that has another shape in the file than in the model."""
+    return [f"{n} is {there[n]} there and {wanted[n]} here" for n in there if n in wanted and there[n] != wanted[n]]
+
+
+def refuse_misfit(
+    what: str, why: str, count: int, missing: Sequence[str], unknown: Sequence[str], other: Sequence[str]
+) -> None:
+    """Refuse weights that do not fit a model of so many tensors: the numbers in a sentence, names in a table below it.
+
+    Raises:
+        UserError: any of the lists holds something.
+    """
+    if not (missing or unknown or other):
+        return
+    told = [f"of its {count} tensors {len(missing)} are missing"] * bool(missing)
+    told += [f"{len(unknown)} are unknown to the model"] * bool(unknown)
+    told += [f"{len(other)} have another shape"] * bool(other)
+    error = UserError(what, f"{why}: {', '.join(told)}", "the model and the data that it was trained with")
+    for row, names in (("missing", missing), ("unknown", unknown), ("shape", other)):
+        if names:
+            error.add_note(f"  {row:<9}{some_names(names)}")
+    raise error
 
 
 def load(path: Path, model: nn.Module) -> None:
@@ -63,8 +80,10 @@ def load(path: Path, model: nn.Module) -> None:
     """
     check(path, model, type(model).__name__)
     own = model.state_dict()
-    found = unwrapped(tensor_files.read(path, f"weights={path}"), own)
-    into(model, found, f"weights={path}")  # of one and the same tensor under several names the file may have one
+    found = renamed(tensor_files.read(path, f"weights={path}"), own, f"weights={path}")
+    into(
+        model, found.tensors, f"weights={path}"
+    )  # of one and the same tensor under several names the file may have one
 
 
 def _refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
@@ -91,11 +110,6 @@ def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(what, f"does not go into the model: {shortened(' '.join(lines[-1:]))}") from error
-
-
-def unwrapped(by_name: Mapping[str, T], own: Container[str]) -> dict[str, T]:
-    """Rename a file's tensors to the model's own names, without the prefix ``module.`` of a wrapper such as DDP."""
-    return {name if name in own else name.removeprefix(WRAPPED): one for name, one in by_name.items()}
 
 
 def _same_tensors(model: nn.Module) -> list[list[str]]:

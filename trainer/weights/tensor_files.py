@@ -1,23 +1,27 @@
-"""Reads files of named tensors: safetensors, torch.save's state_dicts (also nested), or a run's checkpoint."""
+"""Reads files of named tensors: safetensors, torch.save's files of any trainer, or a run's checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from trainer.errors import UserError, first_line
+from trainer.errors import UserError, first_line, why
 from trainer.visible import shortened
-from trainer.weights import checkpoint_weights, torch_files
+from trainer.weights import checkpoint_weights, state_dicts, torch_files
 
-NESTED = ("state_dict", "model")
-"""Where checkpoints of others keep the state_dict."""
+STRAY = (
+    (b"version https://git-lfs", "is a pointer of Git LFS, and not the file", "git lfs pull --include {}"),
+    (b"<!doctype", "is a web page: a download that has failed", "the file, fetched again"),
+    (b"<html", "is a web page: a download that has failed", "the file, fetched again"),
+    (b"\x89hdf", "is HDF5, as Keras writes it, which is not read", "weights of PyTorch"),
+    (b"\x1f\x8b", "is packed by gzip", "gunzip -c {} > weights.pth"),
+)
+"""What is often found in the place of weights: how it begins, what it is, and what to do."""
 LEFT_OUT = "left_out"
 """In the header of a run's own safetensors: the tables that it goes without."""
-MOST_NAMED = 4
 
 
 def read(path: Path, what: str) -> dict[str, torch.Tensor]:
@@ -27,11 +31,11 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
         what: the key and value that named the file.
 
     Raises:
-        UserError: it cannot be read as what its name says.
+        UserError: it cannot be read as what it is.
     """
     if path.is_dir():
         return _plain(checkpoint_weights.read(path), what)
-    if path.suffix == ".safetensors":
+    if _is_safetensors(path, what):
         from safetensors.torch import load_file
 
         try:
@@ -40,21 +44,40 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
             raise
         except Exception as error:  # crafted headers break it in several ways
             raise _no_safetensors(what, error) from error
+    return _plain(_state_dict(path, what).tensors, what)
+
+
+def _state_dict(path: Path, what: str, mapped: bool = False) -> state_dicts.StateDict:
+    """The tensors in a file of torch.save's; ``mapped``: for their shapes alone."""
     try:
-        torch_files.check(path, what)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        content: Any = torch_files.read(path, what, mapped)
     except UserError:
         raise
     except Exception as error:  # a zip, a pickle, or neither: each breaks in its own way
-        why = "cannot be read by torch.load(weights_only=True), which takes tensors by name alone"
-        raise UserError(what, f"{why}: {first_line(error)[:200]}", "torch.save(model.state_dict(), ...)") from error
-    for key in NESTED:
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
-        kind = f"holds {some_names(content)}" if isinstance(content, dict) else f"is a {type(content).__name__}"
-        raise UserError(what, f"{kind} and not a state_dict, name -> tensor", "torch.save(model.state_dict(), ...)")
-    return _plain(content, what)
+        reason = "cannot be read by torch.load(weights_only=True), which takes tensors by name alone"
+        raise UserError(what, f"{reason}: {first_line(error)[:200]}", "torch.save(model.state_dict(), ...)") from error
+    return state_dicts.taken(content, what)
+
+
+def _is_safetensors(path: Path, what: str) -> bool:
+    """Whether a file is safetensors, by its first bytes: a name may be wrong.
+
+    Raises:
+        UserError: it is no file of weights, but what is often found in the place of one.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise UserError(what, f"cannot be read: {why(error)}") from error
+    for begins, kind, instead in STRAY:
+        if start.lstrip().lower().startswith(begins):
+            raise UserError(what, kind, instead.format(path))
+    if not start:
+        raise UserError(what, "is empty", "another file, or a copy that is whole")
+    if start[8:9] == b"{":
+        return True
+    return path.suffix == ".safetensors" and start[:4] != torch_files.ZIP and start[:1] != torch_files.PICKLE
 
 
 def _plain(by_name: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:
@@ -92,14 +115,18 @@ class Outline(NamedTuple):
     is_complex: bool
 
 
-def outlines(path: Path, what: str) -> dict[str, Outline]:
-    """The outline of every tensor in a weights file, by name; for safetensors without reading the values.
+def outlines(path: Path, what: str) -> tuple[dict[str, Outline], str]:
+    """The outline of every tensor in a weights file, by name, without reading the values; and what of the file they are.
 
     Raises:
-        UserError: it cannot be read as what its name says.
+        UserError: it cannot be read as what it is.
     """
-    if path.suffix != ".safetensors":
-        return {name: Outline(tuple(tensor.shape), tensor.is_complex()) for name, tensor in read(path, what).items()}
+    if path.is_dir():
+        return {name: _outline(tensor) for name, tensor in read(path, what).items()}, ""
+    if not _is_safetensors(path, what):
+        found_dict = _state_dict(path, what, mapped=True)
+        tensors = _plain(found_dict.tensors, what)
+        return {name: _outline(tensor) for name, tensor in tensors.items()}, found_dict.said
     from safetensors import safe_open
 
     try:
@@ -115,24 +142,21 @@ def outlines(path: Path, what: str) -> dict[str, Outline]:
     for name, outline in found.items():
         if any(size >= 2**63 for size in outline.shape):
             raise UserError(what, f"cannot be read as safetensors: {shortened(name)} has a shape beyond 2**63")
-    return found
+    return found, ""
+
+
+def _outline(tensor: torch.Tensor) -> Outline:
+    return Outline(tuple(tensor.shape), tensor.is_complex())
 
 
 def left_out(path: Path) -> list[str]:
     """The tables that a safetensors file of weights goes without, by its header (``strategy.export_limit``)."""
-    if path.suffix != ".safetensors":
+    if path.is_dir() or not _is_safetensors(path, str(path)):
         return []
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
         return str((file.metadata() or {}).get(LEFT_OUT, "")).split()
-
-
-def some_names(names: Iterable[object], between: str = ", ") -> str:
-    """The first few of many tensor names, and how many more there are, for an error."""
-    listed = [shortened(str(name)) for name in names]
-    more = f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-    return between.join(listed[:MOST_NAMED]) + more
 
 
 def _no_safetensors(what: str, error: Exception) -> UserError:

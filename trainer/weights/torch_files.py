@@ -1,10 +1,12 @@
-"""Checks a torch.save file before torch.load makes any object, because a few bytes could ask for any amount of memory.
+"""Reads torch.save's files: tensors, and in place of objects of other classes a note of what was there.
 
-``torch.load(weights_only=True)`` calls what it knows with any arguments: ``bytearray(5 * 2**30)`` is a file of 32 bytes.
+Before torch.load makes any object the file is followed, because a few bytes could ask for any amount of memory:
+``torch.load(weights_only=True)`` calls what it knows with any arguments, and ``bytearray(5 * 2**30)`` is a file of 32 bytes.
 """
 
 from __future__ import annotations
 
+import pickle  # an Unpickler that finds no class of others  # nosec B403
 import pickletools  # reads opcodes; nothing is unpickled  # nosec B403
 import zipfile
 from dataclasses import dataclass
@@ -26,7 +28,99 @@ LITERALS = frozenset(
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80"
-AGAIN = "torch.save(torch.load(FILE, weights_only=True), FILE), of a file that you trust"
+HARMLESS = frozenset(("getattr", "slice", "range", "frozenset", "object", "dict", "list", "tuple", "int", "float", "str", "bool", "type"))  # fmt: skip
+OF_PYTHON = ("builtins", "__builtin__")
+REFUSED = frozenset((*OF_PYTHON, "os", "posix", "nt", "sys", "subprocess", "shutil", "socket", "ctypes", "importlib", "runpy", "pty", "code", "pickle", "_pickle", "torch"))  # fmt: skip
+"""Packages whose functions no checkpoint needs: a file that names them is refused whole, though none would be called."""
+CLASSES_OF_TORCH = ("torch.nn.", "torch.optim.", "torch.torch_version.", "torch.utils.data.", "torch.amp.", "torch.cuda.amp.", "torch.distributed.", "torch.fx.")  # fmt: skip
+
+
+class Skipped:
+    """Stands for an object of a class that is not a tensor's: takes what the file says of it, and does nothing."""
+
+    kind = ""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any, **named: Any) -> Skipped:
+        return self
+
+    append = extend = add = __setitem__ = __setstate__ = __call__
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A file that holds a model and not its state_dict: what it is, and the code that makes a file which is read."""
+
+    kind: str
+    code: str
+
+    def refusal(self, what: str) -> UserError:
+        """The refusal, with the command that writes the model's tensors; it needs the model's classes."""
+        path = repr(what.partition("=")[2])
+        why = f"{self.kind}; if you trust the file, write its tensors alone into another one"
+        code = f"import torch; torch.save({self.code.format(path)}, 'weights.pth')"
+        return UserError(what, why, f'python -c "{code}"')
+
+
+TORCHSCRIPT = WholeModel("is a TorchScript program, whose code is not run", "torch.jit.load({}).state_dict()")
+EXPORTED = WholeModel("is a program of torch.export, whose code is not run", "dict(torch.export.load({}).state_dict)")
+LEGACY = WholeModel("is of the form that torch.save wrote before torch 1.6, which is not read", "torch.load({}, weights_only=True)")  # fmt: skip
+OF_A_MODEL = ("model", "ema", "net", "network", "module", "state_dict")
+"""Keys at which a checkpoint may hold a whole model."""
+
+
+def whole_model(content: Any) -> WholeModel | None:
+    """What to say of a file that holds a pickled model; None: it holds none."""
+    places = {"": content}
+    if isinstance(content, dict):
+        places = {f"[{key!r}]": content[key] for key in OF_A_MODEL if key in content}
+    for place, value in places.items():
+        if isinstance(value, Skipped):
+            kind = f"holds a whole model ({shortened(one_line(value.kind))}), whose code is not run"
+            return WholeModel(kind, f"torch.load({{}}, weights_only=False){place}.state_dict()")
+    return None
+
+
+def _of_torch() -> dict[str, Any]:
+    """What ``weights_only=True`` finds: what tensors are made of, dtypes, storages, and a few plain containers."""
+    found: dict[str, Any] = torch._weights_only_unpickler._get_allowed_globals()
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds what tensors are made of, and :class:`Skipped` for everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = f"{module}.{name}"
+        return _of_torch()[full] if full in _of_torch() else type("Skipped", (Skipped,), {"kind": full})
+
+
+class _Pickle:
+    """The module ``pickle`` as torch.load uses it, with that Unpickler alone."""
+
+    __name__ = __name__
+    Unpickler = _Unpickler
+
+
+def read(path: Path, what: str, mapped: bool = False) -> Any:
+    """Read a file of torch.save's on the CPU. Nothing in it is executed.
+
+    Args:
+        mapped: tensors stay in the file, for their shapes alone.
+
+    Raises:
+        UserError: it holds code, or is of another form.
+        Exception: it is damaged, or asks for something else; each breaks in its own way.
+    """
+    others = check(path, what)
+    named = path.suffix == ".safetensors"  # torch.load goes by the name of a path, which is wrong here
+    with path.open("rb") as file:
+        source: Any = file if named else path
+        if others:
+            return torch.load(source, "cpu", _Pickle, weights_only=False, mmap=mapped and not named)  # finds nothing of others  # nosec B614  # fmt: skip
+        return torch.load(source, "cpu", weights_only=True, mmap=mapped and not named)
 
 
 @dataclass(slots=True)
@@ -38,11 +132,14 @@ class StackItem:
     items: tuple[Any, ...] = ()
 
 
-def check(path: Path, what: str) -> None:
+def check(path: Path, what: str) -> bool:
     """Refuse a file that is not in torch.save's current format, or that makes torch.load allocate more than it holds.
 
     Args:
         what: the key and value that named the file.
+
+    Returns:
+        whether it holds objects that are to be skipped.
 
     Raises:
         UserError: it is not.
@@ -51,11 +148,11 @@ def check(path: Path, what: str) -> None:
     with path.open("rb") as file:
         start = file.read(4)
     if start[:1] == PICKLE:
-        raise UserError(what, "is of the form that torch.save wrote before torch 1.6, which is not read", AGAIN)
+        raise LEGACY.refusal(what)
     if start != ZIP:
         raise ValueError("it is no archive as torch.save writes them")
     _refuse_packed(path, what)
-    follow(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
+    return follow(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
 
 
 def _refuse_packed(path: Path, what: str) -> None:
@@ -65,6 +162,11 @@ def _refuse_packed(path: Path, what: str) -> None:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError):
         return  # torch says what it is instead
+    inside = [member.filename.partition("/")[2] for member in members]
+    if "constants.pkl" in inside and any(name.startswith("code/") for name in inside):
+        raise TORCHSCRIPT.refusal(what)
+    if any(name.endswith("archive_format") for name in inside):
+        raise EXPORTED.refusal(what)
     packed = [shortened(one_line(member.filename)) for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed:
         more = f" and {len(packed) - 4} more" if len(packed) > 4 else ""
@@ -73,8 +175,25 @@ def _refuse_packed(path: Path, what: str) -> None:
         raise UserError(what, "is an archive whose members are more than the file", "torch.save(model.state_dict(), ...)")  # fmt: skip
 
 
-def follow(content: bytes) -> None:
+def _skipped(name: str) -> bool:
+    """Whether a class or function is one that may stand in a file and is never called.
+
+    Raises:
+        ValueError: its package has functions that no checkpoint needs.
+    """
+    package, _, own = name.partition(".")
+    if name in CALLED:
+        return False
+    if not name or (package in REFUSED and not name.startswith(CLASSES_OF_TORCH) and not (package in OF_PYTHON and own in HARMLESS)):  # fmt: skip
+        raise ValueError(f"it calls {shortened(one_line(name)) or 'what is no function'}, which plain tensors do not need")  # fmt: skip
+    return True
+
+
+def follow(content: bytes) -> bool:
     """Simulate a pickle's operations as torch.load runs them, without making any object.
+
+    Returns:
+        whether it makes objects that are to be skipped.
 
     Raises:
         ValueError: it calls another function than those, or copies more in total than it has bytes.
@@ -83,7 +202,7 @@ def follow(content: bytes) -> None:
     stack: list[StackItem] = []
     stacks: list[list[StackItem]] = []
     memo: dict[int, StackItem] = {}
-    copied = 0
+    copied, others = 0, False
     argument: Any
     for operation, argument, _ in pickletools.genops(content):
         name = operation.name
@@ -112,12 +231,15 @@ def follow(content: bytes) -> None:
             stack[-1].size += 1
         elif name == "GLOBAL":
             stack.append(StackItem(name=argument.replace(" ", ".")))
+            others |= stack[-1].name not in _of_torch()
         elif name == "BINPERSID":
             stack[-1] = StackItem()
+        elif name in ("REDUCE", "NEWOBJ") and (name == "NEWOBJ" or _skipped(stack[-2].name)):
+            if not _skipped(stack[-2].name):
+                raise ValueError(f"it has the operation {name}, which plain tensors do not need")
+            stack[-2:] = [StackItem()]
         elif name in ("REDUCE", "BUILD"):
             given = stack.pop()
-            if name == "REDUCE" and stack[-1].name not in CALLED:
-                raise ValueError(f"it calls {shortened(one_line(stack[-1].name)) or 'what is no function'}, which plain tensors do not need")  # fmt: skip
             size = given.size + sum(item.size for item in given.items)
             copied += size
             if copied > len(content):
@@ -126,3 +248,4 @@ def follow(content: bytes) -> None:
                 stack[-1] = StackItem(size)
         elif name not in ("PROTO", "STOP"):
             raise ValueError(f"it has the operation {name}, which plain tensors do not need")
+    return others
