@@ -88,7 +88,7 @@ def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         first, second = pool.map(host, range(2))
     assert first.of == {"worker": {0: (6.0, "0", "0"), 1: (6.0, "1", "1")}}
     assert second.of == {"worker": {2: (6.0, "2", "0"), 3: (6.0, "3", "1")}}
-    assert {p.name for p in (tmp_path / "host1").iterdir()} == {"workerlog.2", "workerlog.3"}
+    assert {p.name for p in (tmp_path / "host1").iterdir()} == {"workerlog.2", "workerlog.3", ".lock"}
     assert capfd.readouterr().out.splitlines() == ["rank 0 has summed"]
 
 

@@ -14,7 +14,7 @@ import pytest
 import trainer
 from trainer.errors import UserError
 from trainer.host import versions
-from trainer.planning.resume import _average
+from trainer.planning.resume import _average, differences
 
 BASE = (
     "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "verbosity=quiet", "limit_train_batches=4",
@@ -187,3 +187,14 @@ def test_another_number_of_workers_is_another_order_where_padding_comes_before_t
         [*BASE, *again, "launch=forkserver", "launch.nproc=2", "data.batch_size=16", "strategy=collective"]
     )
     assert "the run had 1 worker and sampler.pad=true" in other.error
+
+
+def test_a_key_of_a_newer_trainer_is_no_difference_while_it_has_its_default() -> None:
+    before, now = (
+        {"model": {"_target_": "m"}},
+        {"model": {"_target_": "m", "init": "default"}, "data": {"order": "listed"}},
+    )
+    assert list(differences(before, now, False)) == []
+    assert [key for key, _ in differences(before, {"model": {"_target_": "m", "init": "reference"}}, False)] == [
+        "model.init"
+    ]

@@ -31,6 +31,7 @@ from trainer.planning.kept_runs import FRESH
 from trainer.planning.loss_checks import check_denominator
 from trainer.planning.plan import Plan, make_plan
 from trainer.planning.resume import Resume
+from trainer.planning.single_samples import single_sample
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
@@ -218,7 +219,7 @@ def _planned(
     if checked.config.mode != "train":
         plain = for_saved_weights(checked.config.model)
         checked = replace(checked, config=checked.config.replaced("model", plain))
-    model = probe(checked.config, checked.facts, checked.declaration)
+    model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked))
     if checked.config.mode != "train":
         model = replace(model, taken=_check_weights(checked.config))
     with checked.lacks:

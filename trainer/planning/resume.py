@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import store
+from trainer.config.keys import find as key_of
 from trainer.config.keys import is_of, leaves, spelled
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
@@ -328,12 +329,13 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
     """Yield each config key whose value differs, and how.
 
-    Left out are keys of the command alone, and another strategy's own keys (not clipping).
+    Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
     """
     old, new = dict(leaves(before, "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
         own = other_strategy and key.startswith("strategy.") and key not in CLIPS
-        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
+        unknown_then = key not in old and (declared := key_of(key)) is not None and declared.default == new[key]
+        if old.get(key) != new.get(key) and not own and not unknown_then and not is_of(key, OF_THE_COMMAND):
             yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 

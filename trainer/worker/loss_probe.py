@@ -1,4 +1,4 @@
-"""Finds before a run what the loss of a batch is divided by, for the labels that the task has."""
+"""Finds before a run what the loss of a batch is divided by, and whether the model takes a batch of one sample."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.criterion import NEITHER, kind_of
+from trainer.planning.single_samples import SingleSample
+from trainer.worker.sample_shapes import NotTaken, forward
 
 
 def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, outputs: int) -> str:
@@ -44,3 +46,18 @@ def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outp
     if found == NEITHER:
         raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
     return found
+
+
+def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: SingleSample | None) -> None:
+    """Refuse a run with a training batch of one sample, which batch norm (and whatever else needs two) does not take.
+
+    Raises:
+        UserError: the model trains with two samples, and not with one.
+    """
+    if one is None or config.node("strategy").get("sync_batch_norm"):
+        return
+    if isinstance(forward(model, facts, facts.shape, train=True), NotTaken):
+        return  # it wants a GPU
+    found = forward(model, facts, facts.shape, train=True, samples=1)
+    if isinstance(found, NotTaken):
+        raise UserError(one.what, f"{one.why}, and the model ({config.model.get('_target_')}) does not train with one: {found}", one.instead)  # fmt: skip

@@ -29,12 +29,13 @@ from trainer.optim.kept_state import BETWEEN, KeptState, named
 from trainer.optim.sparse import CLASSES, rule_of
 from trainer.planning.auto import Buckets, ModelFacts
 from trainer.planning.kept_runs import FRESH
+from trainer.planning.single_samples import SingleSample
 from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
-from trainer.worker.loss_probe import denominator_of_classes, denominator_of_logits
+from trainer.worker.loss_probe import check_single_sample, denominator_of_classes, denominator_of_logits
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -42,11 +43,17 @@ MATRIX = 2
 """Dimensions of what Muon takes."""
 
 
-def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaration | None = None) -> ModelFacts:
+def probe(
+    config: RunConfig,
+    facts: Facts | None = None,
+    declaration: Declaration | None = None,
+    one: SingleSample | None = None,
+) -> ModelFacts:
     """Check what only torch can tell, by building everything once; the model on torch's meta device if it allows that.
 
     Args:
         facts: of the data; with them, whether the model takes its samples and tells its classes apart.
+        one: a training batch of one sample, if there is one.
         declaration: of the strategy; with it, whether it can train this model with this optimizer.
 
     Raises:
@@ -74,6 +81,8 @@ def probe(config: RunConfig, facts: Facts | None = None, declaration: Declaratio
         loss = stand_in(config.loss, 0 if facts is None else facts.classes)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         found = Found() if facts is None else check_outputs(config, model, loss, facts)
+        if facts is not None:
+            check_single_sample(config, model, facts, one)
         _check_callbacks(config.callbacks)
         lower = {} if facts is None or not config.metrics else _try_metrics(config, model, facts)
         buckets = None if facts is None else _gradient_buckets(config, model, facts)

@@ -84,24 +84,26 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def forward(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """Call the model on two samples of this shape, zeros, without gradients; returns its outputs, or why it does not take them."""
-    return outputs_of(model, facts, shape, train)
+def forward(model: nn.Module, facts: Facts, shape: Shape, train: bool, samples: int = 2) -> Any:
+    """Call the model on so many samples of this shape, zeros, without gradients; returns its outputs, or why it does not take them."""
+    return outputs_of(model, facts, shape, train, samples)
 
 
-def outputs_of(model: nn.Module, facts: Facts, shape: Shape, train: bool) -> Any:
-    """Call the model on two samples of this shape, zeros; returns its outputs, or why it does not take them (:class:`NotTaken`).
+def outputs_of(model: nn.Module, facts: Facts, shape: Shape, train: bool, samples: int = 2) -> Any:
+    """Call the model on so many samples of this shape, zeros; returns its outputs, or why it does not take them (:class:`NotTaken`).
 
     Inputs without a name that are no images may be numbers or ids: the model is called with both.
     """
     device = next(model.parameters()).device
     if isinstance(shape, dict):
         kinds = {name: torch.int64 if name in facts.integers else None for name in shape}
-        return _called(model, {n: torch.zeros((2, *s), dtype=kinds[n], device=device) for n, s in shape.items()}, train)
-    found = _called(model, torch.zeros((2, *shape), device=device), train)
+        return _called(
+            model, {n: torch.zeros((samples, *s), dtype=kinds[n], device=device) for n, s in shape.items()}, train
+        )
+    found = _called(model, torch.zeros((samples, *shape), device=device), train)
     if not isinstance(found, NotTaken) or len(shape) == IMAGE_DIMENSIONS:
         return found
-    as_ids = _called(model, torch.zeros((2, *shape), dtype=torch.int64, device=device), train)
+    as_ids = _called(model, torch.zeros((samples, *shape), dtype=torch.int64, device=device), train)
     return found if isinstance(as_ids, NotTaken) and as_ids.done <= found.done else as_ids
 
 

@@ -192,7 +192,8 @@ STARTED = tuple(
 
 def not_arguments(key: str, node: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys of a config node (``key``: optimizer, model, ...) that its constructor does not get."""
-    started = key == "model" and node.get("_target_") in STARTED
+    own_class = node.get("init") == "default"  # what a recipe has left over a model of the user's own
+    started = key == "model" and (node.get("_target_") in STARTED or own_class)
     unset = [name for name in UNLESS_NULL.get(key, ()) if node.get(name) is None]
     return (*NOT_ARGUMENTS.get(key, ()), *(("init",) if started else ()), *unset)
 

@@ -1,0 +1,51 @@
+"""A training batch that leaves a worker one sample is refused for a model that does not train with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_bad_input import DIGITS
+from trainer.cli import commands
+from trainer.cli.compose import compose, hydra_app
+from trainer.errors import UserError
+from trainer.job.ready import get_ready
+
+NORMED = """
+from torch import nn
+class Normed(nn.Sequential):
+    def __init__(self, num_classes=10, norm="BatchNorm1d"):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), getattr(nn, norm)(8), nn.Linear(8, num_classes))
+"""
+LAST = "data.batch_size=479 sampler.drop_last=false"  # 1438 = 3 x 479 + 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        (LAST, "sampler.drop_last=true"),
+        ("data.batch_size=1", "data.batch_size=2"),
+        ("data.batch_size=718 sampler.drop_last=false sampler.pad=false launch.nproc=2", "sampler.drop_last=true"),
+        ("data.global_batch_size=3 strategy.gradient_merge.k_steps=3", "data.global_batch_size=6"),
+        ("data.batch_size=479 sampler.drop_last=true", None),
+        (f"{LAST} max_steps=3", None),
+        (f"{LAST} +model.norm=Identity", None),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_the_model_needs_two(
+    typed: str, instead: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "normed_model.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    own = ("~model.in_channels", "~model.image_size", "model._target_=normed_model.Normed", "tracking=none")
+    overrides = [DIGITS, *own, *typed.split()]
+    with hydra_app() as app:
+        config, typed_keys = commands.plain(compose(app, overrides)), commands.typed_keys(overrides)
+    if instead is None:
+        get_ready(config, typed_keys, str(tmp_path / "run"))
+        return
+    with pytest.raises(UserError, match="does not train with one") as refused:
+        get_ready(config, typed_keys, str(tmp_path / "run"))
+    assert refused.value.instead == instead

@@ -1,0 +1,61 @@
+"""Finds training batches in which a worker has one sample, of which batch norm has no variance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.run_config import RunConfig
+from trainer.planning.checked_config import Checked
+
+
+@dataclass(frozen=True)
+class SingleSample:
+    """A batch of one sample: ``what`` makes it, ``why``, and what to type ``instead`` (empty: nothing is known)."""
+
+    what: str
+    why: str
+    instead: str
+
+
+def single_sample(checked: Checked) -> SingleSample | None:
+    """Find a training batch in which a worker has one sample; None: there is none, or the data's length is not known."""
+    config, samples = checked.config, checked.facts.train_samples
+    if config.mode != "train" or checked.searches or not _has_one(config, checked):
+        return None
+    size, together = config.batch_size, config.data.global_batch_size
+    what = f"data.batch_size={size}" if together is None else f"data.global_batch_size={together}"
+    full = size == 1 if together is None else together < 2 * checked.workers * checked.merge
+    why = "gives a worker batches of one sample" if full else f"leaves a worker one sample in the last batch of an epoch of {samples}"  # fmt: skip
+    wider = {"batch_size": size + 1} if together is None else {"global_batch_size": 2 * checked.workers * checked.merge}
+    spelled = " ".join(f"data.{name}={value}" for name, value in wider.items())
+    candidates = {
+        "sampler.drop_last=true": config.changed(sampler={"drop_last": True}),
+        spelled: config.changed(data=wider),
+        f"{spelled} sampler.drop_last=true": config.changed(data=wider, sampler={"drop_last": True}),
+    }
+    works = (typed for typed, other in candidates.items() if _cuts(other, checked) and not _has_one(other, checked))
+    return SingleSample(what, why, next(works, ""))
+
+
+def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
+    """The numbers of samples that workers have in each of the first and the last batches of an epoch that are trained."""
+    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+
+    samples, workers = checked.facts.train_samples, checked.workers
+    if checked.leased:
+        workers = 1
+        sampler = DistributedBatchSampler(samples, config.batch_size, drop_last=config.sampler.drop_last, pad=False)
+    else:
+        sampler = training_sampler(config, samples, config.batch_size, 0, workers)  # type: ignore[assignment]
+    limits = [config.limit_train_batches, config.max_steps and config.max_steps * checked.merge]
+    limit = None if checked.leased else min((one for one in limits if one), default=None)
+    cuts, ends = list(sampler.cuts())[:limit], 2 * checked.merge
+    shown = cuts if len(cuts) <= 2 * ends else [*cuts[:ends], *cuts[-ends:]]
+    ranks = range(workers if config.sampler.shard else 1)
+    return [{len(sampler.share(*cut, rank)) for rank in ranks} for cut in shown]
+
+
+def _has_one(config: RunConfig, checked: Checked) -> bool:
+    if checked.facts.streams or checked.facts.iterable:
+        return config.batch_size == 1
+    return any(1 in sizes for sizes in _cuts(config, checked))
