@@ -101,7 +101,7 @@ def _of_worker(plan: Plan, result: Result) -> str:
 def _done(result: Result, ready: Ready) -> str:
     if all(process.role != "worker" for process in ready.plan.here):
         return f"{', '.join(f'{p.role} {p.rank}' for p in ready.plan.here)} {result.ended} ({result.seconds:.1f} s)"
-    measured = ("val/", "val_ema/") if result.validation else ("train/",)
+    measured = ("val/", "val_ema/", "test/") if result.validation else ("train/", "test/")
     shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(measured))
     shown += "" if result.validation else " (not validated: validation=false)"
     if result.mode != "train":

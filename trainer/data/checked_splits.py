@@ -16,14 +16,16 @@ from trainer.errors import RunFailed, UserError, failed, first_line
 LOOKED_AT, OF_SLOW = 16, 2
 """Samples of a data set that are looked at, spread over all of them; fewer where each takes long to read."""
 MOST_LABELS = 10_000_000
+MAY_LACK = {"validation": ", or type validation=false", "test": " with test=..., or type test=false"}
+"""What else can be done where a set is None."""
 IMAGE_DIMENSIONS = 3
 
 
-def opened(source: DataSource, facts: Facts, validates: bool = True) -> Splits:
+def opened(source: DataSource, facts: Facts, validates: bool = True, tests: bool = True) -> Splits:
     """Open a source's data sets, and check shapes, sizes and labels against its facts.
 
     Args:
-        validates: False: the validation set is not looked at, and may be None.
+        validates: False: the validation set is not looked at, and may be None. tests: the same of the test set.
 
     Raises:
         RunFailed: they cannot be opened, or are not what the facts say.
@@ -40,9 +42,17 @@ def opened(source: DataSource, facts: Facts, validates: bool = True) -> Splits:
     _check_normalisation(splits, facts, name)
     if not facts.streams and not facts.iterable:
         _check(splits.train, "training", facts.train_samples, facts.shape, facts, name)
-    if validates and not (facts.iterable and splits.val is not None and not hasattr(splits.val, "__len__")):
-        _check(splits.val, "validation", facts.val_samples, facts.val_shape or facts.shape, facts, name)
+    shape = facts.val_shape or facts.shape
+    if validates and not _is_unnumbered(splits.val, facts):
+        _check(splits.val, "validation", facts.val_samples, shape, facts, name)
+    if tests and (splits.test is not None or facts.test_samples) and not _is_unnumbered(splits.test, facts):
+        _check(splits.test, "test", facts.test_samples, shape, facts, name)
     return splits
+
+
+def _is_unnumbered(dataset: Any, facts: Facts) -> bool:
+    """Whether a data set may be a stream: it has no length."""
+    return facts.iterable and dataset is not None and not hasattr(dataset, "__len__")
 
 
 def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
@@ -62,7 +72,7 @@ def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, nam
     where = f"{name}, the {which} set"
     kind = type(dataset).__name__
     if dataset is None:
-        raise RunFailed(f"{where} is None. open returns Splits(train, val)" + (", or type validation=false" if which == "validation" else ""))  # fmt: skip
+        raise RunFailed(f"{where} is None. open returns Splits(train, val)" + MAY_LACK.get(which, ""))  # fmt: skip
     try:
         there = len(dataset)
     except TypeError as error:

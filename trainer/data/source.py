@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.config.run_config import typed
 from trainer.config.schema import DataConfig, PicturesData
+from trainer.wording import counted
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -47,6 +48,7 @@ class Facts:
             may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a stream, too.
         measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that goes
             on from this one, or that uses its weights, is given the same.
+        splits: where validation and test samples come from, for the plan, if that is not plain.
         attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
     """
 
@@ -70,6 +72,13 @@ class Facts:
     iterable: bool = False
     test_samples: int = 0
     measured: dict[str, Any] = field(default_factory=dict)
+    splits: str = ""
+
+    @property
+    def sizes(self) -> str:
+        """The number of samples in each split, in words."""
+        tested = f", {counted(self.test_samples, 'test sample')}" if self.test_samples else ""
+        return f"{self.train_samples} training and {counted(self.val_samples, 'validation sample')}{tested}"
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:

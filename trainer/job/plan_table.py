@@ -177,7 +177,14 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "input", f"{plan.predict.input}: {about}{counted(plan.predict.samples, plan.predict.each, ',')}"
         yield "output", plan.predict.output or f"{plan.run_dir}/predictions.csv"
     else:
-        yield "data", f"{facts.source}: {facts.train_samples} training and {counted(facts.val_samples, 'validation sample')} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"  # fmt: skip
+        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"
+        if facts.splits:
+            yield "  splits", facts.splits
+        if plan.tests:
+            yield (
+                "  test",
+                f"once at the end, with {'the best model' if plan.best else 'the model at the end (validation=false)'}",
+            )
         if plan.stream:
             yield "  a stream", plan.stream
         if facts.val_shape:

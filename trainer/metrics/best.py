@@ -27,6 +27,8 @@ NOBODY: Mapping[str, bool] = {}
 """No metric of a user's that says whether less is better."""
 RAW, AVERAGED = "val/", "val_ema/"
 """Where a validation's metrics begin: of the model itself, and of the moving average of its weights."""
+TESTED = "test/"
+"""Where the metrics of the test data begin."""
 
 
 def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:

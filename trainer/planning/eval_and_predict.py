@@ -42,6 +42,8 @@ def in_its_mode(config: RunConfig) -> RunConfig:
         if value is None and mode in modes and path != "predict.output":
             what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images, or a file of rows"  # fmt: skip
             raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
+    if config.eval.split != VAL and mode != "eval":
+        raise UserError(f"eval.split={config.eval.split}", f"mode={mode} does not take it", "mode=eval (test=true measures the test samples at the end of a training)")  # fmt: skip
     if mode == "train":
         return config
     if config.profile:
@@ -141,6 +143,10 @@ def _of_the_run(config: RunConfig) -> Facts | None:
     return facts if target == config.data._target_ else None
 
 
+VAL, TEST = "val", "test"
+"""What ``eval.split`` can be."""
+
+
 @dataclass(frozen=True)
 class LookedAt:
     """The image files or files of rows that mode=predict reads; none for mode=eval.
@@ -165,9 +171,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
         UserError: there are none, or no validation samples.
     """
     if config.mode == "eval":
-        if not facts.val_samples:
-            why = "tells no number of validation samples (val_samples of its facts)" if facts.iterable else "has no validation samples"  # fmt: skip
-            raise UserError("mode=eval", f"{facts.source} {why}")
+        _check_split(config, facts)
         if (rows := reader_of(source, facts)) is not None:
             _check_same_reading(run_of(Path(str(config.weights))), rows)
         return LookedAt("", (), 0, facts.attention)
@@ -177,6 +181,27 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
     found = _images(config) if reader is None else _rows(config, reader)
     _check_output(config.predict.output)
     return found
+
+
+def evaluated_samples(config: RunConfig, facts: Facts) -> int:
+    """How many samples mode=eval measures."""
+    return facts.val_samples if config.eval.split == VAL else facts.test_samples
+
+
+def _check_split(config: RunConfig, facts: Facts) -> None:
+    """There are samples to be measured.
+
+    Raises:
+        UserError: there are none, or their number is not known.
+    """
+    if evaluated_samples(config, facts):
+        return
+    split = config.eval.split
+    kind, other = ("validation", TEST) if split == VAL else (TEST, VAL)
+    told = f"tells no number of {kind} samples ({split}_samples of its facts)" if facts.iterable else f"has no {kind} samples"  # fmt: skip
+    there = facts.test_samples if split == VAL else facts.val_samples
+    what = "mode=eval" if split == VAL else f"eval.split={split}"
+    raise UserError(what, f"{facts.source} {told}", f"eval.split={other}" if there else "")
 
 
 def _images(config: RunConfig) -> LookedAt:

@@ -19,6 +19,7 @@ from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
 from trainer.planning.elastic import restartable
+from trainer.planning.eval_and_predict import evaluated_samples
 from trainer.planning.loss_checks import concern_of
 from trainer.planning.processes import Process, processes_of
 from trainer.planning.run_secret import is_insecure
@@ -75,6 +76,7 @@ class Plan:
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
         best: the validation metric that marks the best model; empty: none does, because nothing is validated.
+        tests: the test samples are measured at the end of the training.
         lower: of the user's own metrics whose class says so, whether less is better.
         endpoint: where the processes meet.
         environment: the variables of each role's first process, by which it knows the others of its role.
@@ -147,6 +149,7 @@ class Plan:
     drops_lost: bool = False
     transport: str = ""
     labels: list[int] = field(default_factory=list)
+    tests: bool = False
     whole_path: bool = False
     started_in: str = ""
     taken: str = ""
@@ -270,6 +273,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lr_factor=checked.lr_factor,
         update_batch=checked.update_batch,
         best=best_metric(config, facts.task) if config.validation else "",
+        tests=_tests(config, facts),
         parameters=model.parameters,
         facts=facts,
         preprocessing=checked.source.image_preprocessing(facts),
@@ -322,6 +326,10 @@ def _of_weights(checked: Checked) -> dict[str, Any]:
     return {"weights": config.weights or "", "labels": list(checked.classes.labels), "predict": predict}
 
 
+def _tests(config: RunConfig, facts: Facts) -> bool:
+    return config.mode == "train" and config.test and bool(facts.test_samples)
+
+
 def _length(checked: Checked) -> tuple[int, int, int]:
     """Epochs, updates of an epoch, and of the whole training."""
     config, samples, workers = checked.config, checked.facts.train_samples, checked.workers
@@ -352,7 +360,7 @@ def _lease_batches(checked: Checked) -> int:
 def _looks(checked: Checked) -> tuple[int, int, int]:
     """The same where nothing is trained: one pass, its batches of each worker."""
     config = checked.config
-    samples = checked.samples or checked.facts.val_samples
+    samples = checked.samples or evaluated_samples(config, checked.facts)
     batches = ceil(ceil(samples / checked.workers) / config.batch_size)
     if config.mode == "eval":
         batches = min(batches, config.limit_val_batches or batches)

@@ -34,7 +34,7 @@ PRECISION = "precision"
 FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
     "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "profile", "tracking", "checkpoint", "launch", "predict", "device",
-    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad", "model.head",
+    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad", "model.head", "test", "eval",
     "execution.keep_memory", "execution.threads", "execution.log_every", "execution.log_workers", "execution.line_of",
     "execution.profile_after", "execution.profile_steps",
 )  # fmt: skip

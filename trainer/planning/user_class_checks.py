@@ -95,7 +95,7 @@ def checked_facts(facts: Any, what: str, method: str) -> Facts:
     """
     if not isinstance(facts, Facts):
         raise UserError(what, f"its {method} returned {kind(facts)}. Return a trainer.data.source.Facts" + (" (the facts that it was given, where nothing has changed)" if method == "prepare" else ""))  # fmt: skip
-    for name, least in (("train_samples", 0), ("val_samples", 0), ("classes", 1)):
+    for name, least in (("train_samples", 0), ("val_samples", 0), ("test_samples", 0), ("classes", 1)):
         value = getattr(facts, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise UserError(what, f"its {method} returned Facts with {name}={value!r}. It must be a whole number of at least {least}")  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from trainer.errors import why
 from trainer.host.files import REFUSED, replace_file, start_empty
 from trainer.host.pulse import Pulse
-from trainer.metrics.best import AVERAGED, NOBODY, RAW, Best, falls, unmeasured
+from trainer.metrics.best import AVERAGED, NOBODY, RAW, TESTED, Best, falls, unmeasured
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.lives import number
 from trainer.run_folder.points import Points
@@ -193,6 +193,19 @@ class Report:
         if self.run_dir:
             self.write_status("running", time.perf_counter())
         return improved and self.run_dir is not None
+
+    def test(self, epoch: int, step: int, values: Mapping[str, float], of: str) -> None:
+        """Report what was measured of the test data, as a line and a point.
+
+        Args:
+            values: ``test/...``. of: which weights were measured, in words.
+        """
+        self.metrics |= values
+        told = ", ".join(f"{name.removeprefix(TESTED)}: {value:.5f}" for name, value in values.items())
+        print(f"[Epoch {epoch}] test {told} ({of})", flush=True)
+        self._point(epoch, step, values)
+        if self.run_dir:
+            self.write_status("running", time.perf_counter())
 
     def counted(self, metrics: Mapping[str, float]) -> None:
         """Write a point of metrics that belong to neither training nor validation."""

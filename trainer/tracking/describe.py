@@ -119,7 +119,7 @@ def _dataset(plan: Plan, digest: str) -> dict[str, str]:
         name, source, size = read.input, {"source": os.path.abspath(read.input), "kind": f"{read.each}s"}, {"samples": read.samples}  # fmt: skip
     else:
         name, source = facts.source, {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
-        size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "classes", "shape", "task")}
+        size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "test_samples", "classes", "shape", "task")}
     return {
         "name": name[:500],
         "digest": digest,
@@ -148,7 +148,7 @@ def note(
         "",
         "| | |",
         "|---|---|",
-        f"| data | {facts.source}: {facts.train_samples} training and {counted(facts.val_samples, 'validation sample')}, {counted(facts.classes, 'class')} |",
+        f"| data | {facts.source}: {facts.sizes}, {counted(facts.classes, 'class')} |",
         f"| model | {counted(plan.parameters, 'parameter', ',')} |",
         *([f"| weights | `{plan.weights}` |"] if plan.weights else []),
         f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen.precision} |",
@@ -162,7 +162,7 @@ def note(
             lines += ["", "```", ended["error"][:2000], "```"]
         if ended["ended"].startswith(("early stop", "stopped by a callback")):
             lines += ["", ended["ended"]]
-        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "predict/"))}
+        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "test/", "predict/"))}
         best = ended["best"]
         if shown:
             lines += ["", "| metric | last | best |", "|---|---|---|"]

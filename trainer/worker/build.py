@@ -15,6 +15,7 @@ from trainer.config.schema import EarlyStopConfig
 from trainer.data.augment.mixing import Mixing
 from trainer.data.auto_num_workers import growing_readers
 from trainer.data.checked_splits import opened
+from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.feed import Feed
 from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
@@ -64,7 +65,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
-    splits = opened(call_target(config.node("data"), "data"), of_data(plan.facts, plan.labels), config.validation)
+    splits = opened(call_target(config.node("data"), "data"), of_data(plan.facts, plan.labels), *measured(config))
     splits = _streamed(splits, config, plan, seat)
     order = _make_order(config, plan.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
@@ -99,6 +100,13 @@ def _following(run: Training, config: RunConfig, plan: Plan, seat: Seat) -> Trai
         early_stop=_early_stop(config.early_stop, plan.lower),
         plateau=is_plateau(config.scheduler._target_),
     )
+
+
+def measured(config: RunConfig) -> tuple[bool, bool]:
+    """Whether the validation samples, and the test samples, are measured."""
+    if config.mode == "eval":
+        return config.eval.split == VAL, config.eval.split == TEST
+    return config.validation, config.test
 
 
 def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
@@ -136,7 +144,7 @@ def _make_feed(
     criterion: Criterion,
 ) -> Feed:
     """Make the feed of this worker's batches."""
-    facts, chosen = plan.facts, plan.chosen
+    facts, chosen, tested = plan.facts, plan.chosen, measured(config)[1] and splits.test is not None
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, _make_mixing(config, facts))
     dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
@@ -154,6 +162,7 @@ def _make_feed(
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
+        test=EvaluationSampler(facts.test_samples, plan.val_batch_size, seat.rank, seat.size) if tested else None,
         outputs=plan.labels,
         denominator=criterion.denominator,
     )
@@ -168,7 +177,7 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     facts, data = plan.facts, config.data
     if not facts.iterable:
         return splits
-    name, train, val = str(data._target_), splits.train, splits.val
+    name, train, val, test = str(data._target_), splits.train, splits.val, splits.test
     if plan.mode == "train":
         if not is_stream(train):
             raise RunFailed(f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no stream. Return an IterableDataset, or a function that returns an iterator")  # fmt: skip
@@ -176,7 +185,9 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
         train = Streamed(train, f"{name}, the training stream", facts, facts.shape, part)
     if is_stream(val):
         val = Streamed(val, f"{name}, the validation stream", facts, facts.val_shape or facts.shape)
-    return replace(splits, train=train, val=val)
+    if is_stream(test):
+        test = Streamed(test, f"{name}, the test stream", facts, facts.val_shape or facts.shape)
+    return replace(splits, train=train, val=val, test=test)
 
 
 def _early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainer.data.batch_reordering import Turn
+from trainer.data.evaluated_split import VAL
 from trainer.data.feed import Feed
 from trainer.errors import Interrupted
 from trainer.metrics.best import AVERAGED, RAW, EarlyStop
@@ -293,7 +294,7 @@ def evaluate(run: Training, epoch: int) -> dict[str, float]:
     run.model.eval()
     leavable = nullcontext() if run.checkpoints is None else run.checkpoints.validating(run)
     with leavable, run.report.evaluating(), run.profile("evaluation"):
-        sums, index, own = _examined(run, run.strategy.synchronize)
+        sums, index, own = examined(run, run.strategy.synchronize)
         metrics = {**run.task.validation(sums), **own}
         values = {f"{RAW}{name}": value for name, value in metrics.items()}
         averages = _averaged(run, run.ema) if run.ema is not None else None
@@ -324,7 +325,7 @@ def _averaged(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[s
     ema.follow(run.step)
     ema.agree(run.strategy, run.mean)
     with ema.in_place():
-        sums, _, own = _examined(run)
+        sums, _, own = examined(run)
         return sums, own
 
 
@@ -343,26 +344,35 @@ def _decide(run: Training, values: Mapping[str, float]) -> None:
         run.stop = run.early_stop.why(run.step, values) or run.stop
 
 
-def _examined(run: Training, settle: Callable[[], None] = lambda: None) -> tuple[torch.Tensor, int, dict[str, float]]:
-    """The task's sums over the validation samples, this worker's number among those who took part, the user's metrics."""
+def examined(
+    run: Training, settle: Callable[[], None] = lambda: None, split: str = VAL, model: nn.Module | None = None
+) -> tuple[torch.Tensor, int, dict[str, float]]:
+    """The task's sums over a split's samples, this worker's number among those who took part, the user's metrics.
+
+    Args:
+        settle: called before, on all workers.
+        split: which samples. model: that is measured; None: the one that is trained.
+    """
+    model = model or run.model
 
     def shared(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
-        sums = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [_evaluated(run, index, count)])[0]
+        own = _evaluated(run, index, count, split, model)
+        sums = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [own])[0]
         parts = run.own.gathered(run.strategy.all_reduce_sum, index, count)
         return sums, index, run.own.values(parts)
 
     return run.strategy.agree(shared, settle)
 
 
-def _evaluated(run: Training, index: int, count: int) -> torch.Tensor:
-    """The task's sums over this worker's share of the validation samples."""
+def _evaluated(run: Training, index: int, count: int, split: str, model: nn.Module) -> torch.Tensor:
+    """The task's sums over this worker's share of a split's samples."""
     exam = run.task.exam(index, count)
     run.own.reset()
-    for numbers, batch in run.feed.evaluation(index, count):
+    for numbers, batch in run.feed.evaluation(index, count, split):
         if run.checkpoints is not None and run.checkpoints.breaks_off(run):
             break
         with run.arithmetic():
-            loss, outputs = run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
+            loss, outputs = run.task.forward(model, batch.inputs, batch.labels, batch.denominator)
         run.report.pulse.sign()
         exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
         run.own.add(outputs, batch.labels)

@@ -38,6 +38,7 @@ from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.coming_back import come_back
+from trainer.worker.final_test import test
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import Training, fit
 from trainer.worker.model import save
@@ -80,6 +81,10 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             run.report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
         run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir) if index == 0 else None)
+        try:
+            test(run, assignment, seat)
+        except Preempted:
+            return {**run.report.outcome(), "ended": PREEMPTED}
         skipped = {"skipped": int(told)} if (told := run.guard.skipped(run).get("train/skipped")) else {}
         return {**run.report.outcome(), **skipped, **(run.feed.growth.found() if run.feed.growth is not None else {})}
 

@@ -66,6 +66,7 @@ from trainer.config.schema.run import (
     CheckpointConfig,
     EarlyStopConfig,
     EmaConfig,
+    EvalConfig,
     ExecutionConfig,
     ForkserverLaunch,
     InProcessLaunch,
@@ -105,6 +106,7 @@ class Config:
     validation: bool = key(
         True, "measure validation samples as execution.val_every tells; false: never, data need none"
     )
+    test: bool = key(True, "where the data have test samples: measure them once, at the end, with the best model")
     seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
@@ -134,6 +136,7 @@ class Config:
     launch: Any = key("???", "group: how many processes, and where")
     execution: Any = key("???", "group: arithmetic and rhythm")
     tracking: Any = key("???", "group: where metrics go")
+    eval: EvalConfig = key(EvalConfig, "which part of the data mode=eval measures")
     predict: Any = key("???", "group: which images or rows mode=predict looks at")
     checkpoint: Any = key("???", "group: when the run saves what it can go on from")
     resume: ResumeConfig = key(ResumeConfig, "go on from a checkpoint instead of afresh")

@@ -121,6 +121,13 @@ class PredictConfig:
 
 
 @dataclass
+class EvalConfig:
+    """eval: which part of the data mode=eval measures."""
+
+    split: str = key("val", "the validation samples, or the test samples", choices=("val", "test"))
+
+
+@dataclass
 class EmaConfig:
     """ema: a moving average of the weights, evaluated and saved beside the model."""
 

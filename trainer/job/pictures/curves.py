@@ -122,7 +122,7 @@ def _lines(
     def panel(axis: Any) -> None:
         fonts = families(series)
         for name, (steps, values) in sorted(series.items()):
-            pointed = name.startswith(("val/", "val_ema/")) or len(steps) == 1
+            pointed = name.startswith(("val/", "val_ema/", "test/")) or len(steps) == 1
             axis.plot(steps, values, label=printed(name).lstrip("_"), marker="o" if pointed else None, markersize=4)
         for number, step in enumerate(sorted(set(begun))):
             axis.axvline(step, label="resumed" if told and not number else None, color="0.4", linewidth=0.8, linestyle="--", zorder=1)  # fmt: skip

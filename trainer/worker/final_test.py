@@ -1,0 +1,97 @@
+"""The test data: measured once, at the end of a training, with the weights of the best model."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from trainer.checkpoint.store import BEST, CHECKPOINTS
+from trainer.config.instantiate import for_saved_weights
+from trainer.data.evaluated_split import TEST
+from trainer.metrics.best import TESTED
+from trainer.planning.assignment import Assignment
+from trainer.strategies.contract import Seat, Strategy, Traits
+from trainer.weights import fit, tensor_files
+from trainer.worker.loop import Training, examined
+from trainer.worker.model import build_model
+
+PIECE = 1 << 20
+"""Numbers of a tensor that workers of several hosts exchange at a time."""
+
+
+def test(run: Training, assignment: Assignment, seat: Seat) -> None:
+    """Measure the test data, if the run has some, with the best model's weights. A collective call after the training.
+
+    A run without validations has no best model, and is measured as it is at the end. So is one whose best weights lack
+    tables that are kept in servers alone.
+
+    Raises:
+        Preempted: the run is asked to leave; its next life measures them.
+    """
+    if TEST not in run.feed.evaluated:
+        return
+    leavable = nullcontext() if run.checkpoints is None else run.checkpoints.validating(run)
+    with leavable:
+        best = _best_model(run, assignment, seat)
+        watched = run.report.watched
+        of = f"the best model, of update {watched.step} by {watched.metric}" if best is not None else "the model at the end"  # fmt: skip
+        measure(run, best or run.model, of)
+
+
+@torch.no_grad()
+def measure(run: Training, model: nn.Module, of: str) -> torch.Tensor:
+    """Measure the test data with a model and report ``test/...``; returns the task's sums over all workers.
+
+    Args:
+        of: which weights these are, in words.
+    """
+    model.eval()
+    with run.report.evaluating():
+        sums, index, own = examined(run, run.strategy.synchronize, TEST, model)
+    if run.run_dir is not None:
+        run.report.take_over(run.run_dir) if index == 0 else run.report.hand_over()
+    found = {**run.task.validation(sums), **own}
+    # what is known of the best that any model could reach is known of the validation data
+    values = {f"{TESTED}{name}": value for name, value in found.items() if not name.endswith("_share")}
+    run.report.test(run.epoch, run.step, values, of)
+    return sums
+
+
+def _best_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Module | None:
+    """The best model of all validations, equal on all workers; None: there is none, or its file is not whole."""
+    plan = assignment.plan
+    path = Path(plan.run_dir) / CHECKPOINTS / BEST
+
+    def known(index: int, count: int) -> bool:
+        there = plan.best and index == 0 and path.is_file() and not tensor_files.left_out(path)
+        return bool(run.strategy.all_reduce_sum(torch.tensor([float(bool(there))], dtype=torch.float64)).item())
+
+    if not run.strategy.agree(known):
+        return None
+    config = assignment.config.replaced("model", for_saved_weights(assignment.config.model))
+    model = build_model(config, replace(plan, traits=Traits()), torch.device(seat.device))  # with its tables
+    if seat.size == seat.local_size:
+        fit.load(path, model)
+        return model
+
+    def shared(index: int, count: int) -> None:
+        if index == 0:
+            fit.load(path, model)
+        _share(model, run.strategy, index == 0)
+
+    run.strategy.agree(shared)
+    return model
+
+
+@torch.no_grad()
+def _share(model: nn.Module, strategy: Strategy, first: bool) -> None:
+    """Give all workers the first one's parameters and buffers, for hosts that may not see its files."""
+    for tensor in model.state_dict().values():
+        for piece in tensor.view(-1).split(PIECE) if tensor.is_contiguous() else [tensor]:
+            values = piece.double().flatten().cpu()
+            total = strategy.all_reduce_sum(values if first else torch.zeros_like(values))
+            piece.copy_(total.view(piece.shape).to(piece.dtype))
