@@ -77,8 +77,9 @@ class Facts:
     @property
     def sizes(self) -> str:
         """The number of samples in each split, in words."""
-        tested = f", {counted(self.test_samples, 'test sample')}" if self.test_samples else ""
-        return f"{self.train_samples} training and {counted(self.val_samples, 'validation sample')}{tested}"
+        if not self.test_samples:
+            return f"{self.train_samples} training and {counted(self.val_samples, 'validation sample')}"
+        return f"{self.train_samples} training, {self.val_samples} validation and {counted(self.test_samples, 'test sample')}"
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:

@@ -52,6 +52,7 @@ class DigitsData(PicturesData):
     _target_: str = key("trainer.data.sets.digits.Digits", "class, a trainer.data.source.DataSource")
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
+    test_fraction: float = key(0.0, "share held out for the test (0: none)", ge=0, le=0.5)
     split_seed: int = key(0, "seed of the split", ge=0, le=LONG)
 
 
@@ -107,7 +108,7 @@ class FlowersData(ImagesData):
 
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
     order: str = key("listed", "order of the training images: of the official list, or as in 102flowers.tgz beside them", choices=("listed", "archive"))  # fmt: skip
-    train_split: str = key("trnid", "official lists to train on; validation is valid, and with trnid+valid tstid", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
+    train_split: str = key("trnid", "official lists to train on; validation is valid, and with trnid+valid tstid; the test is the list that is left", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
 
 
 @dataclass
@@ -150,8 +151,9 @@ class ShardsData(ImagesData):
     max_label_kib: int = key(1024, "greatest size of a label (NAME.cls, NAME.json)", "KiB", ge=1)
     max_depth: int = key(64, "greatest depth of lists and mappings in NAME.json", "levels", ge=1)
     path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
-    val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the samples)", texts=True)
-    val_fraction: float = key(0.1, "share of each class held out, where there is no val_path", gt=0, le=0.9)
+    val_path: Optional[Any] = key(None, "the same, for validation (null: files of path by their names, such as val-*.tar; else val_fraction)", texts=True)  # fmt: skip
+    test_path: Optional[Any] = key(None, "the same, for the test (null: files of path by their names, such as test-*.tar; else none)", texts=True)  # fmt: skip
+    val_fraction: float = key(0.1, "share of each class held out, where there are no validation files", gt=0, le=0.9)
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 
 
@@ -161,6 +163,8 @@ class ArraysData(AugmentedData):
 
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     pad_crop: int = key(0, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024)  # fmt: skip
+    val_fraction: Optional[float] = key(None, "share of the training images held out for validation; the set's test images are the test then (null: these are the validation, as in the reference)", gt=0, le=0.9, example=0.1)  # fmt: skip
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
@@ -190,7 +194,9 @@ class MnistJsonData(DataConfig):
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     path: str = key("${oc.env:TRAINER_DATA,data}/mnist.json.gz", "the file")
     max_file_mib: int = key(4096, "greatest size of the file, unpacked", "MiB", ge=1)
-    val_split: str = key("valid", "part that is used for validation", choices=("valid", "eval"))
+    val_split: str = key(
+        "valid", "part that is used for validation; with valid the test is eval", choices=("valid", "eval")
+    )
 
 
 @dataclass
@@ -213,6 +219,7 @@ class CriteoData(CriteoRows):
     _target_: str = key("trainer.data.criteo.source.Criteo", "class, a trainer.data.source.DataSource")
     path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the rows)", texts=True)
+    test_path: Optional[Any] = key(None, "the same, for the test at the end (null: none)", texts=True)
     val_fraction: float = key(0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9)  # fmt: skip
     dense_min: Optional[Any] = key(None, "each integer's value that becomes 0 (auto: the training rows' least; null: the reference's)", ge=-1e18, le=1e18, length=13, or_auto=True, example="auto")  # fmt: skip
     dense_max: Optional[Any] = key(None, "each integer's value that becomes 1 (auto: the training rows' greatest; null: the reference's)", ge=-1e18, le=1e18, length=13, or_auto=True, example="auto")  # fmt: skip

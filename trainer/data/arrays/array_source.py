@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ class ArraySource(DataSource):
         noted = known(self._place())
         return noted["samples"] if noted else [len(labels) for _, labels in self.read()]
 
+    def divided(self, facts: Facts) -> Facts:
+        """The facts with a part of the training images as validation, where ``data.val_fraction`` asks for it.
+        The set's own second part is the test then."""
+        share = self.options.val_fraction
+        if share is None:
+            said = "validation is on the set's test images, as in the reference (data.val_fraction=0.1 holds out training images, and keeps these for the test)"
+            return replace(facts, splits=said)
+        val = min(facts.train_samples - 1, max(1, round(share * facts.train_samples)))
+        said = f"validation is {share:g} of the training images (data.val_fraction), held out by data.split_seed={self.options.split_seed}; the test is on the set's test images"
+        train, test = facts.train_samples - val, facts.val_samples
+        return replace(facts, splits=said, train_samples=train, val_samples=val, test_samples=test)
+
     def kept(self, kind: str, samples: int, *shape: int) -> str:
         """A sentence for the plan about the memory that the arrays take."""
         size = f"{samples * math.prod(shape) / 2**20:.0f} MiB as uint8"
@@ -77,12 +90,13 @@ class ArraySource(DataSource):
 
     def fingerprint(self, facts: Facts) -> str:
         """A fingerprint of the images and labels themselves, wherever they lie and however they are augmented."""
+        held = [] if self.options.val_fraction is None else [self.options.val_fraction, self.options.split_seed]
         if facts.kind == "embedded":
-            return digest_of(facts.source, *self.drawing())
+            return digest_of(facts.source, *self.drawing(), *held)
         if facts.kind != "real":  # mode=predict looks at other files, and fetches nothing
             return super().fingerprint(facts)
         noted = known(self._place())
-        return digest_of(*(noted["digests"] if noted else [digest(*pair) for pair in self.read()]))
+        return digest_of(*(noted["digests"] if noted else [digest(*pair) for pair in self.read()]), *held)
 
     sees_pictures = True
 
@@ -96,6 +110,7 @@ class ArraySource(DataSource):
         return normalisation(self.options, self.mean, self.std)
 
     def open(self, facts: Facts) -> Splits:
+        import numpy as np
         import torch
 
         from trainer.data.arrays.augmented import AugmentedArrays
@@ -103,13 +118,15 @@ class ArraySource(DataSource):
         from trainer.data.augment.views import Augmentation
 
         pairs = self.embedded() if facts.kind == "embedded" else [mapped(self._place(), split) for split in SPLITS]
-        train, val = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
-        augmentation = Augmentation.of(self.options, self.mean)
-        return Splits(
-            AugmentedArrays(*train, self.options.pad_crop, augmentation),
-            ArrayDataset(*val, self.val_file if facts.kind == "real" else ""),
-            *self.normalisation(),
-        )
+        train, second = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
+        evaluated, test = ArrayDataset(*second, self.val_file if facts.kind == "real" else ""), None
+        if self.options.val_fraction is not None:
+            order = torch.from_numpy(np.random.default_rng(self.options.split_seed).permutation(len(train[1])))
+            held, rest = order[: facts.val_samples].sort()[0], order[facts.val_samples :].sort()[0]
+            images, labels = train
+            train, test, evaluated = (images[rest], labels[rest]), evaluated, ArrayDataset(images[held], labels[held])
+        crops = AugmentedArrays(*train, self.options.pad_crop, Augmentation.of(self.options, self.mean))
+        return Splits(crops, evaluated, *self.normalisation(), test)
 
     def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:
         """Refuse a data set that has labels outside 0 to ``classes`` - 1.

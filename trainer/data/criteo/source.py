@@ -41,7 +41,7 @@ class RowFiles(DataSource):
             files, parts = self._sources()
         except UserError:  # mode=predict looks at other files, and these need not be there
             return super().fingerprint(facts)
-        told = {name: (named_sizes(paths), asdict(parts[name])) for name, paths in files.items()}
+        told = {name: (named_sizes(paths), asdict(parts[name])) for name, paths in files.items() if name != "test"}
         return digest_of(self.options.hash_size, told)
 
     def row_reader(self) -> dict[str, Any]:
@@ -65,7 +65,8 @@ class RowFiles(DataSource):
             if not count:
                 raise UserError("data.path", f"has no row for {name}")
         found = self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
-        return replace(found, attention=facts.attention, measured=facts.measured)
+        tested = rows.get("test", 0)
+        return replace(found, attention=facts.attention, measured=facts.measured, test_samples=tested)
 
     def open(self, facts: Facts) -> Splits:
         from trainer.data.criteo.cache import CriteoArrays
@@ -74,15 +75,16 @@ class RowFiles(DataSource):
         conversion = self._conversion(facts)
         folder, size = conversion.folder(), self.options.hash_size
         val = CriteoArrays(folder / "val", facts.val_samples, size)
+        test: Any = CriteoArrays(folder / "test", facts.test_samples, size) if facts.test_samples else None
         if self.options.cache:
-            return Splits(CriteoArrays(folder / "train", facts.train_samples, size), val)
+            return Splits(CriteoArrays(folder / "train", facts.train_samples, size), val, test=test)
         files, parts = self._sources()
         options = self.options
         train: Any = CriteoBlocks(
             files["train"], size, parts["train"], options.block_mib << 20, options.chunk_rows,
             options.max_bad_fraction, conversion.spans,
         )  # fmt: skip
-        return Splits(train, val)
+        return Splits(train, val, test=test)
 
     @abstractmethod
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
@@ -99,7 +101,7 @@ class RowFiles(DataSource):
         from trainer.data.criteo.cache import Conversion
 
         files, parts = self._sources()
-        wanted = ("train", "val") if self.options.cache else ("val",)
+        wanted = [name for name in files if self.options.cache or name != "train"]
         files, parts = {n: files[n] for n in wanted}, {n: parts[n] for n in wanted}
         return Conversion(files, parts, self.options.hash_size, self._place() / "criteo", self._spans(facts))
 
@@ -134,13 +136,14 @@ class Criteo(RowFiles):
         note = self._conversion(facts).done() if self._are_known(facts) else None
         rows = note.rows if note else {}
         paths = list(dict.fromkeys(path for several in files.values() for path in several))
-        first = first_rows.read(paths if len(rows) < 2 else paths[:MOST_LOOKED_AT])
-        if len(rows) < 2:
+        first = first_rows.read(paths if len(rows) < len(files) else paths[:MOST_LOOKED_AT])
+        if len(rows) < len(files):
             first_rows.check(first, options.path, options.max_bad_fraction)
             rows = {**first_rows.estimate(first, files, parts), **rows}
         far = spans.far_from(first.integers, self._spans(facts)) if self._are_known(facts) else ""
         odd = filter(None, (other_names(options.path, options.val_path), far))
-        return replace(facts, train_samples=rows["train"], val_samples=rows["val"], attention="; ".join(odd))
+        sizes = {f"{name}_samples": rows[name] for name in files}
+        return replace(facts, **sizes, attention="; ".join(odd))
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Measure the spans of the integers where they are ``auto``, then convert the text.
@@ -188,18 +191,19 @@ class Criteo(RowFiles):
         return train.folder()
 
     def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
-        """Files and parts of them for training and for validation."""
+        """Files and parts of them for training, validation, and the test where there is one."""
         from trainer.data.criteo.blocks import SplitRows
         from trainer.data.criteo.files import find
 
-        files = find(self.options.path, "data.path")
-        if self.options.val_path is not None:
-            return {"train": files, "val": find(self.options.val_path, "data.val_path")}, {
-                "train": SplitRows(),
-                "val": SplitRows(),
-            }
-        fraction = self.options.val_fraction
-        return {"train": files, "val": files}, {"train": SplitRows(fraction), "val": SplitRows(fraction, held_out=True)}
+        options, files = self.options, find(self.options.path, "data.path")
+        held, share = files, options.val_fraction
+        train, val = SplitRows(share), SplitRows(share, held_out=True)
+        if options.val_path is not None:
+            held, train, val = find(options.val_path, "data.val_path"), SplitRows(), SplitRows()
+        if options.test_path is None:
+            return {"train": files, "val": held}, {"train": train, "val": val}
+        test = find(options.test_path, "data.test_path")
+        return {"train": files, "val": held, "test": test}, {"train": train, "val": val, "test": SplitRows()}
 
 
 def _measure(folder: Path, measure: Callable[[], dict[str, list[float]]]) -> dict[str, Any]:

@@ -68,8 +68,9 @@ def folder_layout(root: Path, val: str | None) -> FolderLayout:
     _refuse_other_layouts(what, root, train, classes)
     said = list(_strange_names(root, train, classes))
     held, test = (root / name if name else None for name in (found.val, found.test))
-    if held is not None:
-        _refuse_strange_classes(what, train, held, classes)
+    for folder in (held, test):
+        if folder is not None and (folder == held or set(class_folders(folder)) & set(classes)):
+            _refuse_strange_classes(what, train, folder, classes)
     said += [*_beside(root, found), *_without_class(train)]
     if test is not None and not set(class_folders(test)) & set(classes):
         instead = "" if held else ": a part of the training images is held out for validation"

@@ -29,6 +29,8 @@ from trainer.wording import some
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's training images."""
 
+SPLITS = ("train", "val", "test")
+"""The last one is not always there."""
 MEASURED = 48
 """Images whose headers are read to estimate the decoded size of all."""
 SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
@@ -42,14 +44,14 @@ class ImageSource(DataSource):
     options: ImagesData
 
     @abstractmethod
-    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
-        """Return the listings of the training and the validation images, from folders or indices.
+    def listings(self, facts: Facts) -> tuple[Listing, ...]:
+        """Return the listings of the training and the validation images, and of test images where there are some.
 
         Raises:
             OSError: the images are not there yet.
         """
 
-    def sized(self, facts: Facts, listings: tuple[Listing, Listing] | None = None) -> Facts:
+    def sized(self, facts: Facts, listings: tuple[Listing, ...] | None = None) -> Facts:
         """Return the facts with the validation images' size, and how the images will be cached, if they are here."""
         side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
         if resize is not None and resize < wide:
@@ -59,19 +61,20 @@ class ImageSource(DataSource):
         if wanted == "none":
             return replace(facts, cached=False, cache="none: images are decoded each time")
         try:
-            train, val = listings or self.listings(facts)
-            total = _decoded_bytes(train) + _decoded_bytes(val)
+            listings = listings or self.listings(facts)
+            total = sum(map(_decoded_bytes, listings))
         except OSError:
             return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
         memory, disk = free_of_machine(), free_disk(self._cache_folder())
-        there = self._place("train", train).is_dir() and self._place("val", val).is_dir()
+        places = [self._place(split, listing) for split, listing in zip(SPLITS, listings, strict=False)]
+        there = all(place.is_dir() for place in places)
         fits = total <= SHARE_OF_MEMORY * memory and (there or total <= SHARE_OF_DISK * disk)
         size = f"{total / 2**30:.1f} GiB decoded"
         if wanted == "auto" and not fits:
             return replace(facts, cached=False, cache=f"none: {size} do not fit {memory / 2**30:.1f} GiB of free memory and {disk / 2**30:.1f} GiB of disk")  # fmt: skip
         if not there and total > disk:
             raise UserError("data.cache=ram", f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}", "data.cache=none or data.cache_dir=FOLDER")  # fmt: skip
-        check_data(self._place("train", train))
+        check_data(places[0])
         return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
@@ -98,18 +101,19 @@ class ImageSource(DataSource):
 
     def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
         named = some([f"{shortened(name)}: {reason}" for name, reason in bad.items()])
-        said = f"{len(bad)} of {facts.train_samples + facts.val_samples} images cannot be decoded: {named}"
+        said = f"{len(bad)} of {facts.train_samples + facts.val_samples + facts.test_samples} images cannot be decoded: {named}"
         if self.options.on_bad == "error":
             raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
         print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
-        train, val = self.listings(facts)
-        left = [listing.without(set(bad)) for listing in (train, val)]
+        train, *others = self.listings(facts)
+        left = [listing.without(set(bad)) for listing in (train, *others)]
         if not all(len(listing) for listing in left):
             raise UserError(f"data ({facts.source})", f"no image is left: {said}")
         if lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist())):
             names = self.class_names(facts) or [str(label) for label in range(facts.classes)]
             raise UserError(f"data ({facts.source})", f"no training image is left of {some([shortened(names[n]) for n in lost])}: {said}", "put whole images into these classes, or remove them")  # fmt: skip
-        return replace(facts, left_out=bad, train_samples=len(left[0]), val_samples=len(left[1]))
+        sizes = [len(listing) for listing in left]
+        return replace(facts, left_out=bad, train_samples=sizes[0], val_samples=sizes[1], test_samples=sum(sizes[2:]))
 
     def open(self, facts: Facts) -> Splits:
         from trainer.data.augment.views import Augmentation, CentreView, TrainView, WindowView
@@ -118,7 +122,7 @@ class ImageSource(DataSource):
         options = self.options
         size = options.image_size
         ratio = (options.min_ratio, 1 / options.min_ratio)
-        train, val = (
+        train, *others = (
             (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
             for split, whole in self._by_split(facts)
         )
@@ -127,9 +131,8 @@ class ImageSource(DataSource):
         if options.train_resize is not None:
             crops = WindowView(options.train_resize, size, augmentation)
         centres = CentreView(*self._centre())
-        return Splits(
-            ImageSet(train[0], crops, train[1]), ImageSet(val[0], centres, val[1]), *normalisation(options, MEAN, STD)
-        )
+        val, test = [*(ImageSet(listing, centres, cache) for listing, cache in others), None][:2]
+        return Splits(ImageSet(train[0], crops, train[1]), val, *normalisation(options, MEAN, STD), test)
 
     sees_pictures = True
 
@@ -138,9 +141,9 @@ class ImageSource(DataSource):
         return Preprocessing(Centre(*self._centre(), limits=limits), *normalisation(self.options, MEAN, STD), limits)
 
     def fingerprint(self, facts: Facts) -> str:
-        """A fingerprint of the files' names and sizes and the labels."""
+        """A fingerprint of the files' names and sizes and the labels, without test images: no training depends on them."""
         told: list[Any] = []
-        for listing in self.listings(facts):
+        for listing in self.listings(facts)[:2]:
             left_out = [number for number, name in enumerate(listing.names) if name in facts.left_out]
             told += [named_sizes(listing.files), listing.spans.tolist(), listing.labels.tolist(), left_out]
         return digest_of(*told)
@@ -155,7 +158,7 @@ class ImageSource(DataSource):
         return 3, self.options.image_size, self.options.image_size
 
     def _by_split(self, facts: Facts) -> list[tuple[str, Listing]]:
-        return list(zip(("train", "val"), self.listings(facts), strict=True))
+        return list(zip(SPLITS, self.listings(facts), strict=False))
 
     def _cache_folder(self) -> Path:
         return Path(self.options.cache_dir or cache_root() / "decoded")

@@ -23,7 +23,9 @@ def _without(listing: Listing, names: Sequence[str]) -> list[str]:
     return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
 
 
-def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool) -> None:
+def refuse_untrained(
+    what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool, which: str = "validation"
+) -> None:
     """Refuse data with a class that has validation images but no training images; of ``folders``, any class without.
 
     Raises:
@@ -39,7 +41,7 @@ def refuse_untrained(what: str, train: Listing, val: Listing, names: Sequence[st
     why = f" ({some(others)})" if others else ""
     if folders:
         raise UserError(what, f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}", "put images into these folders, or remove them")  # fmt: skip
-    raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the validation images and not in the training images: {some(untrained)}")  # fmt: skip
+    raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the {which} images and not in the training images: {some(untrained)}")  # fmt: skip
 
 
 def refuse_one_label(what: str, train: Listing) -> None:
@@ -116,6 +118,21 @@ def _sizes(listing: Listing) -> list[int]:
     """The bytes of each image."""
     lengths = listing.spans[:, 1].tolist()
     return [os.stat(listing.files[file]).st_size if n < 0 else n for file, n in zip(listing.file.tolist(), lengths, strict=True)]  # fmt: skip
+
+
+def tested(test: Listing | None, others: dict[str, Listing]) -> str:
+    """Return a warning about test images that are training or validation images as well, or ''.
+
+    Args:
+        others: name of another split -> its images.
+    """
+    found = (
+        {} if test is None else {name: both for name, listing in others.items() if (both := _in_both(listing, test))}
+    )
+    return ". ".join(
+        f"{len(both)} of {len(test or ())} test images are {name} images as well: {some(both)}"
+        for name, both in found.items()
+    )
 
 
 def _in_both(train: Listing, val: Listing) -> list[str]:

@@ -53,7 +53,7 @@ class Cifar10(ArraySource):
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
         kept = self.kept(kind, sum(counts), 3, SIDE, SIDE)
-        return Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept)
+        return self.divided(Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept))  # fmt: skip
 
     def _instead(self, reason: str) -> Facts:
         check_data(folder(**DRAWN))

@@ -10,6 +10,7 @@ from trainer.config.schema import DigitsData
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
 from trainer.data.source import DataSource, Facts, Splits
+from trainer.errors import UserError
 
 SAMPLES = 1797
 MEAN, STD = (0.305,), (0.376,)
@@ -22,8 +23,10 @@ class Digits(DataSource):
     options: DigitsData
 
     def facts(self, global_batch_size: int) -> Facts:
-        val = round(SAMPLES * self.options.val_fraction)
-        return Facts("scikit-learn's handwritten digits", "real", SAMPLES - val, val, (1, 8, 8), 10)
+        val, test = (round(SAMPLES * share) for share in (self.options.val_fraction, self.options.test_fraction))
+        if SAMPLES - val - test < 1:
+            raise UserError(f"data.test_fraction={self.options.test_fraction}", f"with data.val_fraction={self.options.val_fraction} nothing is left to train on", "data.test_fraction=0.1")  # fmt: skip
+        return Facts("scikit-learn's handwritten digits", "real", SAMPLES - val - test, val, (1, 8, 8), 10, test_samples=test)  # fmt: skip
 
     def open(self, facts: Facts) -> Splits:
         import numpy as np
@@ -35,12 +38,9 @@ class Digits(DataSource):
         images = torch.from_numpy((drawn / 16.0).astype(np.float32)).unsqueeze(1)
         labels = torch.from_numpy(shown)
         order = torch.from_numpy(np.random.default_rng(self.options.split_seed).permutation(SAMPLES))
-        val, train = order[: facts.val_samples], order[facts.val_samples :]
-        return Splits(
-            ArrayDataset(images[train], labels[train]),
-            ArrayDataset(images[val], labels[val]),
-            *normalisation(self.options, MEAN, STD),
-        )
+        val, test, train = order.split([facts.val_samples, facts.test_samples, facts.train_samples])
+        learnt, held, tested = (ArrayDataset(images[part], labels[part]) for part in (train, val, test))
+        return Splits(learnt, held, *normalisation(self.options, MEAN, STD), tested if len(test) else None)
 
     sees_pictures = True
 

@@ -30,8 +30,12 @@ SITE = Site(
         File("setid.mat", 14989, "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd"),
     ),
 )  # fmt: skip
-PARTS = {"trnid": (("trnid",), "valid"), "tstid": (("tstid",), "valid"), "trnid+valid": (("trnid", "valid"), "tstid")}
-"""data.train_split -> setid.mat's lists that are trained on, and the one for validation."""
+PARTS = {
+    "trnid": (("trnid",), "valid", "tstid"),
+    "tstid": (("tstid",), "valid", "trnid"),
+    "trnid+valid": (("trnid", "valid"), "tstid", ""),
+}
+"""data.train_split -> setid.mat's lists that are trained on, the one for validation, and the one for the test ('': none is left)."""
 SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
@@ -58,7 +62,7 @@ class DrawnFlowers(ImageSource):
         self._draw(progress)
         return super().prepare(facts, progress)
 
-    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+    def listings(self, facts: Facts) -> tuple[Listing, ...]:
         root = drawn_folder(**self._drawing())
         classes = class_folders(root / "train")
         limits = Limits.of(self.options)
@@ -128,8 +132,8 @@ class Flowers102(DrawnFlowers):
 
     def facts(self, global_batch_size: int) -> Facts:
         if self._present():
-            train, val = listings = self._real()
-            facts = Facts(f"{SITE.name} in {self.options.root}", "real", len(train), len(val), self.shape(), CLASSES, slow=True)  # fmt: skip
+            listings = self._real()
+            facts = self._facts(f"{SITE.name} in {self.options.root}", "real", *map(len, listings))
             return self.sized(replace(facts, attention=self._shuffled()), listings)
         partial = self._folder()
         if partial.is_dir() and not self.options.download:
@@ -140,9 +144,15 @@ class Flowers102(DrawnFlowers):
             )
         if reason := absent(self.options, SITE, partial):
             return self._instead(reason)
-        trained, held_out = PARTS[self.options.train_split]
+        trained, held_out, test = PARTS[self.options.train_split]
         samples = sum(SIZES[name] for name in trained)
-        return self.sized(Facts(f"{SITE.name}, to be downloaded into {self.options.root}", "download", samples, SIZES[held_out], self.shape(), CLASSES, slow=True))  # fmt: skip
+        where = f"{SITE.name}, to be downloaded into {self.options.root}"
+        return self.sized(self._facts(where, "download", samples, SIZES[held_out], SIZES.get(test, 0)))
+
+    def _facts(self, source: str, kind: str, train: int, val: int, test: int = 0) -> Facts:
+        trained, held_out, left = PARTS[self.options.train_split]
+        lists = f"trained on {' and '.join(trained)}, validated on {held_out}" + (f", tested on {left}" if test else "")
+        return Facts(source, kind, train, val, self.shape(), CLASSES, slow=True, test_samples=test, splits=lists)
 
     def _instead(self, reason: str) -> Facts:
         split = self.options.train_split
@@ -174,31 +184,31 @@ class Flowers102(DrawnFlowers):
         real = self.facts(0)
         return real if real.kind == "real" else self._instead("the download is incomplete")
 
-    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+    def listings(self, facts: Facts) -> tuple[Listing, ...]:
         if facts.kind == "download":
             raise FileNotFoundError(errno.ENOENT, "is still to be downloaded", str(self._folder()))
         if facts.kind == "embedded":
             return super().listings(facts)
-        train, val = self._real()
-        return self._ordered(train, facts.kind), val
+        train, *others = self._real()
+        return self._ordered(train, facts.kind), *others
 
-    def _real(self) -> tuple[Listing, Listing]:
-        """The set's own lists of images and labels.
+    def _real(self) -> tuple[Listing, ...]:
+        """The set's own lists of images and labels: of training, validation, and test where a list is left.
 
         Raises:
             UserError: one is damaged, or they do not fit one another.
         """
         labels = self._lists("imagelabels.mat", "labels")[0]
-        trained, held_out = PARTS[self.options.train_split]
+        trained, held_out, left = PARTS[self.options.train_split]
         *lists, val = self._lists("setid.mat", *trained, held_out)
-        numbers = [np.concatenate(lists), val]
+        numbers = [np.concatenate(lists), val, *(self._lists("setid.mat", left) if left else ())]
         wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
         if len(wrong):
             raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
         for listed in numbers:
             if not len(listed) or listed.min() < 1 or listed.max() > len(labels):
                 raise self._wrong(f"setid.mat lists images that imagelabels.mat does not have, which has {len(labels)}")
-        return self._listed(numbers[0], labels), self._listed(numbers[1], labels)
+        return tuple(self._listed(listed, labels) for listed in numbers)
 
     def _lists(self, file: str, *names: str) -> list[np.ndarray]:
         """The whole numbers of these names in a file.

@@ -11,7 +11,7 @@ from trainer.data.images.folder_layout import FolderLayout, depth_said, folder_l
 from trainer.data.images.image_files import EXTENSIONS
 from trainer.data.images.listing import Listing, folder_of_classes
 from trainer.data.images.source import ImageSource
-from trainer.data.images.split_checks import attention, refuse_untrained
+from trainer.data.images.split_checks import attention, refuse_untrained, tested
 from trainer.data.limits import Limits
 from trainer.data.source import Facts
 from trainer.errors import UserError
@@ -34,33 +34,47 @@ class ImageFolder(ImageSource):
         if self.options.val and not (root / self.options.val).is_dir():
             raise _no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
         layout = self._layout()
-        train, val = self._found()
-        for split, listing in (("training", train), ("validation", val)):
+        train, val, *rest = listings = self._found()
+        for split, listing in zip(("training", "validation", "test"), listings, strict=False):
             if listing.missing and self.options.on_bad == "error":
                 raise UserError(f"data.root={root}", f"{len(listing.missing)} of its {split} images {'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
             if not len(listing):
                 raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)}){''.join(f'. {said}' for said in listing.said)}")  # fmt: skip
         source = f"images in {one_line(str(root))}"
-        facts = Facts(source, "folder", len(train), len(val), self.shape(), len(layout.classes), slow=True)
+        facts = Facts(
+            source, "folder", len(train), len(val), self.shape(), len(layout.classes), slow=True,
+            test_samples=sum(map(len, rest)), splits=self._held_out(layout),
+        )  # fmt: skip
         names = self.class_names(facts)
         refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
-        facts = replace(facts, attention=attention(train, val, names, [*layout.said, *depth_said(layout, train.files)]))
-        return self.sized(facts, (train, val))
+        leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
+        said = [*layout.said, *depth_said(layout, train.files), *([facts.splits] if layout.test and not layout.val else []), *filter(None, [leaks])]
+        facts = replace(facts, attention=attention(train, val, names, said))
+        return self.sized(facts, listings)
 
-    def listings(self, facts: Facts) -> tuple[Listing, Listing]:
+    def listings(self, facts: Facts) -> tuple[Listing, ...]:
         return self._found()
 
     def _layout(self) -> FolderLayout:
         return folder_layout(Path(self.options.root), self.options.val)
 
-    def _found(self) -> tuple[Listing, Listing]:
+    def _held_out(self, layout: FolderLayout) -> str:
+        """What is said of validation images that are a part of the training images; empty: they have a folder."""
+        if layout.val is not None:
+            return ""
+        options = self.options
+        return f"validation is {options.val_fraction:g} of each class in {one_line(str(layout.train))} (data.val_fraction), held out by data.split_seed={options.split_seed}"  # fmt: skip
+
+    def _found(self) -> tuple[Listing, ...]:
         layout, limits = self._layout(), Limits.of(self.options)
         classes = list(layout.classes)
-        train = replace(folder_of_classes(layout.train, classes, limits), root=self.options.root)
-        val = layout.val or layout.test
-        if val is not None:
-            return train, replace(folder_of_classes(val, classes, limits), root=self.options.root)
-        return train.split(self.options.val_fraction, self.options.split_seed)
+        train, val, test = (
+            None if place is None else replace(folder_of_classes(place, classes, limits), root=self.options.root)
+            for place in (layout.train, layout.val, layout.test)
+        )
+        assert train is not None
+        learnt = (train, val) if val is not None else train.split(self.options.val_fraction, self.options.split_seed)
+        return learnt if test is None else (*learnt, test)
 
     def class_names(self, facts: Facts) -> list[str]:
         """The names of the classes, which are those of their folders."""

@@ -53,7 +53,7 @@ class Mnist(ArraySource):
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
         kept = self.kept(kind, sum(counts), SIDE, SIDE)
-        return Facts(source, kind, counts[0], counts[1], (1, SIDE, SIDE), CLASSES, stand_in, cache=kept)
+        return self.divided(Facts(source, kind, counts[0], counts[1], (1, SIDE, SIDE), CLASSES, stand_in, cache=kept))  # fmt: skip
 
     def _instead(self, reason: str) -> Facts:
         return self._facts(

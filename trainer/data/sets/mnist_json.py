@@ -23,6 +23,7 @@ from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError, first_line
 
 SPLITS = ("train", "valid", "eval")
+TEST = "eval"
 SIDE, PIXELS, CLASSES = 28, 784, 10
 TELL_EVERY = 1000
 KIND = "mnist-json-2"
@@ -49,7 +50,8 @@ class MnistJson(DataSource):
             if not counts.get(split):
                 raise UserError(f"data.path={self.options.path}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
         kept = f"{4 * PIXELS * sum(counts.values()) / 2**20:.0f} MiB of arrays, mapped by all workers ({self._place()})"
-        return Facts(f"MNIST in {self.options.path}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept)  # fmt: skip
+        test = counts[TEST] if val != TEST else 0
+        return Facts(f"MNIST in {self.options.path}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept, test_samples=test)  # fmt: skip
 
     def _counted(self) -> dict[str, int]:
         counts = dict.fromkeys(SPLITS, 0)
@@ -77,11 +79,12 @@ class MnistJson(DataSource):
         from trainer.data.arrays.tensors import ArrayDataset
 
         sets = []
-        for split in ("train", self.options.val_split):
+        for split in ("train", self.options.val_split, *([TEST] if facts.test_samples else [])):
             images, labels = mapped(self._place(), split)
             rows = f"{Path(self.options.path).name}, part {split}"
             sets.append(ArrayDataset(torch.from_numpy(images), torch.from_numpy(labels), rows))
-        return Splits(sets[0], sets[1])  # the numbers as they are: the file decides on their range
+        # the numbers as they are: the file decides on their range
+        return Splits(sets[0], sets[1], test=sets[2] if facts.test_samples else None)
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
         """Return that images are not preprocessed: the file's numbers are the inputs."""
