@@ -25,7 +25,7 @@ NO_UNIT = {
     "lr", "weight_decay", "momentum", "eps", "clip_norm", "clip_value", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
     "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
     "power", "min_delta",  # an exponent; in units of the metric
-    "val_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
+    "val_fraction", "test_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
     "epsilon",
     "decay", "alpha", "rise",  # further shares
     "randaugment_magnitude", "mixup", "cutmix",  # strengths

@@ -119,7 +119,9 @@ def _dataset(plan: Plan, digest: str) -> dict[str, str]:
         name, source, size = read.input, {"source": os.path.abspath(read.input), "kind": f"{read.each}s"}, {"samples": read.samples}  # fmt: skip
     else:
         name, source = facts.source, {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
-        size = {k: getattr(facts, k) for k in ("train_samples", "val_samples", "test_samples", "classes", "shape", "task")}
+        size = {
+            k: getattr(facts, k) for k in ("train_samples", "val_samples", "test_samples", "classes", "shape", "task")
+        }
     return {
         "name": name[:500],
         "digest": digest,

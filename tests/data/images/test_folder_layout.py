@@ -61,7 +61,10 @@ def test_splits_are_never_classes(tmp_path: Path, names: str, per_class: int) ->
         classes(tmp_path / other, "cat", "dog", count=1)
     found = facts(tmp_path)
     assert source(tmp_path).class_names(found) == ["cat", "dog"]
-    assert (found.train_samples, found.val_samples) == (8, 2 * per_class)
+    tested = names.split()[1].lower() in ("test", "test_set", "holdout", "seg_test")
+    held_out = (6, 2, 2 * per_class) if tested else (8, 2 * per_class, 2 * len(others))
+    assert (found.train_samples, found.val_samples, found.test_samples) == held_out
+    assert ("data.val_fraction" in found.attention) == tested
 
 
 def test_a_class_may_be_called_like_a_split(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ class FlowersData(ImagesData):
 
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
     order: str = key("listed", "order of the training images: of the official list, or as in 102flowers.tgz beside them", choices=("listed", "archive"))  # fmt: skip
-    train_split: str = key("trnid", "official lists to train on; validation is valid, and with trnid+valid tstid; the test is the list that is left", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
+    train_split: str = key("trnid", "lists to train on; validation is valid, with trnid+valid tstid; the test is the one left", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
 
 
 @dataclass
@@ -163,7 +163,7 @@ class ArraysData(AugmentedData):
 
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
     pad_crop: int = key(0, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024)  # fmt: skip
-    val_fraction: Optional[float] = key(None, "share of the training images held out for validation; the set's test images are the test then (null: these are the validation, as in the reference)", gt=0, le=0.9, example=0.1)  # fmt: skip
+    val_fraction: Optional[float] = key(None, "share of the training images held out for validation (null: it is on the set's test images)", gt=0, le=0.9, example=0.1)  # fmt: skip
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")

@@ -142,8 +142,8 @@ class Criteo(RowFiles):
             rows = {**first_rows.estimate(first, files, parts), **rows}
         far = spans.far_from(first.integers, self._spans(facts)) if self._are_known(facts) else ""
         odd = filter(None, (other_names(options.path, options.val_path), far))
-        sizes = {f"{name}_samples": rows[name] for name in files}
-        return replace(facts, **sizes, attention="; ".join(odd))
+        train, val, test = rows["train"], rows["val"], rows.get("test", 0)
+        return replace(facts, train_samples=train, val_samples=val, test_samples=test, attention="; ".join(odd))
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Measure the spans of the integers where they are ``auto``, then convert the text.

@@ -201,7 +201,7 @@ class Flowers102(DrawnFlowers):
         labels = self._lists("imagelabels.mat", "labels")[0]
         trained, held_out, left = PARTS[self.options.train_split]
         *lists, val = self._lists("setid.mat", *trained, held_out)
-        numbers = [np.concatenate(lists), val, *(self._lists("setid.mat", left) if left else ())]
+        numbers = [np.concatenate(lists), val, *(self._lists("setid.mat", left) if left and self._has(left) else ())]
         wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
         if len(wrong):
             raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
@@ -209,6 +209,11 @@ class Flowers102(DrawnFlowers):
             if not len(listed) or listed.min() < 1 or listed.max() > len(labels):
                 raise self._wrong(f"setid.mat lists images that imagelabels.mat does not have, which has {len(labels)}")
         return tuple(self._listed(listed, labels) for listed in numbers)
+
+    def _has(self, name: str) -> bool:
+        """Whether ``setid.mat``, which is whole, has this list."""
+        limits = Limits.of(self.options)
+        return name in arrays(read_regular(self._folder() / "setid.mat", limits), limits.file_bytes)
 
     def _lists(self, file: str, *names: str) -> list[np.ndarray]:
         """The whole numbers of these names in a file.

@@ -48,7 +48,12 @@ class ImageFolder(ImageSource):
         names = self.class_names(facts)
         refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
         leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
-        said = [*layout.said, *depth_said(layout, train.files), *([facts.splits] if layout.test and not layout.val else []), *filter(None, [leaks])]
+        said = [
+            *layout.said,
+            *depth_said(layout, train.files),
+            *([facts.splits] if layout.test and not layout.val else []),
+            *filter(None, [leaks]),
+        ]
         facts = replace(facts, attention=attention(train, val, names, said))
         return self.sized(facts, listings)
 

@@ -1,0 +1,120 @@
+"""Test samples are measured once, at the end, each exactly once, with the weights of the best model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_model
+from sklearn import metrics as truth
+
+import trainer as package
+from tests.runs import points, read, trainer
+from trainer.data.sets.digits import MEAN, STD, Digits
+from trainer.data.source import Splits
+from trainer.errors import UserError
+from trainer.models.lenet import LeNet
+
+TESTED = ["+recipe=digits_lenet", "tracking=none", "data.test_fraction=0.1"]
+NAMES = {"test/loss", "test/acc1", "test/acc5", "test/f1"}
+
+
+def splits() -> Splits:
+    source = Digits(val_fraction=0.2, test_fraction=0.1, split_seed=0)
+    return source.open(source.facts(1))
+
+
+@torch.no_grad()
+def measured(weights: Path) -> dict[str, float]:
+    """What torch and scikit-learn say of these weights on the test samples."""
+    test: Any = splits().test
+    model = LeNet(10, 1, 8)
+    load_model(model, str(weights))
+    scores = model.eval()((test.inputs - MEAN[0]) / STD[0])
+    labels, guesses = test.labels.numpy(), scores.argmax(1).numpy()
+    loss = torch.nn.functional.cross_entropy(scores, test.labels).item()
+    return {"test/loss": loss, "test/acc1": truth.accuracy_score(labels, guesses), "test/f1": truth.f1_score(labels, guesses, average="macro")}  # fmt: skip
+
+
+def assert_of(found: dict[str, float], weights: Path) -> None:
+    assert {name for name in found if name.startswith("test/")} == NAMES
+    for name, value in measured(weights).items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_the_three_parts_of_the_digits_share_no_sample() -> None:
+    whole, usual = splits(), Digits(val_fraction=0.2, split_seed=0)
+    val: Any = usual.open(usual.facts(1)).val
+    assert torch.equal(val.inputs, whole.val.inputs), "the validation samples stay the same"  # type: ignore[union-attr]
+    parts: list[Any] = [whole.train, whole.val, whole.test]
+    assert [len(part) for part in parts] == [1258, 359, 180]
+    rows = np.concatenate([part.inputs.flatten(1).numpy() for part in parts])
+    assert len(np.unique(rows, axis=0)) == 1797
+
+
+@pytest.fixture(scope="module")
+def falling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose best model is not its last one: its learning rate is far too high in the end."""
+    folder = tmp_path_factory.mktemp("tested") / "run"
+    wild = ["scheduler=constant", "optimizer.lr=0.8", "limit_train_batches=4", "seed=3"]
+    package.run([*TESTED, "epochs=4", *wild, f"hydra.run.dir={folder}"])
+    return folder
+
+
+def test_the_best_model_is_tested_once(falling: Path) -> None:
+    result = read(falling / "result.json")
+    assert result["best_step"] < result["steps"], "another one is the last"
+    assert_of(result["metrics"], falling / "checkpoints" / "best.safetensors")
+    assert len(points(falling, "test/acc1")) == 1
+    assert "the best model, of update" in (falling / "workerlog.0").read_text()
+
+
+def test_eval_measures_the_split_that_it_is_told(falling: Path, tmp_path: Path) -> None:
+    best = f"weights={falling}/checkpoints/best.safetensors"
+    result = package.run([*TESTED, "mode=eval", "eval.split=test", best, f"hydra.run.dir={tmp_path}/test"])
+    assert result.metrics == {k: v for k, v in read(falling / "result.json")["metrics"].items() if k in NAMES}
+    assert result.samples == 180 and (tmp_path / "test" / "per_class.csv").exists()
+    result = package.run([*TESTED, "mode=eval", best, f"hydra.run.dir={tmp_path}/val"])
+    assert result.samples == 359 and not NAMES & set(result.metrics)
+    with pytest.raises(UserError, match=r"eval\.split=test: scikit-learn's handwritten digits has no test samples"):
+        package.run([*TESTED[:2], "mode=eval", "eval.split=test", best])
+    with pytest.raises(UserError, match=r"eval\.split=test: mode=train does not take it"):
+        package.run([*TESTED, "eval.split=test"])
+
+
+def test_without_validations_the_model_at_the_end_is_tested_and_with_test_false_none(tmp_path: Path) -> None:
+    short = [*TESTED, "max_steps=3", "validation=false"]
+    result = package.run([*short, f"hydra.run.dir={tmp_path}/run"])
+    assert_of(result.metrics, tmp_path / "run" / "model.safetensors")
+    result = package.run([*short, "test=false", f"hydra.run.dir={tmp_path}/none"])
+    assert not NAMES & set(result.metrics)
+
+
+def test_a_run_that_goes_on_after_its_last_update_is_tested_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first life is broken between the last update and the test."""
+    run = [*TESTED, "max_steps=30", "ema.decay=0.9", "best.metric=val_ema/acc1", f"hydra.run.dir={tmp_path}/run"]
+
+    def broken(*args: Any) -> None:
+        raise OSError("as if the host were gone")
+
+    monkeypatch.setattr("trainer.worker.train.test", broken)
+    with pytest.raises(Exception, match="as if the host were gone"):
+        package.run(run)
+    assert not points(tmp_path / "run", "test/acc1")
+    monkeypatch.undo()
+    result = package.run([*run, "resume=auto"])
+    assert_of(result.metrics, tmp_path / "run" / "checkpoints" / "best.safetensors")
+    assert len(points(tmp_path / "run", "test/acc1")) == 1 and result.steps == 30
+
+
+@pytest.mark.parametrize("strategy", ["collective", "pserver_async"])
+def test_several_workers_test_each_sample_exactly_once(tmp_path: Path, strategy: str) -> None:
+    done = trainer(*TESTED, f"strategy={strategy}", "launch.workers=2", "epochs=1", "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_of(read(tmp_path / "run" / "result.json")["metrics"], tmp_path / "run" / "checkpoints" / "best.safetensors")
+    assert len(points(tmp_path / "run", "test/acc1")) == 1 and "test/acc1" in done.stdout
