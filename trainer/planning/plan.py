@@ -273,7 +273,6 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lr_factor=checked.lr_factor,
         update_batch=checked.update_batch,
         best=best_metric(config, facts.task) if config.validation else "",
-        tests=_tests(config, facts),
         parameters=model.parameters,
         facts=facts,
         preprocessing=checked.source.image_preprocessing(facts),
@@ -319,15 +318,12 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
 
 
 def _of_weights(checked: Checked) -> dict[str, Any]:
-    """Parts of the plan that only mode=eval and mode=predict have: the weights, their classes, and what is predicted."""
+    """What is measured or predicted besides: with which weights and classes in mode=eval and predict, the test in a training."""
     config, told = checked.config, checked.config.predict
     each = "image" if checked.sees_pictures else "row"
     predict = Predicted(str(told.input), checked.samples, each, told.output) if config.mode == "predict" else None
-    return {"weights": config.weights or "", "labels": list(checked.classes.labels), "predict": predict}
-
-
-def _tests(config: RunConfig, facts: Facts) -> bool:
-    return config.mode == "train" and config.test and bool(facts.test_samples)
+    tests = config.mode == "train" and config.test and bool(checked.facts.test_samples)
+    return {"weights": config.weights or "", "labels": [*checked.classes.labels], "predict": predict, "tests": tests}
 
 
 def _length(checked: Checked) -> tuple[int, int, int]:
