@@ -376,18 +376,15 @@ def _count_batches(config: RunConfig, samples: int, batch_size: int, workers: in
 def _meeting_address(launch: schema.LaunchConfig) -> str:
     """The address where the run's processes meet; a placeholder if the first host has no name yet."""
     address = str(launch.master_addr)
-    return (
-        UNSAID if launch.nnodes > 1 and launch.role is None and address == schema.LaunchConfig.master_addr else address
-    )
+    unsaid = launch.nnodes > 1 and launch.role is None and address == schema.LaunchConfig.master_addr
+    return UNSAID if unsaid else address
 
 
 def _endpoint(launch: schema.LaunchConfig) -> str:
     """Where the processes meet, on one host or between hosts."""
-    return (
-        with_port(_meeting_address(launch), launch.master_port)
-        if launch.nnodes > 1
-        else "a folder that no other user can enter"
-    )
+    if launch.nnodes > 1:
+        return with_port(_meeting_address(launch), launch.master_port)
+    return "a folder that no other user can enter"
 
 
 def _environment(launch: schema.LaunchConfig, role: str, processes: Sequence[Process]) -> dict[str, str]:
