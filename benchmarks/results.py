@@ -38,7 +38,16 @@ PROOFS = (
     Proof("digits", ("+recipe=digits_lenet", "data.global_batch_size=32", "data.batch_size=null"), 8, 10),
     Proof(
         "flowers",
-        ("+recipe=resnet50_flowers_demo", "data.global_batch_size=32", "data.batch_size=null", "epochs=8"),
+        (
+            "+recipe=resnet50_flowers",
+            "data=embedded_flowers",
+            "data.image_size=64",
+            "optimizer.lr=0.02",
+            "scheduler.warmup_epochs=1",
+            "data.global_batch_size=32",
+            "data.batch_size=null",
+            "epochs=8",
+        ),
         16,
         102,
     ),

@@ -45,7 +45,7 @@ def test_the_set_has_the_layout_counts_and_sizes_promised() -> None:
     assert not draw.is_drawn(**SMALL)
     root = draw.draw(**SMALL)
     assert root == draw.folder(**SMALL) and draw.is_drawn(**SMALL)
-    expected = {f"{s}/{c:03d}/{i:02d}.jpg" for s in ("train", "val") for c in range(6) for i in range(2)}
+    expected = {f"{s}/{c:03d}/{i:02d}.jpg" for s in ("train", "val") for c in range(0, 102, 17) for i in range(2)}
     assert set(contents(root)) == expected
     for content in contents(root).values():
         with Image.open(io.BytesIO(content)) as picture:
@@ -62,12 +62,12 @@ def test_the_same_bytes_come_from_any_number_of_processes(cache: Path, monkeypat
 
 def test_a_picture_depends_on_seed_split_class_and_index_alone() -> None:
     root = draw.draw(**SMALL)
-    label, index = 4, 1
+    label, index = 68, 1  # the fifth of six classes
     for split, name in enumerate(("train", "val")):  # drawn here on its own, out of order
         rng = np.random.default_rng([draw.VERSION, 0, split, label, index])
         buffer = io.BytesIO()
         paint(species()[label], 96, rng).save(buffer, "JPEG", quality=88)
-        assert (root / name / "004" / "01.jpg").read_bytes() == buffer.getvalue()
+        assert (root / name / "068" / "01.jpg").read_bytes() == buffer.getvalue()
 
 
 def test_no_two_pictures_are_the_same() -> None:
@@ -204,3 +204,17 @@ def test_the_mean_colour_does_not_tell_the_class() -> None:
     model = linear.LogisticRegression(max_iter=500).fit((train_x - middle) / spread, train_y)
     # Chance is 0.01, a small ResNet reaches 0.15 and more, and a colour that each class adds, of half the spread, 0.07.
     assert model.score((val_x - middle) / spread, val_y) < 0.045
+
+
+def test_fewer_classes_are_different_families_and_their_pictures_those_of_the_whole_set() -> None:
+    few = draw.draw(per_class=1, size=32, classes=34, processes=1)
+    names = sorted(path.name for path in (few / "val").iterdir())
+    assert names == [f"{number:03d}" for number in range(0, 102, 3)]  # a family has three neighbours
+    kinds = species()
+    first, other = kinds[0], kinds[3]
+    traits = ("colour", "shape", "petals", "pattern", "centre", "layers")
+    assert sum(getattr(first, trait) != getattr(other, trait) for trait in traits) > 1
+    assert class_names(34) == class_names()[::3]
+    fewer = draw.draw(per_class=1, size=32, classes=17, processes=1)
+    shared = {"train/000/00.jpg", "val/096/00.jpg"}
+    assert all((few / path).read_bytes() == (fewer / path).read_bytes() for path in shared)

@@ -127,7 +127,9 @@ class EmbeddedFlowersData(FlowersData):
 
     _target_: str = key("trainer.data.sets.flowers.EmbeddedFlowers", "class, a trainer.data.source.DataSource")
     draw_seed: int = key(0, "seed of the drawing", ge=0, le=LONG)
-    per_class: int = key(10, "images per class and split", "images", ge=1, le=100_000)
+    per_class: int = key(10, "images per class and split", "images", ge=1, le=10_000)
+    drawn_size: int = key(500, "shorter side of the drawn images", "pixels", ge=16, le=4096)
+    num_classes: Optional[int] = key(102, "number of classes; below 102 as many different ones are drawn", "classes", ge=1, le=10_000_000)  # fmt: skip
 
 
 @dataclass

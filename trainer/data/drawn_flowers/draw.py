@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainer.data.drawn_flowers.species import CLASSES, VERSION
+from trainer.data.drawn_flowers.species import CLASSES, VERSION, chosen
 from trainer.data.drawn_flowers.worker import SPLITS, Job
 from trainer.data.prepared import MARKER, beside, cache_root, known, locked
 
@@ -25,7 +25,7 @@ _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs mor
 def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> Path:
     """The cache folder for the flowers drawn with these parameters, whether or not they exist."""
     name = f"v{VERSION}-seed{seed}-{per_class}x{size}px"
-    return cache_root() / "drawn-flowers" / (name if classes == CLASSES else f"{name}-first{classes}")
+    return cache_root() / "drawn-flowers" / (name if classes == CLASSES else f"{name}-{classes}classes")
 
 
 def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
@@ -43,7 +43,8 @@ def draw(
 ) -> Path:
     """Draw all flowers with these parameters unless they exist; returns their folder.
 
-    `per_class` pictures for each of the first `classes` classes in each of train and val, shorter side `size` pixels.
+    `per_class` pictures for each of `classes` classes (`species.chosen`) in each of train and val, shorter side `size`
+    pixels. A picture of a class is the same whatever the number of classes is.
     The same arguments give the same bytes whatever `processes` is (default: one for each usable core, at most 16).
     `on_progress(done, total)` counts pictures, from the calling thread; it is not called when the set is there already
     or another process has drawn it while this one waited.
@@ -100,8 +101,8 @@ def _draw_in_place(
     with beside(target) as part:
         jobs = [Job(str(part), seed, per_class, size, classes, n, workers, parent=os.getpid()) for n in range(workers)]
         for split in SPLITS:
-            for label in range(classes):
-                (part / split / f"{label:03d}").mkdir(parents=True)
+            for number in chosen(classes):
+                (part / split / f"{number:03d}").mkdir(parents=True)
         _run(jobs, total, on_progress)
         marker = {"version": VERSION, "seed": seed, "per_class": per_class, "size": size, "classes": classes}
         with _naming(part / MARKER):

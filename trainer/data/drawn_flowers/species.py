@@ -129,6 +129,15 @@ def species() -> list[Species]:
     ]
 
 
-def class_names() -> list[str]:
-    """The readable, distinct names of the 102 flower classes, in the order of the labels."""
-    return [kind.name for kind in species()]
+def chosen(classes: int) -> list[int]:
+    """The numbers of the species of a set of ``classes`` classes (1 to 102), spread evenly over all species.
+
+    Up to 34 classes are of different families, so they differ in more than one trait.
+    """
+    return [label * CLASSES // classes for label in range(classes)]
+
+
+def class_names(classes: int = CLASSES) -> list[str]:
+    """The readable, distinct names of a set's flower classes, in the order of the labels."""
+    kinds = species()
+    return [kinds[number].name for number in chosen(classes)]

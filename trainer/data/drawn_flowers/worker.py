@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.data.drawn_flowers.species import VERSION, species
+from trainer.data.drawn_flowers.species import VERSION, chosen, species
 
 SPLITS = ("train", "val")
 
@@ -36,16 +36,17 @@ class Job:
         return [sys.executable, "-m", "trainer.data.drawn_flowers.worker", json.dumps(asdict(self))]
 
     def pictures(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the share's pictures as (split, class, index), in the order of drawing."""
-        for number in range(self.worker, len(SPLITS) * self.classes * self.per_class, self.workers):
-            split_and_class, index = divmod(number, self.per_class)
+        """Yield the share's pictures as (split, number of the species, index), in the order of drawing."""
+        numbers = chosen(self.classes)
+        for picture in range(self.worker, len(SPLITS) * self.classes * self.per_class, self.workers):
+            split_and_class, index = divmod(picture, self.per_class)
             split, label = divmod(split_and_class, self.classes)
-            yield split, label, index
+            yield split, numbers[label], index
 
 
-def _picture_path(folder: Path, split: int, label: int, index: int) -> Path:
+def _picture_path(folder: Path, split: int, number: int, index: int) -> Path:
     """The path of one drawn flower picture, in the folder layout of torchvision's ImageFolder."""
-    return folder / SPLITS[split] / f"{label:03d}" / f"{index:02d}.jpg"
+    return folder / SPLITS[split] / f"{number:03d}" / f"{index:02d}.jpg"
 
 
 def _draw(job: Job) -> None:
@@ -54,13 +55,13 @@ def _draw(job: Job) -> None:
     from trainer.data.drawn_flowers.painter import jpeg, paint
 
     kinds = species()
-    for split, label, index in job.pictures():
+    for split, number, index in job.pictures():
         if os.getppid() != job.parent:
             raise SystemExit(3)
         # the generator depends on the picture alone, so neither order nor number of processes can show in it
-        rng = np.random.default_rng([VERSION, job.seed, split, label, index])
-        content = jpeg(paint(kinds[label], job.size, rng))
-        path = _picture_path(Path(job.folder), split, label, index)
+        rng = np.random.default_rng([VERSION, job.seed, split, number, index])
+        content = jpeg(paint(kinds[number], job.size, rng))
+        path = _picture_path(Path(job.folder), split, number, index)
         try:
             path.write_bytes(content)
         except OSError as error:

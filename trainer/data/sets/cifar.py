@@ -85,7 +85,7 @@ class Cifar10(ArraySource):
     def class_names(self, facts: Facts) -> list[str]:
         """The names of the ten classes."""
         if facts.kind == "embedded":
-            return class_names()[: DRAWN["classes"]]
+            return class_names(DRAWN["classes"])
         path = self._folder() / "batches.meta"
         names = _unpickled(path, Limits.of(self.options)).get("label_names")
         if (

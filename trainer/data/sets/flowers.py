@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import tarfile
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,31 +39,40 @@ PARTS = {
 SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """Parameters of a set of drawn flowers (``drawn_flowers.draw``)."""
+
+    seed: int
+    per_class: int
+    size: int  # of the shorter side, in pixels
+    classes: int = CLASSES
+
+
 class DrawnFlowers(ImageSource):
-    """Base class of data sources of 102 classes of drawn flowers in the user's cache, the same on every machine."""
+    """Base class of data sources of drawn flowers in the user's cache, the same on every machine."""
 
     options: FlowersData
 
     def class_names(self, facts: Facts) -> list[str]:
-        return class_names()
+        return class_names(self._drawing().classes)
 
     def fingerprint(self, facts: Facts) -> str:
-        return digest_of("drawn flowers", VERSION, self._drawing())
+        return digest_of("drawn flowers", VERSION, asdict(self._drawing()))
 
     def _embedded(self, stand_in: str) -> Facts:
         drawing = self._drawing()
-        is_drawn(**drawing)  # refused where another user could have put pictures there
-        _seed, per_class = drawing.values()
-        samples = CLASSES * per_class
-        facts = Facts("embedded drawn flowers", "embedded", samples, samples, self.shape(), CLASSES, stand_in, slow=True, attention=self._shuffled())  # fmt: skip
-        return self.sized(facts)
+        is_drawn(**asdict(drawing))  # refused where another user could have put pictures there
+        samples, name = drawing.classes * drawing.per_class, "embedded drawn flowers"
+        facts = Facts(name, "embedded", samples, samples, self.shape(), drawing.classes, stand_in, slow=True)
+        return self.sized(replace(facts, attention=self._shuffled()))
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         self._draw(progress)
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts) -> tuple[Listing, ...]:
-        root = drawn_folder(**self._drawing())
+        root = drawn_folder(**asdict(self._drawing()))
         classes = class_folders(root / "train")
         limits = Limits.of(self.options)
         train, val = (folder_of_classes(root / split, classes, limits) for split in ("train", "val"))
@@ -98,14 +107,13 @@ class DrawnFlowers(ImageSource):
             order = np.array(sorted(range(len(train)), key=lambda n: place.get(names[n], len(place))))
         return replace(train, file=train.file[order], spans=train.spans[order], labels=train.labels[order], names=[train.names[n] for n in order])  # fmt: skip
 
-    def _drawing(self) -> dict[str, int]:
-        return {"seed": EmbeddedFlowersData.draw_seed, "per_class": EmbeddedFlowersData.per_class}
+    def _drawing(self) -> Drawing:
+        return Drawing(EmbeddedFlowersData.draw_seed, EmbeddedFlowersData.per_class, EmbeddedFlowersData.drawn_size)
 
     def _draw(self, progress: Progress) -> None:
-        if not is_drawn(**self._drawing()):
-            draw(
-                **self._drawing(), on_progress=lambda done, total: progress("drawing the embedded flowers", done, total)
-            )
+        drawing = asdict(self._drawing())
+        if not is_drawn(**drawing):
+            draw(**drawing, on_progress=lambda done, total: progress("drawing the embedded flowers", done, total))
 
 
 class EmbeddedFlowers(DrawnFlowers):
@@ -119,8 +127,10 @@ class EmbeddedFlowers(DrawnFlowers):
             raise UserError(f"data.train_split={split}", "the drawn flowers have one part to train on and one for validation, not Oxford's three lists", f"data.train_split=trnid, or data=flowers102 data.train_split={split}")  # fmt: skip
         return self._embedded("")
 
-    def _drawing(self) -> dict[str, int]:
-        return {"seed": self.options.draw_seed, "per_class": self.options.per_class}
+    def _drawing(self) -> Drawing:
+        options = self.options
+        classes = min(options.num_classes or CLASSES, CLASSES)
+        return Drawing(options.draw_seed, options.per_class, options.drawn_size, classes)
 
 
 class Flowers102(DrawnFlowers):
