@@ -13,7 +13,7 @@ from trainer.run_folder.leftovers import check_reads, clear
 
 NAMES = (
     "metrics.jsonl", "result.json", "status.json", "status.1.json", "tracking.json", "lives.json", "curves.png", "servers.png", "plan.json",
-    "model.safetensors", "model_ema.safetensors", "model.json", "example.npz", "classes.json", "config.yaml", "workerlog.0",
+    "model.safetensors", "model_ema.safetensors", "model.json", "example.npz", "skeleton.pkl", "classes.json", "config.yaml", "workerlog.0",
     "workerlog.12", "serverlog.0", "server.1.json", "profile.0.json", "trace.0.json.gz", "predictions.csv", "confusion.png",
     "best_confusion.png", "per_class.csv", "mistakes.png", "best_mistakes.csv", "validation.last.npz",
     "checkpoints/best.safetensors", "checkpoints/persistables/server-0.safetensors", "checkpoints/persistables/COMPLETE",

@@ -22,6 +22,7 @@ from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.host import json_text
 from trainer.host.files import replacing
+from trainer.models import skeleton
 from trainer.terminal.screen import Screen
 from trainer.weights import checkpoint_weights
 from trainer.worker import example
@@ -60,7 +61,13 @@ def built(folder: Path, averaged: bool) -> nn.Module:
         UserError: they do not go together.
     """
     about = store.about(folder)
-    model: nn.Module = call_target(for_saved_weights(about.config.get("model", {})), "model")
+    if (bare := skeleton.of_run(folder.parent.parent)) is None:
+        model: nn.Module = call_target(for_saved_weights(about.config.get("model", {})), "model")
+    else:
+        try:
+            model = skeleton.built(bare)
+        except Exception as error:  # whatever importing the user's classes raises
+            raise UserError(str(folder.parent.parent / skeleton.FILE), f"cannot be built: {first_line(error)}", "the folder where the run was started, or PYTHONPATH=FOLDER of the model's module") from error  # fmt: skip
     values = checkpoint_weights.read(folder, averaged)
     own = model.state_dict(keep_vars=True)
     found = {id(own[name]): value for name, value in values.items() if name in own}

@@ -21,6 +21,8 @@ FETCHED: dict[str, dict[str, Any]] = {
     "torchvision": {"weights": None},
 }
 """Arguments by which others' models get weights that were trained before, with the values for none."""
+BUILT_ANYWHERE = ("trainer", *FETCHED)
+"""Packages whose models :func:`for_saved_weights` builds without fetching or reading weights."""
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
@@ -126,6 +128,14 @@ def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**node, "_target_": plain}
     fetched = FETCHED.get(target.replace(":", ".").partition(".")[0], {})
     return {**node, **{name: none for name, none in fetched.items() if name in node}}
+
+
+def needs_skeleton(node: Mapping[str, Any]) -> bool:
+    """Whether building the model again may fetch or read pretrained weights for all that is known: it is the user's own, or
+    of a package that :func:`for_saved_weights` does not know, and names no ``without_pretrained``."""
+    target = str(node["_target_"])
+    plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
+    return not isinstance(plain, str) and target.replace(":", ".").partition(".")[0] not in BUILT_ANYWHERE
 
 
 def locate(target: str, key: str = "_target_") -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer.errors import UserError
 
 WRITTEN = (
-    "*.json", "*.jsonl", "*.yaml", "*.png", "*.csv", "*.npz", "*.gz", "*.safetensors", "workerlog.*", "serverlog.*",
+    "*.json", "*.jsonl", "*.yaml", "*.png", "*.csv", "*.npz", "*.pkl", "*.gz", "*.safetensors", "workerlog.*", "serverlog.*",
     "checkpoints", "host.*", ".hydra", ".lock",
 )  # fmt: skip
 """What a run or a sweep leaves: a link of another name is the user's own business."""

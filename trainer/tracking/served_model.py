@@ -17,6 +17,7 @@ import torch
 from trainer.config.instantiate import call_target
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
+from trainer.models.skeleton import built
 from trainer.weights import fit
 
 
@@ -25,11 +26,12 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
     Inputs are as in training, before normalisation."""
 
     def load_context(self, context: Any) -> None:
-        """Build the model from ``model.json`` and load ``model.safetensors`` into it."""
+        """Build the model from its skeleton or, without one, from ``model.json``; load ``model.safetensors`` into it."""
         spec = json.loads(Path(context.artifacts["spec"]).read_text())
         dtype = torch.float64 if spec["fp64"] else torch.float32
         cpu = torch.device("cpu")
-        module: torch.nn.Module = call_target(spec["model"], "model")
+        bare = context.artifacts.get("skeleton")
+        module = call_target(spec["model"], "model") if bare is None else built(Path(bare).read_bytes())
         tables = [m for m in module.modules() if any(p.is_meta for p in m.parameters(recurse=False))]
         for table in tables:  # rows without memory, until they are drawn or, here, read
             rows: Any = table.weight

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.config.instantiate import call_target
+from trainer.config import redact
+from trainer.config.instantiate import call_target, needs_skeleton
+from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import EarlyStopConfig
 from trainer.data.augment.mixing import Mixing
@@ -37,6 +39,7 @@ from trainer.metrics.classification import Classification
 from trainer.metrics.contract import Objective
 from trainer.metrics.criterion import BALANCED, Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
+from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
@@ -47,7 +50,7 @@ from trainer.wording import some
 from trainer.worker.best_model import keep_best
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
-from trainer.worker.model import Updaters, arithmetic, build_model
+from trainer.worker.model import Updaters, arithmetic, construct, prepared
 from trainer.worker.nonfinite import KINDS
 from trainer.worker.settings import seed_all
 from trainer.worker.user_strategy import check_abilities, check_set_up
@@ -59,7 +62,10 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     """Build the :class:`Training` of a worker from the finished config: model, strategy, feed, task and the rest."""
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
-    model = build_model(config, plan, device)
+    model = construct(config)
+    own = config.mode == "train" and needs_skeleton(config.model)
+    bare = skeleton(model, values(config.plain()) | redact.HERE.values) if own else None
+    model = prepared(model, config, plan, device)
     if config.compile:
         model.compile(backend=config.execution.compile_backend)
     forward = strategy.setup(model, Updaters(config, plan))
@@ -85,6 +91,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
         own=OwnMetrics(config.metrics, device),
         compiling=", compiling the model" if config.compile else "",
+        skeleton=bare,
         guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
     )
     return _following(run, config, plan, seat) if plan.mode == "train" else run

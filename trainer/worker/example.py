@@ -1,4 +1,4 @@
-"""Writes what a trained model needs to be used elsewhere: model.json (how to build and feed it) and one sample."""
+"""Writes what a trained model needs to be used elsewhere: model.json (how to build and feed it), skeleton and one sample."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from trainer.config.instantiate import locate
 from trainer.data.batch_inputs import Inputs
 from trainer.data.placement import Placement
 from trainer.host import files, json_text
+from trainer.models import skeleton
 from trainer.run_folder.json_files import leave
 
 SPEC, SAMPLE = "model.json", "example.npz"
@@ -39,6 +40,18 @@ def keep(
     with files.replacing(run_dir / SAMPLE) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)
     leave(run_dir / SPEC, spec, private=True)
+
+
+def keep_skeleton(run_dir: Path, content: bytes | None) -> None:
+    """Write the skeleton of a model of the user's own, or remove that of an earlier life.
+
+    It comes before the first update: a checkpoint of a run that never ended is exported with it.
+    """
+    if content is None:
+        (run_dir / skeleton.FILE).unlink(missing_ok=True)
+        return
+    with files.replacing(run_dir / skeleton.FILE, files.PRIVATE) as part:
+        part.write_bytes(content)
 
 
 def sample(run_dir: Path) -> Any:

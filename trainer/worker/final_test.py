@@ -13,11 +13,12 @@ from trainer.checkpoint.store import BEST, CHECKPOINTS
 from trainer.config.instantiate import for_saved_weights
 from trainer.data.evaluated_split import TEST
 from trainer.metrics.best import TESTED
+from trainer.models.skeleton import built
 from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat, Strategy, Traits
 from trainer.weights import fit, tensor_files
 from trainer.worker.loop import Training, examined
-from trainer.worker.model import build_model
+from trainer.worker.model import construct, prepared
 
 PIECE = 1 << 20
 """Numbers of a tensor that workers of several hosts exchange at a time."""
@@ -73,7 +74,8 @@ def _best_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Module 
     if not run.strategy.agree(known):
         return None
     config = assignment.config.replaced("model", for_saved_weights(assignment.config.model))
-    model = build_model(config, replace(plan, traits=Traits()), torch.device(seat.device))  # with its tables
+    bare = construct(config) if run.skeleton is None else built(run.skeleton)
+    model = prepared(bare, config, replace(plan, traits=Traits()), torch.device(seat.device))  # with its tables
     if seat.size == seat.local_size:
         fit.load(path, model)
         return model

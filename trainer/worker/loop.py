@@ -87,6 +87,7 @@ class Training:
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
         compiling: what is said to be done in the first update, where that is long.
+        skeleton: of a model of the user's own, see :mod:`trainer.models.skeleton`; None: it is built again where it is needed.
         guard: what is done about numbers that are not finite.
         skipped, in_a_row: updates that were left out, and the last of them without another between.
         turns: the epochs whose batches come in another order, see :mod:`trainer.data.batch_reordering`.
@@ -120,6 +121,7 @@ class Training:
     closed: bool = False
     examined: dict[str, torch.Tensor] = field(default_factory=dict)
     compiling: str = ""
+    skeleton: bytes | None = None
     guard: Stop = field(default_factory=Stop)
     skipped: int = 0
     in_a_row: int = 0

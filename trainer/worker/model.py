@@ -31,8 +31,18 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
     """Build the model on the device, initialised from the seed, in the planned precision and memory format."""
+    return prepared(construct(config), config, plan, device)
+
+
+def construct(config: RunConfig) -> nn.Module:
+    """Call the config's model class or function, with the random numbers of the seed."""
     seed_all(config.seed)
     model: nn.Module = call_target(config.model, "model")
+    return model
+
+
+def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
+    """Prepare a model as its class built it: initialised, on the device, in the planned precision and memory format."""
     if config.model.get("_target_") in schema.STARTED and config.model.get("init") == "reference":
         draw(model)
     if config.model.get("zero_init_residual"):

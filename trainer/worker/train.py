@@ -64,6 +64,8 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """
     run_dir = Path(assignment.plan.run_dir)
     with at_work(seat, assignment) as run, _checkpoints(run, seat, assignment):
+        if seat.rank == 0:
+            example.keep_skeleton(run_dir, run.skeleton)
         if seat.returns:
             come_back(run, seat)
         elif assignment.resume:
