@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import shlex
 import socket
 import sqlite3
 import subprocess
@@ -16,6 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy
+from alembic.script import ScriptDirectory
+from mlflow.store.db.utils import _get_alembic_config, _get_latest_schema_revision
 
 from tests.cli.conftest import Run
 from tests.small_disk import small_disk
@@ -23,9 +27,10 @@ from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.folder_checks import check_folder
-from trainer.planning import tracking_store
+from trainer.planning import sqlite_store, tracking_store
 from trainer.planning.key_checks import check_name
-from trainer.planning.tracking_store import check_store, try_store
+from trainer.planning.sqlite_store import Experiment
+from trainer.planning.tracking_store import check_store, experiment_of, tracking_uri, try_store
 
 DIGITS = "+recipe=digits_lenet"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and changing the user need root")
@@ -167,7 +172,7 @@ def test_an_address_that_can_never_work_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.db").write_text("no database " * 100)
-    for name, version, stage in (("newer", "ffffffffffff", "active"), ("deleted", next(iter(tracking_store._revisions())), "deleted")):  # fmt: skip
+    for name, version, stage in (("newer", "ffffffffffff", "active"), ("deleted", next(iter(sqlite_store._revisions()[1])), "deleted")):  # fmt: skip
         with sqlite3.connect(tmp_path / f"{name}.db") as base:
             base.execute("CREATE TABLE alembic_version (version_num)")
             base.execute("INSERT INTO alembic_version VALUES (?)", (version,))
@@ -175,11 +180,11 @@ def test_an_address_that_can_never_work_is_refused(
             base.execute("INSERT INTO experiments VALUES ('digits', ?)", (stage,))
     before = {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()}
     with pytest.raises(UserError) as caught:
-        check_store(mlflow(uri), "digits")
+        check_store(mlflow(uri), Experiment("digits"))
     assert says in str(caught.value) and instead in caught.value.instead, str(caught.value)
     proposed = caught.value.instead.removeprefix("tracking.uri=").partition(" (")[0]
     if "folder" not in says and says != "was deleted":  # whose folder is still to be made
-        check_store(mlflow(proposed), "digits")
+        check_store(mlflow(proposed), Experiment("digits"))
     assert {p: p.read_bytes() for p in tmp_path.iterdir() if p.is_file()} == before
 
 
@@ -188,12 +193,80 @@ def test_addresses_that_work_or_may_are_taken(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "empty.db").touch()
     for uri in (None, "http://127.0.0.1:1", "https://user:word@host/mlflow", f"sqlite:///{tmp_path}/new.db", "sqlite:///new.db", "sqlite:///empty.db", "databricks", "databricks://profile"):  # fmt: skip
-        check_store(mlflow(uri), "digits")
+        check_store(mlflow(uri), Experiment("digits"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "foo://user:word@x")
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI=foo://.*@x") as caught:
-        check_store(mlflow(None), "digits")
+        check_store(mlflow(None), Experiment("digits"))
     assert "word" not in str(caught.value)
-    check_store(TrackingConfig("none"), "digits")
+    check_store(TrackingConfig("none"), Experiment("digits"))
+
+
+@pytest.mark.parametrize("name", ["a#b", "50%41", "50%", "what?", "a?b=c", "x%3Fy", "plain", "a b+c@d:e", "\u00e4"])
+def test_a_database_is_made_in_the_folder_whatever_the_folder_is_called(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SQLAlchemy, which MLflow gives the address to, and without a folder of another name beside it."""
+    (folder := tmp_path / name).mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = tracking_uri(mlflow(None))
+    check_store(mlflow(None), Experiment("digits"))
+    check_store(mlflow(uri), Experiment("digits"))
+    with sqlalchemy.create_engine(uri).begin() as base:
+        base.execute(sqlalchemy.text("CREATE TABLE t (x)"))
+    assert [p.name for p in folder.iterdir()] == ["mlflow.db"] and list(tmp_path.iterdir()) == [folder]
+    if name in ("50%41", "what?"):  # as somebody types it
+        with pytest.raises(UserError, match="is written as %") as caught:
+            check_store(mlflow(f"sqlite:///{folder}/mlflow.db"), Experiment("digits"))
+        assert caught.value.instead == f"tracking.uri={uri}"
+
+
+def database(file: Path, version: str) -> None:
+    with sqlite3.connect(file) as base:
+        base.execute("CREATE TABLE alembic_version (version_num)")
+        base.execute("INSERT INTO alembic_version VALUES (?)", (version,))
+
+
+def test_a_database_of_an_older_mlflow_is_refused_with_the_command_that_upgrades_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "MOVES_WITHIN_S", 0.0)
+    (folder := tmp_path / "it's #1").mkdir()
+    newest = _get_latest_schema_revision()
+    for revision in ScriptDirectory.from_config(_get_alembic_config("")).walk_revisions():
+        file = folder / f"{revision.revision}.db"
+        database(file, revision.revision)
+        uri = sqlite_store.address(file)
+        if revision.revision == newest:
+            check_store(mlflow(uri), Experiment("digits"))
+            continue
+        with pytest.raises(UserError, match="of an older MLflow") as caught:
+            check_store(mlflow(uri), Experiment("digits"))
+        assert shlex.split(caught.value.instead) == ["mlflow", "db", "upgrade", uri]
+
+
+def test_a_database_that_another_run_is_making_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database(tmp_path / "a.db", "bd07f7e963c5")
+
+    def goes_on(seconds: float) -> None:
+        with sqlite3.connect(tmp_path / "a.db") as base:
+            base.execute("UPDATE alembic_version SET version_num = 'f5a4f2784254'")
+
+    monkeypatch.setattr(sqlite_store.time, "sleep", goes_on)
+    check_store(mlflow(f"sqlite:///{tmp_path}/a.db"), Experiment("digits"))
+
+
+def test_the_experiment_that_a_platform_has_set_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert experiment_of(mlflow(None), "digits") == Experiment("digits")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "17")
+    assert experiment_of(mlflow(None), "digits").id == "17"
+    with pytest.raises(UserError, match="MLFLOW_EXPERIMENT_ID=17: there is no such experiment"):
+        check_store(mlflow(f"sqlite:///{tmp_path}/new.db"), experiment_of(mlflow(None), "digits"))
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
+    assert experiment_of(mlflow(None), "digits").name == "theirs"
+    assert experiment_of(TrackingConfig(experiment="typed"), "digits").name == "typed", "what is typed counts first"
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -235,7 +308,7 @@ def test_a_server_is_tried_once_and_what_it_answers_decides(server: str, monkeyp
         monkeypatch.setattr(Answers, "code", code)
         monkeypatch.setattr(Answers, "body", body)
         monkeypatch.setattr(Answers, "login", login)
-        return try_store(mlflow(f"http://{user}{server}"), "digits")
+        return try_store(mlflow(f"http://{user}{server}"), Experiment("digits"))
 
     assert answer(200, THERE) == "" and answer(404, NONE) == ""
     basic = "Basic " + base64.b64encode(b"me:word").decode()
@@ -260,12 +333,12 @@ def test_a_server_is_tried_once_and_what_it_answers_decides(server: str, monkeyp
 def test_a_server_that_is_down_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert "refused" in try_store(mlflow(f"http://127.0.0.1:{port}"), "digits")
-    assert "refused" in try_store(mlflow(f"postgresql://me:word@127.0.0.1:{port}/x"), "digits")
+    assert "refused" in try_store(mlflow(f"http://127.0.0.1:{port}"), Experiment("digits"))
+    assert "refused" in try_store(mlflow(f"postgresql://me:word@127.0.0.1:{port}/x"), Experiment("digits"))
     monkeypatch.setattr(tracking_store, "TRY_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert "timed out" in try_store(mlflow(f"http://127.0.0.1:{silent.getsockname()[1]}"), "digits")
-    assert try_store(mlflow("sqlite:///x.db"), "digits") == ""
+        assert "timed out" in try_store(mlflow(f"http://127.0.0.1:{silent.getsockname()[1]}"), Experiment("digits"))
+    assert try_store(mlflow("sqlite:///x.db"), Experiment("digits")) == ""
 
 
 @pytest.mark.parametrize("typed", ["launch.workers=2", "launch=forkserver", "strategy=pserver_async"])

@@ -141,6 +141,7 @@ def test_files_are_those_that_torchvision_looks_for() -> None:
 
 
 def test_login_of_the_tracking_server_goes_to_no_other_server(sites: tuple[str, str, list[str]]) -> None:
+    from trainer.planning.sqlite_store import Experiment
     from trainer.planning.tracking_store import try_store
 
     heard: list[str | None] = []
@@ -163,7 +164,7 @@ def test_login_of_the_tracking_server_goes_to_no_other_server(sites: tuple[str, 
 
     first = serving(ThreadingHTTPServer(("127.0.0.1", 0), Leads))
     with pytest.raises(UserError, match="not as an MLflow server does"):
-        try_store(TrackingConfig(uri=f"http://me:password@127.0.0.1:{first.server_port}"), "an experiment")
+        try_store(TrackingConfig(uri=f"http://me:password@127.0.0.1:{first.server_port}"), Experiment("an experiment"))
     for server in (first, other):
         server.shutdown()
         server.server_close()

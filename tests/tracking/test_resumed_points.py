@@ -89,6 +89,23 @@ class Store:
         return [m for m in self.points[run_id] if m.key == key]
 
 
+def test_a_run_that_a_platform_has_opened_is_used_once(tmp_path: Path) -> None:
+    store = Store()
+    store.runs["theirs"] = store.create_run("0", 0, {"mlflow.runName": "job-17"}, "job-17")
+    store.runs["theirs"].info.run_id, store.points["theirs"] = "theirs", []
+    before = len(store.runs)
+    (first := tmp_path / "first").mkdir()
+    follower = followed(first, store, join="theirs", tags={"trainer.run_dir": str(first)})
+    follower.try_once()
+    assert follower.run_id == "theirs" and len(store.runs) == before and not follower.error
+    assert store.runs["theirs"].data.params == {"lr": "1", "workers": "2"}
+    assert store.runs["theirs"].data.tags["trainer.run_dir"] == str(first)
+    (second := tmp_path / "second").mkdir()
+    other = followed(second, store, join="theirs", tags={"trainer.run_dir": str(second)})
+    other.try_once()
+    assert other.run_id not in (None, "theirs"), "points of two runs would be mixed"
+
+
 def message(run_dir: Path, **more: Any) -> dict[str, Any]:
     """What opens a run."""
     told = {"open": str(run_dir), "uri": "sqlite:///a.db", "experiment": "e", "run_name": "r", "start_time": 0}

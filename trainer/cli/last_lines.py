@@ -15,9 +15,10 @@ from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
+from trainer.planning.sqlite_store import address
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
-from trainer.wording import counted
+from trainer.wording import counted, quoted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
 LEFT = {
@@ -123,8 +124,8 @@ def _look(uri: str, result: Result) -> str:
     page = f"#/experiments/{result.experiment_id}?{TRAINING_VIEW}" if result.experiment_id else ""
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/{page}  (run {result.run_id})"
-    ours = uri == f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-    start = "mlflow ui" if ours or "://" not in uri else f"mlflow ui --backend-store-uri {uri}"
+    ours = uri == address(Path.cwd() / "mlflow.db")
+    start = "mlflow ui" if ours or "://" not in uri else f"mlflow ui --backend-store-uri {quoted(uri)}"
     return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"
 
 

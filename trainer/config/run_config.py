@@ -42,11 +42,6 @@ class RunConfig(schema.Config):
         assert isinstance(self.data.batch_size, int)
         return self.data.batch_size
 
-    @property
-    def experiment(self) -> str:
-        """The name of the run's MLflow experiment: ``tracking.experiment``, else the config's name."""
-        return str(self.tracking.experiment or self.name)
-
     @staticmethod
     def of(plain: Mapping[str, Any]) -> RunConfig:
         """Make a RunConfig of a plain mapping that ``check_keys`` has accepted."""

@@ -13,7 +13,7 @@ from trainer.config.redact import hide, scrub, text
 from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
-from trainer.wording import counted
+from trainer.wording import counted, quoted
 
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
@@ -167,5 +167,5 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     if answer["error"] or answer["unsent"]:
         Screen().print(
             f"MLflow: not everything is sent ({answer['error']}; {counted(answer['unsent'], 'line')} of metrics.jsonl left). Later: "
-            f"python -m trainer.tracking.recorder resend {run_dir}"
+            f"python -m trainer.tracking.recorder resend {quoted(str(run_dir))}"
         )

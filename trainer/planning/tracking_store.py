@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import socket
-import sqlite3
 import ssl
 import urllib.error
 import urllib.parse
@@ -24,6 +23,8 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 from trainer.host import json_text
+from trainer.planning import sqlite_store
+from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
 
 if TYPE_CHECKING:
     from trainer.planning.plan import Plan
@@ -40,14 +41,13 @@ OTHER_LOGINS = (
 """Environment variables by which MLflow logs in as only it can."""
 NEVER = (404, 405, 410, 501)
 """What a server answers that is none of MLflow's."""
-KEPT = "sqlite:///mlflow.db"
 
 
 def tracking_uri(tracking: TrackingConfig) -> str:
     """The address of the MLflow tracking store that metrics go to; '' without tracking."""
     if tracking.kind == "none":
         return ""
-    return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}")
+    return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or address(Path.cwd() / "mlflow.db"))
 
 
 def named(tracking: TrackingConfig) -> str:
@@ -59,8 +59,22 @@ def named(tracking: TrackingConfig) -> str:
     return f"tracking.uri={KEPT}"
 
 
-def check_store(tracking: TrackingConfig, experiment: str) -> None:
+def experiment_of(tracking: TrackingConfig, name: str) -> Experiment:
+    """The experiment of a run that is called ``name``: ``tracking.experiment``, else what a platform has set, else its name."""
+    if tracking.experiment:
+        return Experiment(tracking.experiment, "tracking.experiment")
+    if there := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
+        return Experiment(there, "MLFLOW_EXPERIMENT_NAME")
+    if there := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return Experiment(f"experiment {there}", "MLFLOW_EXPERIMENT_ID", there)
+    return Experiment(name)
+
+
+def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None:
     """Refuse a tracking address that is certain not to work, without calling it.
+
+    Args:
+        experiment: of the run; None: only the address is looked at.
 
     Raises:
         UserError: it can never work.
@@ -84,7 +98,7 @@ def check_store(tracking: TrackingConfig, experiment: str) -> None:
         if not _installed(module):
             raise UserError(what, f"needs the Python module {module}, which is not installed", f"tracking.uri={KEPT}")
         if dialect == "sqlite":
-            _check_file(rest, what, experiment)
+            sqlite_store.check(uri, rest, what, experiment)
     elif dialect not in OWN and scheme not in _plugins():
         near = difflib.get_close_matches(dialect, (*OWN, *DRIVERS), 1)
         there = "http, https, sqlite, postgresql, mysql and mssql"
@@ -107,7 +121,7 @@ def _check_plain(uri: str, what: str) -> None:
 
 def _folder(what: str, path: str) -> UserError:
     file = Path(path) if Path(path).suffix in (".db", ".sqlite") else Path(path) / "mlflow.db"
-    return UserError(what, "MLflow no longer keeps runs in folders of files", f"tracking.uri=sqlite:///{file}")
+    return UserError(what, "MLflow no longer keeps runs in folders of files", f"tracking.uri={address(file)}")
 
 
 def _check_address(uri: str, what: str) -> None:
@@ -133,61 +147,6 @@ def _plugins() -> frozenset[str]:
     return frozenset(entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store"))
 
 
-# --- SQLite ---------------------------------------------------------------------------------------------------------
-
-
-def _check_file(rest: str, what: str, experiment: str) -> None:
-    """``sqlite:///FILE``: a database of MLflow's that can be written, or a place for one."""
-    instead = f"tracking.uri={KEPT}"
-    if not rest.startswith("/"):
-        raise UserError(what, "a file follows three slashes, and a path from the root four", f"tracking.uri=sqlite:///{rest or 'mlflow.db'}")  # fmt: skip
-    name = urllib.parse.unquote(rest[1:].partition("?")[0])
-    if name in ("", ":memory:"):
-        raise UserError(what, "names no file, and what is in memory is lost with the process", instead)
-    file = Path(name).absolute()
-    if not file.parent.is_dir():
-        raise UserError(what, f"there is no folder {file.parent}", instead)
-    if file.is_dir():
-        raise UserError(what, "is a folder", f"tracking.uri=sqlite:///{name.rstrip('/')}/mlflow.db")
-    for place in (file, file.parent):  # the folder too: SQLite makes its journal there
-        if place.exists() and not os.access(place, os.W_OK):
-            raise UserError(what, f"{place} cannot be written", "tracking.uri=sqlite:////FOLDER/mlflow.db (or tracking=none)")  # fmt: skip
-    if file.exists() and file.stat().st_size:
-        _check_database(file, what, experiment)
-
-
-def _check_database(file: Path, what: str, experiment: str) -> None:
-    """What another version of MLflow, or another program, left in it; an experiment that was deleted."""
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{urllib.parse.quote(str(file))}?mode=ro", uri=True, timeout=2)) as base:  # fmt: skip
-            tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            versions = [v for (v,) in base.execute("SELECT version_num FROM alembic_version")] if "alembic_version" in tables else []  # fmt: skip
-            asked = base.execute("SELECT lifecycle_stage FROM experiments WHERE name = ?", (experiment,)) if "experiments" in tables else ()  # fmt: skip
-            stages = [stage for (stage,) in asked]
-    except sqlite3.OperationalError:  # locked, or being made: it may come back
-        return
-    except sqlite3.DatabaseError as error:
-        raise UserError(what, f"{file} is no SQLite database: {error}", "tracking.uri=sqlite:///another.db") from error
-    known = _revisions()
-    if known and versions and not set(versions) <= known:
-        raise UserError(what, "the database is of a newer MLflow than the one that is installed", "tracking.uri=sqlite:///another.db (or a newer MLflow)")  # fmt: skip
-    if "deleted" in stages:
-        raise _deleted(experiment)
-
-
-@functools.cache
-def _revisions() -> frozenset[str]:
-    """The versions of the database's schema that the installed MLflow knows: its migrations' names begin with them."""
-    spec = importlib.util.find_spec("mlflow")
-    folders = spec.submodule_search_locations if spec is not None else None
-    files = Path(next(iter(folders))).glob("store/db_migrations/versions/*.py") if folders else ()
-    return frozenset(file.name.partition("_")[0] for file in files)
-
-
-def _deleted(experiment: str) -> UserError:
-    return UserError(f"the experiment {experiment}", "was deleted in MLflow, which keeps its name until it is removed for good", f"tracking.experiment={experiment}_2 (or mlflow experiments restore, or mlflow gc)")  # fmt: skip
-
-
 # --- one try, before anything starts --------------------------------------------------------------------------------
 
 
@@ -197,10 +156,12 @@ def try_tracking(config: RunConfig, plan: Plan) -> str:
     Raises:
         UserError: it will never take a run.
     """
-    return "" if not plan.tracking or plan.node_rank else try_store(config.tracking, config.experiment)
+    if not plan.tracking or plan.node_rank:
+        return ""
+    return try_store(config.tracking, experiment_of(config.tracking, config.name))
 
 
-def try_store(tracking: TrackingConfig, experiment: str) -> str:
+def try_store(tracking: TrackingConfig, experiment: Experiment) -> str:
     """Call the tracking store once; returns why it does not answer, or ''.
 
     Returns:
@@ -229,12 +190,17 @@ def _try_port(uri: str, usual: int) -> str:
     return ""
 
 
-def _try_server(uri: str, what: str, experiment: str) -> str:
-    """Ask for the experiment, which need not be there."""
+def _try_server(uri: str, what: str, experiment: Experiment) -> str:
+    """Ask for the experiment, which need not be there if it is named."""
     parts = urllib.parse.urlsplit(uri)
     netloc = parts.netloc.rpartition("@")[2]
-    path = parts.path.rstrip("/") + "/api/2.0/mlflow/experiments/get-by-name"
-    query = urllib.parse.urlencode({"experiment_name": experiment})
+    asked = (
+        ("get", "experiment_id", experiment.id)
+        if experiment.id
+        else ("get-by-name", "experiment_name", experiment.name)
+    )
+    path = f"{parts.path.rstrip('/')}/api/2.0/mlflow/experiments/{asked[0]}"
+    query = urllib.parse.urlencode({asked[1]: asked[2]})
     request = urllib.request.Request(urllib.parse.urlunsplit((parts.scheme, netloc, path, query, "")))
     if login := _login(parts):
         request.add_unredirected_header("Authorization", login)  # another server that it leads to does not get it
@@ -244,20 +210,21 @@ def _try_server(uri: str, what: str, experiment: str) -> str:
             found = json_text.loads(answer.read(1 << 20))
             stage = found["experiment"]["lifecycle_stage"]
     except urllib.error.HTTPError as error:
-        return _refusal(error, what)
+        return _refusal(error, what, experiment)
     except (OSError, urllib.error.URLError) as error:
         return text(str(getattr(error, "reason", error)))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(what, "answers, but not as an MLflow server does", "tracking.uri=ADDRESS OF AN MLFLOW SERVER") from error  # fmt: skip
     if stage == "deleted":
-        raise _deleted(experiment)
+        raise deleted(experiment)
     return ""
 
 
-def _refusal(error: urllib.error.HTTPError, what: str) -> str:
+def _refusal(error: urllib.error.HTTPError, what: str, experiment: Experiment) -> str:
     """What an answer that is none says: nothing (there is no such experiment yet), that it may come back, or never."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         if json_text.loads(error.read(1 << 16)).get("error_code") == "RESOURCE_DOES_NOT_EXIST":
+            sqlite_store.check_known(experiment, what)
             return ""
     if error.code in (401, 403) and not any(os.environ.get(name) for name in OTHER_LOGINS):
         raise UserError(what, f"the server does not let this user in ({error.code} {error.reason})", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the environment") from error  # fmt: skip
@@ -289,7 +256,7 @@ def _trusted(scheme: str) -> ssl.SSLContext | None:
 def check_tracking(config: RunConfig) -> None:
     """Refuse a tracking store that cannot work, and names of runs, experiments and tags that it does not accept."""
     tracking = config.tracking
-    check_store(tracking, config.experiment)
+    check_store(tracking, experiment_of(tracking, config.name))
     for key, most in (("experiment", 256), ("run_name", 250)):
         if len(given := getattr(tracking, key) or "") > most:
             raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")

@@ -19,6 +19,7 @@ from trainer.config.run_config import RunConfig
 from trainer.host import versions
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
+from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder.lives import Life
 from trainer.tracking.naming import model_name, run_name
 from trainer.tracking.reopened_run import RESUMED_FROM, RUN_DIR
@@ -70,8 +71,9 @@ def describe(
     """
     plain = config.plain()
     tracking, secrets = config.tracking, values(plain) | HERE.values
+    experiment = experiment_of(tracking, plan.name)
     told = {
-        "experiment": tracking.experiment or plan.name,
+        "experiment": experiment.name,
         "run_name": tracking.run_name or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
         "tags": {
             **tags(plan, overrides),
@@ -90,6 +92,8 @@ def describe(
     }
     return {
         "uri": plan.tracking,
+        "experiment_id": experiment.id,
+        "join": os.environ.get("MLFLOW_RUN_ID") if parent is None else None,
         "start_time": int(time.time() * 1000),
         "parent": str(parent) if parent else None,
         "opened": uuid.uuid4().hex,

@@ -89,7 +89,9 @@ def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
             mlflow.pyfunc.save_model(
                 str(folder),
                 python_model=str(SERVED),
-                artifacts=artifacts,
+                artifacts={
+                    name: Path(path).absolute().as_uri() for name, path in artifacts.items()
+                },  # it decodes paths
                 code_paths=stage(folder.with_name("code"), modules),
                 pip_requirements=list(_requirements(target, modules)),
                 signature=infer_signature(inputs, outputs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from trainer.errors import first_line
 from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.tracking_file import Remembered
-from trainer.tracking import reopened_run
+from trainer.tracking import mlflow_settings, reopened_run
 from trainer.tracking.points import Point, Sent, metrics_of, points_of, without
 from trainer.tracking.recorder_answers import NO_ANSWER, UNREACHED, tell
 
@@ -85,12 +86,13 @@ class Follower:
         self.away_since, self.pause, self.error = None, 0.0, ""
 
     def _open(self) -> None:
-        from mlflow import MlflowClient
-
         if self.client is None:
-            self.client = MlflowClient(tracking_uri=self.run["uri"])
+            self.client = mlflow_settings.client(self.run["uri"])
         before = None
-        if self.run_id is not None and self.run.get("resumed") and not self.described:
+        if self.run_id is None and not self.asked:
+            self.run_id = reopened_run.joined(self.client, self.run)
+        goes_on = self.run.get("resumed") or self.run_id == self.run.get("join")
+        if self.run_id is not None and goes_on and not self.described:
             before = reopened_run.find(self.client, self.run_id)
             if before is None:
                 self._forget_run()
@@ -133,11 +135,11 @@ class Follower:
 
     def _experiment(self) -> str:
         """The run's experiment, which MLflow shows as one of trainings and not of agents; a kind that is set stays."""
-        name = self.run["experiment"]
-        experiment = self.client.get_experiment_by_name(name)
+        name, known = self.run["experiment"], self.run.get("experiment_id")
+        experiment = self.client.get_experiment(known) if known else self.client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                return str(self.client.create_experiment(name, tags={KIND: TRAININGS}))
+                return str(self.client.create_experiment(name, _artifacts(self.run["uri"], name), {KIND: TRAININGS}))
             except Exception:  # another run may have made it meanwhile; stores tell that in different ways
                 if (experiment := self.client.get_experiment_by_name(name)) is None:
                     raise
@@ -337,6 +339,17 @@ class Follower:
 
             for folder in self.packed.values():
                 logged_model.forget(folder)
+
+
+def _artifacts(uri: str, experiment: str) -> str | None:
+    """Where a new experiment keeps its artifacts; None: where MLflow decides.
+
+    A local store keeps them in the working folder, whose path MLflow decodes although it has not encoded it.
+    """
+    folder = Path.cwd() / "mlruns"
+    if not uri.startswith("sqlite:") or "%" not in str(folder):
+        return None
+    return (folder / re.sub(r"\W+", "_", experiment)).as_uri()
 
 
 def _dataset(told: dict[str, str]) -> Any:

@@ -1,8 +1,9 @@
-"""What the trainer's own processes that speak with MLflow set before they import it."""
+"""How the trainer's own processes speak with MLflow: what they set before they import it, and the client."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the recorder tries again itself
@@ -16,3 +17,18 @@ def settle() -> None:
     """Put these settings into the environment of this process; those that the user has set count."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+
+
+def client(uri: str) -> Any:
+    """Return MLflow's client of a tracking store.
+
+    MLflow would make the folders of an SQLite address as it is spelled, ``/a%23b`` beside ``/a#b``. The folder of the file
+    is there: ``check_store`` has looked.
+    """
+    from mlflow import MlflowClient
+
+    if uri.startswith("sqlite:"):
+        from mlflow.store.db import utils
+
+        utils._make_parent_dirs_if_sqlite = lambda db_uri: None
+    return MlflowClient(tracking_uri=uri)

@@ -35,6 +35,21 @@ def find(client: Any, run_id: str) -> Any:
     return None if found.info.lifecycle_stage == "deleted" else found
 
 
+def joined(client: Any, run: Mapping[str, Any]) -> str | None:
+    """Return the id of the MLflow run that a platform has opened for this command (``MLFLOW_RUN_ID``); None: the run gets one of its own."""
+    if not (run_id := run.get("join")):
+        return None
+    found = find(client, run_id)
+    if found is None:
+        tell({"warning": f"MLFLOW_RUN_ID={run_id}: there is no such run at {redact.text(run['uri'])}; this run gets one of its own"})  # fmt: skip
+        return None
+    if other := found.data.tags.get(RUN_DIR):
+        tell({"warning": f"MLFLOW_RUN_ID={run_id} is the run of {other}; this run gets one of its own"})
+        return None
+    tell({"told": f"this run goes into the run {run_id} of MLFLOW_RUN_ID"})
+    return str(run_id)
+
+
 def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> dict[str, str]:
     """Set an MLflow run to running again, with the tags of its new life; returns the parameters that it lacks."""
     run_id, there, had = run.info.run_id, dict(run.data.params), dict(run.data.tags)
@@ -68,6 +83,8 @@ def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
         return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or str(twin)))
     if (told.uri, told.experiment) != (redact.text(run["uri"]), run["experiment"]):
         return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or told.uri))
+    if told.run_id and run.get("join") not in (None, told.run_id):
+        tell({"told": f"the run goes on in its MLflow run {told.run_id}; MLFLOW_RUN_ID={run['join']} is not used"})
     first = {name: told.run.get(name, run[name]) for name in ("opened", "start_time")}
     return replace(told, run={**run, **first})
 

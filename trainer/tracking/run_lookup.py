@@ -11,7 +11,7 @@ from trainer.config.redact import text
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 from trainer.host import json_text
-from trainer.planning.tracking_store import named, tracking_uri
+from trainer.planning.tracking_store import check_store, named, tracking_uri
 from trainer.tracking import mlflow_settings
 from trainer.tracking.client import environment
 from trainer.tracking.reopened_run import RUN_DIR
@@ -32,6 +32,7 @@ def folder_of(tracking: TrackingConfig, run_id: str, what: str = "", instead: st
     what, uri = what or f"resume={run_id}", tracking_uri(tracking)
     if not uri:
         raise UserError(what, "is an MLflow run, and tracking=none asks no server", instead)
+    check_store(tracking, None)
     answer = _asked(uri, run_id)
     if "error" in answer:
         raise UserError(what, f"{named(tracking)} cannot be asked: {answer['error']}", instead)
@@ -61,10 +62,8 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
 
 def _look(uri: str, run_id: str) -> dict[str, str]:
     """Ask the tracking server for an MLflow run: returns its folder, an error, or {} if there is no such run."""
-    from mlflow import MlflowClient
-
     try:
-        run = MlflowClient(tracking_uri=uri).get_run(run_id)
+        run = mlflow_settings.client(uri).get_run(run_id)
     except Exception as error:  # whatever MLflow raises for a server that is away
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
             return {}
