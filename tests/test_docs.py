@@ -69,7 +69,9 @@ def test_every_folder_and_module_that_a_page_names_exists(page: Path) -> None:
             found in CODE for found in (f"{'/'.join((*path, last))}.py", f"{'/'.join((*path, last))}/__init__.py")
         ):
             code = ROOT / f"{'/'.join(path)}.py"  # a class or function of that module
-            assert code.is_file() and re.search(rf"^(?:class|def) {last}\b", code.read_text(), re.MULTILINE), dotted
+            assert code.is_file() and re.search(
+                rf"^(?:class|def) {last}\b|= \"{dotted}\"$", code.read_text(), re.MULTILINE
+            ), dotted
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)

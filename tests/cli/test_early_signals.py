@@ -93,13 +93,12 @@ def test_jobs_handlers_take_over_and_what_comes_after_them_changes_nothing(numbe
 
 
 def test_scheduler_ends_a_sweep_between_two_jobs_as_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def multirun(*args: Any) -> None:
+    def job(*args: Any) -> None:
         raise AskedToLeave("got SIGTERM")
 
-    app: Any = SimpleNamespace(
-        multirun=multirun, config_loader=SimpleNamespace(load_configuration=None, load_sweep_config=None)
-    )
-    sweep = Sweep(app, [], "config", [], Path("sweep"), [], [], [], {}, set())  # type: ignore[arg-type]
+    point: Any = None
+    sweep = Sweep(point, [], [], Path("sweep"), [[]], [point], set())
+    monkeypatch.setattr(sweep, "_job", job)
     with pytest.raises(RunPreempted, match="got SIGTERM between two jobs") as raised:
         sweep._run_jobs()
     assert raised.value.exit_code == AskedToLeave.exit_code == 75

@@ -47,7 +47,7 @@ def refusal(app: Any, argv: list[str]) -> UserError | None:
             compose.named_folder(config, "hydra.run.dir")
             validate.check(compose.plain(config), arguments.typed_keys(overrides))
             return None
-        master, _ = sweep_composing.compose_sweep(app, overrides, "config")
+        master = sweep_composing.compose_sweep(app, overrides, "config")
         for job in sweep_points.expand(master)[:2]:
             with explain.sentences(app, job):
                 config = app.config_loader.load_sweep_config(master, job)

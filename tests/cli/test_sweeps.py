@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from trainer import __main__
-from trainer.cli import sweep
+from trainer.cli import hydra_text, sweep
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 
@@ -83,3 +84,34 @@ def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: l
     assert __main__.main(["-m", DIGITS, "optimizer=sgd,momentum", "optimizer.momentum=0.1,0.9", "tracking=none"]) == 0
     assert [ready.checked.config.optimizer.get("momentum") for ready in started] == [None, None, 0.1, 0.9]
     assert [len(ready.plan.left_out) for ready in started] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["seed=0,1", "optimizer.lr=0.1,0.2", "hydra.sweep.subdir=lr_${optimizer.lr}"], "job 2 (seed=1 optimizer.lr=0.1): would write over job 0"),
+        (["seed=1,1"], "job 1: is the same run as job 0"),
+        (["seed=1,2", "hydra.sweep.subdir=."], "where the sweep has its own files"),
+        (["name=a,a/b", "hydra.sweep.subdir=${name}"], "a/b is below a"),
+        (["seed=1,2", "hydra.run.dir=x"], "Type instead: hydra.sweep.dir=x"),
+        (["seed=1,2", "tracking.run_name=x", "hydra.sweep.subdir=${tracking.run_name}"], "names the folder x for both"),
+    ],
+)  # fmt: skip
+def test_two_jobs_of_one_folder_are_refused(typed: list[str], says: str, run: Run, folder: Path) -> None:
+    code, _, error = run("-m", DIGITS, *typed)
+    assert code == 2 and says in error and error.count("\n") == 1, error
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["it's", "a b", "${HOME}", "a\\${b}'", "-x", "ü", "a\nb"])
+def test_folders_of_any_name_are_found(
+    name: str, started: list[Ready], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [hydra_text.override("hydra.sweep.dir", name), "hydra.sweep.subdir=s_${seed}_${now:%f}"]
+    assert __main__.main(["-m", DIGITS, "seed=1,2", "tracking=none", "checkpoint=none", *typed]) == 0
+    jobs = [Path(ready.plan.run_dir) for ready in started]
+    assert {job.parent for job in jobs} == {folder / name} and all((job / ".hydra").is_dir() for job in jobs)
+    last = capsys.readouterr().out.splitlines()[-1]
+    if "\n" not in name:
+        assert all(shlex.quote(job.name) in last for job in jobs)
+        assert shlex.split(last.partition("jobs are in ")[2])[0].rstrip(",").removeprefix("./").startswith(name)

@@ -92,7 +92,7 @@ def run_one(
             try:
                 with held(ready):
                     if not ready.plan.node_rank:  # hosts may share the folder
-                        _leave_hydra_files(config, run_dir)
+                        leave_hydra_files(config, run_dir)
                     result = execute(ready, start or start_here, [*flags, *overrides], trackers[0])
             except (Interrupted, RunFailed):
                 say_broken(ready)
@@ -167,13 +167,10 @@ def recorded_at(config: RunConfig) -> str:
     return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
 
 
-def _leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
+def leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
     """``.hydra/`` as Hydra leaves it: the composed config, Hydra's own, the overrides."""
-    from omegaconf import open_dict, read_write
-
+    compose.place(config, run_dir)
     subdir = config.hydra.output_subdir
-    with read_write(config), open_dict(config):
-        config.hydra.runtime.output_dir = str(run_dir)
     if subdir is None:
         return
     folder = run_dir / subdir

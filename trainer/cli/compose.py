@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.cli import hydra_features
 from trainer.cli.arguments import hydra_overrides
 from trainer.cli.explain import sentences
 from trainer.cli.hydra_schema import register
+from trainer.cli.hydra_text import literal
 from trainer.config import keys, schema
 from trainer.config.redact import HERE, hide, values
 from trainer.errors import UserError, first_line
@@ -109,13 +112,21 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
 
     mode = RunMode.MULTIRUN if multirun else RunMode.RUN
     overrides = hydra_overrides(overrides)
+    hydra_features.check_typed(overrides, multirun)
+    if "${" in (here := os.getcwd()):
+        raise UserError(
+            f"the working folder {here}", "holds ${, which Hydra reads as a key", "a folder whose path holds none"
+        )
     with sentences(app, overrides, config_name):
-        config = app.compose_config(config_name, [*overrides, f"hydra.mode={mode.name}"], run_mode=mode)
+        with warnings.catch_warnings():  # of a folder that is not there, which is refused below
+            warnings.filterwarnings("ignore", ".* is not available", UserWarning)
+            config = app.compose_config(config_name, overrides, run_mode=mode)
+        hydra_features.check_composed(config, multirun)
         _check_schema(app, config)
-        own: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)  # each job resolves them anew
-        config.hydra.overrides.hydra = [o for o in own if not o.startswith("hydra.mode=")]
+        config.hydra.mode = mode
         if not multirun:
-            OmegaConf.select(config, "hydra.run.dir")
+            place(config)
+            place(config, Path(os.path.abspath(str(OmegaConf.select(config, "hydra.run.dir")))))
             with only(config, hydra=False):
                 OmegaConf.to_container(config, resolve=True)
         return config
@@ -168,6 +179,17 @@ def plain(config: DictConfig) -> dict[str, Any]:
     for path, value in keys.leaves(resolved, ""):  # type: ignore[arg-type]
         check_text(f"{path}={value}", str(value), f"{path}=ANOTHER, in UTF-8")
     return resolved  # type: ignore[return-value]
+
+
+def place(config: DictConfig, folder: Path | None = None) -> None:
+    """Make a composed config the one that ``${hydra:...}`` reads; ``hydra.runtime.output_dir`` is its folder, if it is known."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict, read_write
+
+    with read_write(config.hydra), open_dict(config.hydra):
+        if folder is not None:
+            config.hydra.runtime.output_dir = literal(str(folder))
+    HydraConfig.instance().set_config(config)
 
 
 def names_whole(config: DictConfig, key: str) -> bool:

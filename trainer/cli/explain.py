@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.cli import hydra_features
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError, WrongValue, first_line
@@ -125,6 +126,8 @@ def _by_text(vocabulary: Vocabulary, text: str) -> UserError | None:
 
 def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     group, name = found[1], found[2]
+    if group in hydra_features.OPTIONS:
+        return hydra_features.refused(group, name)
     options = vocabulary.options(group)
     if group == "schema" and (of := re.search(r"In '([^']+)': Could not load", found.string)):
         near = keys.nearest(name, options, 0.4)
@@ -146,6 +149,8 @@ def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     typed = vocabulary.typed(name)
     if name == "recipe":
         return UserError(typed, "a recipe is added to the config, with a plus", f"+{typed}")
+    if name in keys.OF_OTHERS:
+        return UserError(typed, *keys.OF_OTHERS[name])
     near = keys.nearest(name, vocabulary.groups)
     return UserError(typed, "there is no such group", f"{near}=OPTION" if near else "")
 
@@ -239,6 +244,8 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
     if path.rpartition(".")[2] in RESUMING:
         return UserError(what, "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER", "hydra.run.dir=FOLDER resume=auto")  # fmt: skip
     given = vocabulary.given(path)
+    if group in keys.OF_OTHERS:
+        return UserError(what, *keys.OF_OTHERS[group])
     if option is None:
         known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()
         near = keys.nearest_key(path, known, given)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from trainer.checkpoint import store
+from trainer.cli import hydra_text
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
 from trainer.job.batch_size_search import repeatable
@@ -18,6 +18,7 @@ from trainer.planning.plan import Plan
 from trainer.planning.sqlite_store import address
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
+from trainer.visible import one_line
 from trainer.wording import counted, quoted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
@@ -48,9 +49,9 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     if early and ready.checked.config.verbosity == "quiet":  # else the first worker has said so
         out.print(result.ended, style="bold yellow")
     folder = Path(result.run_dir)
-    out.fact("results", f"{short(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
+    out.fact("results", f"{shown(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
     if output := ready.checked.config.predict.output:
-        out.fact("guesses", short(Path(output)), INDENT, "")
+        out.fact("guesses", shown(Path(output)), INDENT, "")
     if ready.plan.tracking and result.run_id is not None:
         out.fact("look", _look(ready.plan.tracking, result), INDENT, "")
     again = repeatable(overrides, result.chosen.get("batch_size"))
@@ -66,7 +67,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
     typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
     there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [
-        _hydra_word("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
+        hydra_text.override("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
     return f"{'resume':<{INDENT}}python -m trainer {' '.join(words)}"
@@ -86,10 +87,10 @@ def say_broken(ready: Ready) -> None:
     if not folder.is_dir():
         return
     out.print("")
-    out.fact("left", f"{short(folder)}  ({', '.join(_left(folder, ready.plan.mode))})", INDENT, "")
+    out.fact("left", f"{shown(folder)}  ({', '.join(_left(folder, ready.plan.mode))})", INDENT, "")
     best, weights = read_status(folder).get("best"), folder / "checkpoints" / "best.safetensors"
     if best and weights.is_file():
-        out.fact("best", f"{short(weights)}  ({best['metric']} {best['value']:.5f} at update {best['step']})", INDENT, "")  # fmt: skip
+        out.fact("best", f"{shown(weights)}  ({best['metric']} {best['value']:.5f} at update {best['step']})", INDENT, "")  # fmt: skip
 
 
 def _of_worker(plan: Plan, result: Result) -> str:
@@ -129,14 +130,15 @@ def _look(uri: str, result: Result) -> str:
     return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"
 
 
-def _hydra_word(key: str, text: str) -> str:
-    """Return the override ``key=text`` with its text quoted where Hydra would read it otherwise."""
-    return f"{key}={text}" if re.fullmatch(r"[\w/.:@-]+", text) else f"{key}='{text}'"
-
-
 def short(path: Path) -> str:
     """Shorten a path for a run's last lines: relative to the working directory if it lies below it."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def shown(path: Path) -> str:
+    """A path for a run's last lines: quoted for a shell where that is needed, and no flag if its name begins with a dash."""
+    written = short(path)
+    return one_line(quoted(f"./{written}" if written.startswith("-") else written))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import check_same_folder, recorded_at
+from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_at
 from trainer.cli.compose import plain
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
-from trainer.cli.sweep_composing import compose_sweep, leaving_out, ours_to_write
-from trainer.cli.sweep_points import LeftOut, check_points, expand, swept_keys
+from trainer.cli.sweep_composing import compose_sweep
+from trainer.cli.sweep_points import Point, check_points, expand, swept_keys
 from trainer.config.redact import command, hide, text
 from trainer.errors import (
     BY_CTRL_C,
@@ -28,7 +28,7 @@ from trainer.errors import (
 from trainer.host import early_signals
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.host.symlink_checks import check_sweep_folder
-from trainer.job.claim_folder import held
+from trainer.job.claim_folder import claim, held
 from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
@@ -56,7 +56,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     All points are checked before the first one starts. A job that fails is recorded and the others are done.
     """
     checked = _check(app, overrides, config_name, flags)
-    return checked.show_plans() if checked.points and checked.points[0].checked.config.plan else checked.run()
+    return checked.show_plans() if checked.points[0].ready.checked.config.plan else checked.run()
 
 
 def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
@@ -65,14 +65,13 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     Raises:
         UserError: it cannot run.
     """
-    master, later = compose_sweep(app, overrides, config_name)
+    master = compose_sweep(app, overrides, config_name)
     folder = compose.named_folder(master, "hydra.sweep.dir")
-    check_sweep_folder(folder, master.hydra.output_subdir)
     check_same_folder(master, "hydra.sweep.dir", folder)
     jobs = expand(master)
-    points, left_out = check_points(app, master, jobs)
-    swept, whole = swept_keys(master), compose.names_whole(master, "hydra.sweep.dir")
-    return Sweep(app, overrides, config_name, flags, folder, later, jobs, points, left_out, swept, whole)
+    points = check_points(app, master, jobs)
+    check_sweep_folder(folder, [folder / point.subdir for point in points], master.hydra.output_subdir)
+    return Sweep(master, overrides, flags, folder, jobs, points, swept_keys(master))
 
 
 @dataclass
@@ -80,30 +79,23 @@ class Sweep:
     """A sweep that has passed every check and can run.
 
     Attributes:
+        master: its config, as Hydra composed it for all of its jobs.
         overrides: as typed; flags: those that stand before them in the command that repeats it.
         folder: where its jobs have their folders.
-        later: overrides that only its points can take.
-        jobs: the overrides of each job, points: each of them checked. Both are empty where the sweeper chooses as it goes.
-        left_out: what a point has no use for.
+        jobs: the overrides of each job; points: each of them checked.
         swept: the keys of which it takes several values.
-        whole: the user named its folder by a path from the root.
-        ended: its jobs so far; cut: what ended it before the last one.
+        ended: its jobs so far.
     """
 
-    app: Hydra
+    master: DictConfig
     overrides: list[str]
-    config_name: str
     flags: Sequence[str]
     folder: Path
-    later: list[str]
     jobs: list[list[str]]
-    points: list[Ready]
-    left_out: LeftOut
+    points: list[Point]
     swept: set[str]
-    whole: bool = False
     tracker: Tracker | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
-    cut: Interrupted | None = None
 
     def show_plans(self) -> list[Result]:
         """Print the plan of each point; nothing starts."""
@@ -111,15 +103,17 @@ class Sweep:
         from trainer.job.plan_table import show_plan
 
         for point in self.points:
-            show_plan(point.plan, more=kept_rows(point))
-        return [planned(point) for point in self.points]
+            show_plan(point.ready.plan, more=kept_rows(point.ready))
+        return [planned(point.ready) for point in self.points]
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
-        away = try_tracking(self.points[0].checked.config, self.points[0].plan) if self.points else ""
-        where = recorded_at(self.points[0].checked.config) if self.points else ""
-        with tracking(where, away) as self.tracker:
-            if self.tracker is not None and self.points:
+        first = self.points[0].ready
+        away = try_tracking(first.checked.config, first.plan)
+        self.folder = claim(self.folder, not compose.named_by_time(self.master, "hydra.sweep.dir"), "hydra.sweep.dir")
+        compose.write_config(self.folder / "multirun.yaml", self.master)
+        with tracking(recorded_at(first.checked.config), away) as self.tracker:
+            if self.tracker is not None:
                 self.tracker.open(self.folder, self._tracked())
             status = "KILLED"
             try:
@@ -137,11 +131,11 @@ class Sweep:
         from trainer.tracking.describe import describe, public
         from trainer.tracking.naming import sweep_name
 
-        point = self.points[0]
+        point = self.points[0].ready
         plan = replace(point.plan, run_dir=str(self.folder))
         run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
         named = sweep_name(public(self.overrides), self.swept)
-        goes_on = any(one.checked.config.resume.path == AUTO for one in self.points)
+        goes_on = any(one.ready.checked.config.resume.path == AUTO for one in self.points)
         mine: dict[str, Any] = {
             "run_name": named,
             "params": {},
@@ -152,38 +146,36 @@ class Sweep:
         return {**run, **mine, "resumed": goes_on}
 
     def _run_jobs(self) -> None:
-        there = f"hydra.sweep.dir='{self.folder}'"  # its default holds the time, which Hydra would look up again
-        with ours_to_write(), leaving_out(self.app, self.later, self.left_out):
-            try:
-                self.app.multirun(self.config_name, self._job, [*self.overrides, there, "hydra.mode=MULTIRUN"])
-            except KeyboardInterrupt:
-                raise self.cut or Interrupted(BY_CTRL_C) from None
-            except AskedToLeave as error:
-                raise RunPreempted(f"{error} between two jobs: those after it were not started") from None
+        try:
+            for point in self.points:
+                self._job(point)
+        except AskedToLeave as error:
+            raise RunPreempted(f"{error} between two jobs: those after it were not started") from None
+        except KeyboardInterrupt:
+            raise Interrupted(BY_CTRL_C) from None
 
-    def _job(self, config: DictConfig) -> None:
-        """Run one job as Hydra has composed it. One that fails is noted; one that is interrupted ends the sweep."""
-        from hydra.core.hydra_config import HydraConfig
-
-        hydra = HydraConfig.get()
-        mine, where = list(hydra.overrides.task), str(hydra.runtime.output_dir)
+    def _job(self, point: Point) -> None:
+        """Run one job. One that fails is noted; one that is interrupted ends the sweep."""
+        mine, where = point.overrides, str(self.folder / point.subdir)
         shown = tuple(text(override) for override in mine)
         ready: Ready | None = None
         begun: Ready | None = None
         self._announce(mine)
         try:
-            ready = of_the_same_data(self._ready(config, mine, where))
+            ready = of_the_same_data(self._ready(point, where))
+            claim(Path(where), chosen=True)
             with held(ready):
                 begun = ready
+                leave_hydra_files(point.config, Path(where))
                 result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
             self._break(begun)
-            self.cut = _cut(error)
-            if begun is not None and (note := how_to_go_on(self.cut, begun, [*self.flags, *mine])):
-                self.cut.add_note(note)
-            status = PREEMPTED if isinstance(self.cut, RunPreempted) else "killed"
-            self._end(shown, _left(begun, where, status, str(self.cut)), ready)
-            raise KeyboardInterrupt from None  # Hydra takes it for no failure of the job
+            cut = _cut(error)
+            if begun is not None and (note := how_to_go_on(cut, begun, [*self.flags, *mine])):
+                cut.add_note(note)
+            status = PREEMPTED if isinstance(cut, RunPreempted) else "killed"
+            self._end(shown, _left(begun, where, status, str(cut)), ready)
+            raise cut from None
         except (RunFailed, UserError) as error:
             self._break(begun)
             print(f"job failed: {error}", flush=True)
@@ -197,16 +189,15 @@ class Sweep:
         from trainer.config.keys import key_of
 
         told = [o for o in mine if key_of(o) in self.swept] or mine
-        of = f" of {len(self.jobs)}" if self.jobs else ""
-        Screen().print(f"\n--- job {len(self.ended)}{of}: {command(told)}")
+        Screen().print(f"\n--- job {len(self.ended)} of {len(self.jobs)}: {command(told)}")
 
-    def _ready(self, config: DictConfig, mine: list[str], where: str) -> Ready:
+    def _ready(self, point: Point, where: str) -> Ready:
         """The next job, checked once more: the machine may have changed since."""
-        number = len(self.ended)
-        ready = get_ready(plain(config), typed_keys(mine), where, whole=self.whole)
-        if self.points:
-            ready.plan = replace(ready.plan, left_out=self.points[number].plan.left_out)
-        ready.swept, ready.later = frozenset(self.swept), number > 0
+        compose.place(point.config, Path(where))
+        planned = point.ready.plan
+        ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.whole_path)
+        ready.plan = replace(ready.plan, left_out=planned.left_out)
+        ready.swept, ready.later = frozenset(self.swept), bool(self.ended)
         return ready
 
     def _break(self, ready: Ready | None) -> None:
@@ -223,9 +214,9 @@ class Sweep:
         every = [*self.ended, *waiting]
         closing = Closing(lambda line: Screen().print(line))
         with closing.step("the sweep's table"):
-            sweep_table.show_sweep(every, self.folder)
+            sweep_table.show_sweep(every, self.folder, [point.subdir for point in self.points])
         with closing.step("the end of the sweep's MLflow run"):
-            if self.tracker is not None and self.points:
+            if self.tracker is not None:
                 repeat = f"python -m trainer {command([*self.flags, '-m', *self.overrides])}"
                 self._close_tracking(self.tracker, status, every, repeat)
         closing.tell()
@@ -233,7 +224,7 @@ class Sweep:
     def _close_tracking(self, tracker: Tracker, status: str, every: list[sweep_table.Row], repeat: str) -> None:
         from trainer.tracking.describe import NOTE
 
-        told = sweep_table.note(self.points[0].plan.name, every, self.swept, repeat, self.folder)
+        told = sweep_table.note(self.points[0].ready.plan.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
 
 

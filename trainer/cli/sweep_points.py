@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
@@ -11,24 +14,39 @@ from trainer.cli.explain import sentences
 from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.errors import UserError
+from trainer.host.text_checks import check_text
 from trainer.job.ready import Ready, get_ready
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
-LeftOut = dict[tuple[str, ...], list[str]]
-"""By the overrides of a sweep's point, those that it has no use for."""
+BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
+"""What names the jobs' folders where nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a sweep: a job that has passed every check.
+
+    Attributes:
+        overrides: those of the sweep's overrides that it has a use for.
+        config: as Hydra composed it; ready: the checked job.
+        subdir: its folder, seen from the sweep's folder.
+    """
+
+    overrides: list[str]
+    config: DictConfig
+    ready: Ready
+    subdir: str
 
 
 def expand(master: DictConfig) -> list[list[str]]:
-    """The overrides of each job of a sweep, from Hydra's basic sweeper; empty for other sweepers."""
+    """The overrides of each job of a sweep, from Hydra's basic sweeper."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
-    if "BasicSweeper" not in str(master.hydra.sweeper._target_):
-        return []
     swept: Any = OmegaConf.to_container(master.hydra.sweeper.params) if master.hydra.sweeper.params else {}
     params = [f"{key}={values}" for key, values in swept.items()]
     typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # ${oc.env:NAME} stays as it is
@@ -36,49 +54,80 @@ def expand(master: DictConfig) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
-def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> tuple[list[Ready], LeftOut]:
-    """Check every point of a sweep, each without the overrides that only other points can take.
-
-    Returns:
-        The points, and by the overrides of each those that it leaves out.
+def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[Point]:
+    """Check every point of a sweep, each without the overrides that only other points can take, and all beside each other.
 
     Raises:
-        UserError: a point cannot run, or no point has a use for an override.
+        UserError: a point cannot run, two are the same or have one folder, or no point has a use for an override.
     """
-    points: list[Ready] = []
-    left_out: LeftOut = {}
-    refusals: dict[str, UserError] = {}
+    points: list[Point] = []
+    refusals: list[dict[str, UserError]] = []
     kept = _decisive(jobs)
     for number, job in enumerate(jobs):
         mine: dict[str, UserError] = {}
         while True:
             used = [o for o in job if o not in mine]
             try:
-                ready = _check_point(app, master, used, number)
+                point = _check_point(app, master, used, number)
             except UserError as error:
                 if not (strange := _strange(used, error, kept)):
                     raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
                 mine |= dict.fromkeys(strange, error)
             else:
-                listed = {o: error for error in ready.checked.lacks.errors for o in _strange(used, error, kept)}
+                listed = {o: error for error in point.ready.checked.lacks.errors for o in _strange(used, error, kept)}
                 if not listed:
                     break
                 mine |= listed
-        ready.plan = replace(ready.plan, left_out=[f"{o}: {refused.why}" for o, refused in mine.items()])
-        points.append(ready)
-        left_out[tuple(job)] = list(mine)
-        refusals |= {key_of(o): refused for o, refused in mine.items()}
-    for key, refused in refusals.items():
-        if all(key in map(key_of, left) for left in left_out.values()):
+        plan = point.ready.plan
+        point.ready.plan = replace(plan, left_out=[f"{o}: {refused.why}" for o, refused in mine.items()])
+        points.append(point)
+        refusals.append(mine)
+    useless = {key_of(o): refused for mine in refusals for o, refused in mine.items()}
+    for key, refused in useless.items():
+        if all(key in map(key_of, mine) for mine in refusals):
             raise refused
-    return points, left_out
+    check_apart(points, jobs, compose.named_folder(master, "hydra.sweep.dir"))
+    return points
+
+
+def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) -> None:
+    """Each point is another run, in a folder of its own.
+
+    Raises:
+        UserError: two are the same or share a folder, or a folder holds another one or the sweep's own files.
+    """
+    runs: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    sweeps = os.path.realpath(folder)
+    for number, point in enumerate(points):
+        run = repr((point.ready.checked.config.plain(), point.ready.plan.left_out))
+        if (other := runs.setdefault(run, number)) != number:
+            raise UserError(_job(number, jobs), f"is the same run as {_job(other, jobs)}", "each value once")
+        place = os.path.realpath(folder / point.subdir)
+        if (other := taken.setdefault(place, number)) != number:
+            why = f"would write over {_job(other, jobs)}: hydra.sweep.subdir names the folder {point.subdir} for both"
+            raise UserError(_job(number, jobs), why, BY_NUMBER)
+        if os.path.commonpath([place, sweeps]) == place:
+            raise UserError(
+                _job(number, jobs), f"would write into {place}, where the sweep has its own files", BY_NUMBER
+            )
+    for place, number in taken.items():
+        if above := [taken[parent] for parent in map(str, Path(place).parents) if parent in taken]:
+            why = f"would write into the folder of {_job(above[0], jobs)}: {points[number].subdir} is below {points[above[0]].subdir}"
+            raise UserError(_job(number, jobs), why, BY_NUMBER)
+
+
+def _job(number: int, jobs: list[list[str]]) -> str:
+    """A job's number, and what it has that others have not."""
+    common = set.intersection(*map(set, jobs))
+    own = [o for o in jobs[number] if o not in common]
+    return f"job {number}" + (f" ({command(own)})" if own else "")
 
 
 def _in_job(what: str, job: list[str], jobs: list[list[str]]) -> str:
-    """What is wrong, and in which job: its number, and what it has that others have not."""
-    common = set.intersection(*map(set, jobs))
-    own = [o for o in job if o not in common and o != what]
-    return f"{what} in job {jobs.index(job)}" + (f" ({command(own)})" if own else "")
+    """What is wrong, and in which job."""
+    others = [[o for o in one if o != what] for one in jobs]
+    return f"{what} in {_job(jobs.index(job), others)}"
 
 
 def _strange(overrides: list[str], error: UserError, kept: set[str]) -> list[str]:
@@ -94,23 +143,36 @@ def _decisive(jobs: list[list[str]]) -> set[str]:
     return {o for o in swept if not {key_of(o).partition(".")[0], "strategy"} & groups}
 
 
-def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> Ready:
+def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> Point:
     """Check a job as it will run, in its own folder, from whose checkpoints it may resume."""
-    with sentences(app, overrides):
-        config = app.config_loader.load_sweep_config(master, overrides)
     key = "hydra.sweep.dir"
     folder, whole = compose.named_folder(master, key), compose.names_whole(master, key)
-    mine = folder / _subdir(config, number)
-    return get_ready(compose.plain(config), typed_keys(overrides), str(mine), key, above=folder, whole=whole)
+    with sentences(app, overrides):
+        config = app.config_loader.load_sweep_config(master, overrides)
+        subdir = _subdir(config, number)
+        compose.place(config, folder / subdir)
+        plain = compose.plain(config)
+    ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole)
+    return Point(overrides, config, ready, subdir)
 
 
 def _subdir(config: DictConfig, number: int) -> str:
-    """The name of a job's folder, which Hydra makes out in the same way when the job begins."""
+    """The name of a job's folder.
+
+    Raises:
+        UserError: it is none.
+    """
     from omegaconf import OmegaConf, open_dict, read_write
 
     with read_write(config), open_dict(config):
         config.hydra.job.id = config.hydra.job.num = number
-    return str(OmegaConf.select(config, "hydra.sweep.subdir"))
+    compose.place(config)
+    name = OmegaConf.select(config, "hydra.sweep.subdir")
+    what = f"hydra.sweep.subdir={'null' if name is None else name}"
+    if name is None or not str(name).strip():
+        raise UserError(what, "names no folder", BY_NUMBER)
+    check_text(what, str(name), BY_NUMBER)
+    return str(name)
 
 
 def swept_keys(master: DictConfig) -> set[str]:

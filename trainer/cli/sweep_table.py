@@ -6,9 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from trainer.cli.last_lines import short
+from trainer.cli.last_lines import shown
 from trainer.errors import PREEMPTED
 from trainer.job.result import Result
 from trainer.metrics.best import falls
@@ -16,13 +15,12 @@ from trainer.run_folder import csv_files
 from trainer.terminal.screen import Screen
 from trainer.wording import counted
 
-if TYPE_CHECKING:
-    pass
-
 METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 SPARE = ("val/acc5", "train/loss", "val/loss", "val/acc1", "val/auc")
 """Those that a narrow terminal has no room for, the first one first; the watched metric has a column of its own."""
 NOT_STARTED = "not started"
+MOST_FOLDERS = 6
+"""Folders of jobs that the last line names."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +108,21 @@ def _cell(value: str) -> str:
     return value.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
 
 
-def show_sweep(jobs: Sequence[Row], sweep_dir: Path) -> None:
-    """Print the table of a sweep's jobs and metrics, and write it as sweep.csv."""
-    if not jobs:
-        return
+def show_sweep(jobs: Sequence[Row], sweep_dir: Path, subdirs: Sequence[str]) -> None:
+    """Print the table of a sweep's jobs and metrics, and write it as sweep.csv.
+
+    Args:
+        subdirs: the jobs' folders, seen from the sweep's folder.
+    """
     columns, rows = _table(jobs)
     spare = [columns.index(name) for name in SPARE if name in columns]
     out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
     write(jobs, sweep_dir)
     more = f", with {', '.join(out)}" if out else ""
-    Screen().print(f"jobs are in {short(sweep_dir)}/0, 1, ...; the table in {short(sweep_dir)}/sweep.csv{more}")
+    Screen().print(f"jobs are in {_folders(sweep_dir, subdirs)}; the table in {shown(sweep_dir / 'sweep.csv')}{more}")
+
+
+def _folders(sweep_dir: Path, subdirs: Sequence[str]) -> str:
+    """The jobs' folders, as a shell takes them: all of a few, else the first and the last ones."""
+    names = list(subdirs) if len(subdirs) <= MOST_FOLDERS else [*subdirs[: MOST_FOLDERS - 2], "...", subdirs[-1]]
+    return ", ".join(name if name == "..." else shown(sweep_dir / name) for name in names)

@@ -15,6 +15,8 @@ from trainer.errors import UserError, first_line
 
 EXTRAS = ("timm",)
 """Packages that come with an extra of their name."""
+NESTED = (*schema.CONSTRUCTED, "callbacks", "metrics")
+"""Where a mapping with a ``_target_`` may be an argument of another one; in the data, ``data.transforms`` has its own reader."""
 OWN_INIT = "has an __init__ of its own that does not keep the keys. Leave __init__ alone: the keys are in self.config"
 FETCHED: dict[str, dict[str, Any]] = {
     "timm": {"pretrained": False, "checkpoint_path": ""},
@@ -37,6 +39,8 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
     """
     target, what = locate(node["_target_"], f"{key}._target_"), f"{key}._target_={node['_target_']}"
     arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments(key, node))}
+    if re.split(r"[.\[]", key)[0] in NESTED:
+        arguments = {k: _made(v, f"{key}.{k}") for k, v in arguments.items()}
     if not callable(target):
         raise UserError(what, f"is a {type(target).__name__}, not a class or function")
     ours = kind is not None and kind.__module__.startswith("trainer.")
@@ -62,6 +66,16 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
     if ours and not hasattr(made, "config"):
         raise UserError(what, OWN_INIT)
     return made
+
+
+def _made(value: Any, key: str) -> Any:
+    """An argument in which every mapping with a ``_target_`` is called, as by Hydra's instantiate."""
+    if isinstance(value, Mapping):
+        made = {k: _made(v, f"{key}.{k}") for k, v in value.items()}
+        return call_target(made, key) if isinstance(value.get("_target_"), str) else made
+    if isinstance(value, (list, tuple)):
+        return [_made(v, f"{key}[{n}]") for n, v in enumerate(value)]
+    return value
 
 
 def _check_class(target: type, what: str, key: str, kind: type) -> None:

@@ -32,6 +32,12 @@ MEANT = {
     "val_files": "val_path",
 }
 """Names of keys that others use for what is ours."""
+OF_OTHERS = {
+    "logger": ("metrics go to files of the run's folder and to MLflow, and to no other service", "tracking=mlflow"),
+    "trainer": ("what others give to a trainer object are keys of the run, such as epochs, device and launch.nproc", "epochs=N"),
+    "datamodule": ("the data are a group of their own", "data=OPTION"),
+}  # fmt: skip
+"""Groups of other projects: how this one differs, and what to type instead."""
 LIMITS = ("ge", "gt", "le", "lt")
 MOST = 10**12
 """The limit of whole numbers that have no other: products of several still fit."""

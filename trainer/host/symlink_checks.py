@@ -32,13 +32,13 @@ def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.
         )
 
 
-def check_sweep_folder(folder: Path, hydras: str | None = None) -> None:
-    """Refuse a sweep's folder that contains links, itself or in its jobs' folders ``0``, ``1``, ...
+def check_sweep_folder(folder: Path, jobs: Sequence[Path], hydras: str | None = None) -> None:
+    """Refuse a sweep's folder that contains links, itself or in its jobs' folders.
 
     Raises:
         UserError: as above.
     """
-    for one in [folder, *(job for job in _entries(folder) if job.name.isdecimal())]:
+    for one in [folder, *jobs]:
         if one.is_symlink() and one != folder:
             raise UserError(f"hydra.sweep.dir={folder}", f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links", f"rm {one}, or hydra.sweep.dir=ANOTHER")  # fmt: skip
         check_run_folder(one, hydras, "hydra.sweep.dir")

@@ -141,8 +141,8 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
     return lives.until(before, resume.step)
 
 
-def claim(folder: Path, chosen: bool) -> Path:
-    """Create the run's folder: the one that the user chose, else a new one (``NAME-1`` if another run has ``NAME``).
+def claim(folder: Path, chosen: bool, key: str = "hydra.run.dir") -> Path:
+    """Create the folder of a run or a sweep: the one that the user chose, else a new one (``NAME-1`` if another run has ``NAME``).
 
     Raises:
         UserError: it cannot be made, though it looked so.
@@ -157,5 +157,5 @@ def claim(folder: Path, chosen: bool) -> Path:
                 free.mkdir(parents=True)
                 return free
     except OSError as error:
-        raise UserError(f"hydra.run.dir={folder}", f"cannot be made: {error.strerror}", "hydra.run.dir=ANOTHER_FOLDER") from error  # fmt: skip
+        raise UserError(f"{key}={folder}", f"cannot be made: {error.strerror}", f"{key}=ANOTHER_FOLDER") from error
     raise AssertionError("unreachable")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from trainer.config import schema
+from trainer.config.keys import is_of, spelled
 from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
+from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
 from trainer.optim.kept_state import KeptState
@@ -177,11 +180,23 @@ def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) 
     return max(1, per_worker // CORES_FED), f"{share}, and one process decodes for {CORES_FED} that train"
 
 
-def with_strategy(config: RunConfig, workers: int) -> tuple[RunConfig, str]:
-    """Return the config with ``strategy=auto`` replaced, for this many workers, and the reason; '' if none was."""
+def with_strategy(config: RunConfig, workers: int, typed: Collection[str] = ()) -> tuple[RunConfig, str]:
+    """Return the config with ``strategy=auto`` replaced, for this many workers, and the reason; '' if none was.
+
+    Raises:
+        UserError: a key of collective is given, and one worker has no use for it.
+    """
     if config.strategy._target_ != AUTO:
         return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
-    given = {k: v for k, v in config.node("strategy").items() if k != "_target_"}
+    taken, usual = asdict(chosen()), asdict(schema.AutoStrategy())
+    given = config.node("strategy")
+    for name in given.keys() - taken.keys():
+        keys = [key for key in typed if is_of(key, [f"strategy.{name}"])]
+        if keys or given[name] != usual.get(name):
+            what = keys[0] if keys else f"strategy.{name}={spelled(given[name])}"
+            why = "strategy=auto is single with one worker, which has no such key"
+            raise UserError(what, why, "launch.nproc=2 (or strategy=collective)", keys)
     why = "one worker" if workers == 1 else f"{workers} workers"
-    return config.replaced("strategy", {**asdict(chosen()), **given}), why
+    kept = {name: given.get(name, value) for name, value in taken.items() if name != "_target_"}
+    return config.replaced("strategy", {"_target_": chosen._target_, **kept}), why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainer.config import keys, schema
@@ -21,12 +21,15 @@ LONGEST_NAME = 200
 
 def check_keys(config: Mapping[str, Any]) -> None:
     """Refuse unknown keys, missing keys, missing values, and values that a key does not accept."""
+    _check_no_words_of_hydra(config)
     root = {k.path: k for k in keys.keys(schema.Config)}
     free = (*schema.GROUPS, "metrics")  # what is in these is checked elsewhere
     present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*free, p)}}
     nodes = {path.partition(".")[0] for path in root} - set(root)
     for name, value in present.items():
         if name not in root and (name not in nodes or not isinstance(value, Mapping)):
+            if name.partition(".")[0] in keys.OF_OTHERS:
+                raise UserError(f"{name}={keys.spelled(value)}", *keys.OF_OTHERS[name.partition(".")[0]])
             near = keys.nearest_key(name, every_key(), value)
             raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
         if name in root and name not in schema.GROUPS:
@@ -70,7 +73,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
             raise UserError(path, f"there is no such key; this {group} has {names}", near and f"{near}={keys.spelled(value)}")  # fmt: skip
-    if group not in schema.CONSTRUCTED and node.get("_target_") != AUTO:
+    if group not in schema.CONSTRUCTED:
         for path, declared in known.items():
             if path not in present and declared.kind is not dict:
                 raise _taken_away(declared) if closed else _without_schema(group, path, str(node.get("_target_")))
@@ -84,8 +87,6 @@ def _without_schema(group: str, path: str, target: str) -> UserError:
 
 def _known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
     """The keys that a config group accepts for this ``_target_``, and whether it accepts no others."""
-    if target == AUTO:
-        target = str(schema.CollectiveStrategy._target_)
     declared = option_of(group, target)
     closed = str(getattr(declared, "_target_", None)) == target and group not in schema.CONSTRUCTED
     return {k.path: k for k in keys.keys(declared, f"{group}.")}, closed
@@ -99,6 +100,31 @@ def _taken_away(declared: keys.Key) -> UserError:
 def _check_value(declared: keys.Key, value: Any) -> None:
     if why := declared.refuse(value):
         raise WrongValue(declared.path, f"{declared.path}={keys.spelled(value)}", why, value, declared.instead)
+
+
+HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
+"""Words by which Hydra's instantiate changes a call."""
+
+
+def _check_no_words_of_hydra(config: Mapping[str, Any]) -> None:
+    """Refuse words of Hydra's instantiate: a ``_target_`` is called with the keys beside it, by name, and nothing else."""
+    for path, value in _inside(config, ""):
+        owner, _, word = path.rpartition(".")
+        if word in HYDRAS and owner:
+            why = f"{word} is not read: {owner}._target_ is called once, with the keys beside it as arguments by name"
+            named = word == "_args_" and "[" not in path
+            raise UserError(
+                f"{path}={keys.spelled(value)}", why, f"+{owner}.NAME=VALUE" if named else f"{owner} without {word}"
+            )
+
+
+def _inside(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every key of a nested config with its value, those inside of lists too."""
+    pairs = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in pairs:
+        inner = f"{path}[{name}]" if isinstance(node, list) else f"{path}.{name}" if path else str(name)
+        yield inner, value
+        yield from _inside(value, inner)
 
 
 def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:

@@ -67,7 +67,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         with lacks:
             look(config)
     workers = workers_everywhere(config.launch, nproc)
-    config, auto_strategy = with_strategy(config, workers)
+    config, auto_strategy = with_strategy(config, workers, typed)
     declaration = _declared(config, workers, lacks)
     roles = declaration.roles(workers, config.launch)
     check_servers(config, declaration.name, roles)

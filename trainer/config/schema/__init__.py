@@ -76,6 +76,7 @@ from trainer.config.schema.run import (
     TrackingConfig,
 )
 from trainer.config.schema.strategy import (
+    AutoStrategy,
     CollectiveStrategy,
     FreeStrategy,
     GroupStrategy,
@@ -163,8 +164,8 @@ GROUPS: dict[str, tuple[type, ...]] = {
         PlateauSchedule,
     ),
     "strategy": (
-        StrategyConfig, GroupStrategy, CollectiveStrategy, LocalSgdStrategy, PserverStrategy, PserverSyncStrategy,
-        FreeStrategy, StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
+        StrategyConfig, GroupStrategy, CollectiveStrategy, AutoStrategy, LocalSgdStrategy, PserverStrategy,
+        PserverSyncStrategy, FreeStrategy, StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
     ),
     "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch),
     "execution": (ExecutionConfig,),

@@ -65,6 +65,13 @@ class CollectiveStrategy(GroupStrategy):
 
 
 @dataclass
+class AutoStrategy(CollectiveStrategy):
+    """strategy=auto: single with one worker, collective with several, whose keys it takes."""
+
+    _target_: str = key("trainer.strategies.builtin.auto", "replaced when the number of workers is known")
+
+
+@dataclass
 class LocalSgdStrategy(GroupStrategy):
     """strategy=local_sgd: workers train apart and average their parameters."""
 
