@@ -83,7 +83,9 @@ def _dispatch(argv: list[str]) -> int:
     from trainer.cli.arguments import argument_parser, parse, typed_flags
     from trainer.errors import UserError
     from trainer.host import torchrun
+    from trainer.host.folder_checks import check_working_folder
 
+    check_working_folder()
     if torchrun.is_rank():
         from trainer.cli.torchrun import join
 

@@ -13,6 +13,7 @@ from trainer.checkpoint.remote import is_address
 from trainer.config import redact
 from trainer.errors import UserError, why
 from trainer.host import interpreter
+from trainer.host.folder_checks import check_working_folder
 from trainer.terminal import streams
 from trainer.visible import one_line
 
@@ -63,7 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ))
         try:
-            return dispatch(parser().parse_args(argv))
+            asked = parser().parse_args(argv)
+            check_working_folder()
+            return dispatch(asked)
         except UserError as error:
             print(f"error: {one_line(str(error))}", file=sys.stderr)
             return error.exit_code

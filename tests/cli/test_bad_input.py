@@ -690,6 +690,48 @@ def test_a_recipe_without_its_package_line_says_so(run: Run, folder: Path, tmp_p
     assert_refused(Case("", ("+recipe=mine",), "# @package _global_"), code, error, folder)
 
 
+HEAD = b"# @package _global_\n"
+OWN = b"defaults: [{override /model: lenet}, {override /data: digits}]\nmodel: {image_size: 8}\nname: own # caf\xe9\n"
+EXTENDS = b"defaults:\n  - digits_lenet\n  - _self_\nname: own\n"
+NOT_AS_MEANT = {
+    "extends another": (EXTENDS, "does not say that its keys belong to the whole config"),
+    "mistyped package": (b"# @package _gobal_\n" + EXTENDS, "does not say that its keys belong to the whole config"),
+    "byte order mark": (b"\xef\xbb\xbf" + HEAD + EXTENDS, "byte order mark"),
+    "byte order mark, whole": (b"\xef\xbb\xbf" + HEAD + OWN.replace(b"\xe9", b"e"), "byte order mark"),
+    "latin-1": (HEAD + OWN, "line 4: a config file is UTF-8"),
+    "cp1252": (HEAD + OWN.replace(b"\xe9", b"\x80"), "line 4: a config file is UTF-8"),
+    "utf-16": ((HEAD + EXTENDS).decode().encode("utf-16"), "a config file is UTF-8"),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_AS_MEANT)
+def test_a_recipe_that_is_not_read_as_it_was_meant_names_its_file_and_the_remedy(
+    kind: str, run: Run, folder: Path, tmp_path: Path
+) -> None:
+    content, says = NOT_AS_MEANT[kind]
+    file = tmp_path / "it's own" / "recipe" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    typed = ("--config-dir", str(file.parents[1]), "+recipe=mine", "plan=true")
+    code, _, error = run(*typed)
+    assert code == 2 and says in error and str(file) in error and error.count("\n") == 1
+    remedy = error.rstrip("\n").partition("Type instead: ")[2]
+    if remedy == '"# @package _global_" as its first line':
+        file.write_bytes(HEAD + content.removeprefix(b"# @package _gobal_\n"))
+    else:
+        subprocess.run(["bash", "-c", remedy], check=True)
+    code, out, error = run(*typed)
+    assert code == 0 and "Plan of own" in out, error
+    assert list(folder.iterdir()) == [] and list(file.parent.iterdir()) == [file]
+
+
+def test_a_working_folder_that_was_removed_is_named(run: Run, folder: Path) -> None:
+    folder.rmdir()
+    code, _, error = run("+recipe=digits_lenet")
+    assert code == 2 and "the working folder" in error and "was removed" in error and error.count("\n") == 1
+    folder.mkdir()
+
+
 OWN_MODELS = {
     "typo": ("import torch\nclass Net(torch.nn.Linear): pass\n", "own_typo.Nett", "own_typo has no 'Nett'", "own_typo.Net"),
     "syntax": ("class Net(:\n", "own_syntax.Net", "importing own_syntax failed: SyntaxError", ""),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli import hydra_features
+from trainer.cli import config_files, hydra_features
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError, WrongValue, first_line
@@ -30,8 +30,10 @@ def _explain(vocabulary: Vocabulary, error: Exception) -> UserError:
     chain = list(_chain(error))
     text = "\n".join(str(e) for e in chain)
     return (
-        _unreadable(vocabulary)
+        config_files.not_utf8(vocabulary, chain)
+        or _unreadable(vocabulary)
         or _broken_file(chain)
+        or config_files.not_global(vocabulary)
         or _by_text(vocabulary, text)
         or _by_key(vocabulary, chain, text)
         or UserError("the config", str(error).strip().split("\n")[0] or type(error).__name__)
@@ -157,8 +159,6 @@ def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     group, recipe = found[1], vocabulary.recipe
-    if recipe and vocabulary.package(f"recipe/{recipe}") != "_global_":
-        return UserError(f"+recipe={recipe}", "its file does not say that its keys belong to the whole config", '"# @package _global_" as its first line')  # fmt: skip
     if recipe:
         return UserError(f"+recipe={recipe}", f"it chooses no {group}; there is {', '.join(vocabulary.options(group))}", f"{group}=OPTION")  # fmt: skip
     if minus := [o for o in vocabulary.overrides if o.startswith("recipe=")]:

@@ -13,6 +13,19 @@ LONGEST_INSIDE = 100
 """Bytes of the longest path below a run's folder, ``checkpoints/persistables/...``."""
 
 
+def check_working_folder() -> None:
+    """Refuse a working folder that was removed.
+
+    Raises:
+        UserError: it is not there.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        what = f"the working folder {os.environ.get('PWD', '')}".rstrip()
+        raise UserError(what, "was removed while this shell was in it", "cd FOLDER, and the command again") from error
+
+
 def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True) -> None:
     """Refuse a folder that cannot be made or written, or whose disk has too little room.
 
