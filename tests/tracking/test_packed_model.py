@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import importlib_metadata
@@ -62,7 +63,7 @@ LOAD = """
 import sys, numpy as np, mlflow
 np.save(sys.argv[3], mlflow.pyfunc.load_model(sys.argv[1]).predict(np.load(sys.argv[2])))
 import own_pkg.net, trainer
-print(own_pkg.net.__file__)
+print(own_pkg.net.__file__, trainer.__file__)
 """
 
 
@@ -112,12 +113,14 @@ def test_the_packed_model_has_what_it_imports_and_predicts_elsewhere(
     assert sorted(taken) == sorted(FILES), "what is taken along is named"
     code = folder / "code"
     files = {str(path.relative_to(code)) for path in code.rglob("*") if not path.is_dir()}
-    assert {name for name in files if not name.startswith("trainer/")} == set(FILES)
-    assert {Path(name).suffix for name in files} == {".py"} and {
-        "trainer/config/instantiate.py",
-        "trainer/__init__.py",
-    } <= files
+    assert files == {"trainer.zip", *FILES}
+    with zipfile.ZipFile(code / "trainer.zip") as sources:
+        names = set(sources.namelist())
+        assert {Path(name).suffix for name in names} == {".py"}
+        assert {"trainer/config/instantiate.py", "trainer/__init__.py"} <= names
+        assert not any(b"c4nary" in sources.read(name) for name in names)
     assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert sum(path.is_file() for path in folder.rglob("*")) - len(FILES) <= 11, "MLflow lists each file"
     assert [p for p in folder.rglob("*") if p.is_file() and (b"c4nary" in p.read_bytes() or b"root:x:0" in p.read_bytes())] == []  # fmt: skip
     np.save(tmp_path / "in.npy", np.float32([[1.0, 2.0, 3.0, 4.0]]))
     bare = {k: v for k, v in environment().items() if k != "PYTHONPATH"}
@@ -126,5 +129,8 @@ def test_the_packed_model_has_what_it_imports_and_predicts_elsewhere(
         cwd=tmp_path, env={**bare, "PYTHONPATH": os.pathsep.join([])}, capture_output=True, text=True, timeout=2000,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(code / "own_pkg" / "net.py")
+    assert done.stdout.split() == [
+        str(code / "own_pkg" / "net.py"),
+        str(code / "trainer.zip" / "trainer" / "__init__.py"),
+    ]
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), np.load(tmp_path / "expected.npy"), rtol=1e-5)

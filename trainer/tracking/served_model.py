@@ -7,12 +7,16 @@ folder nor a pickle of the module, and the trainer's own source travels with it.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import numpy as np
 import torch
+
+# In a logged model the trainer's sources are a zip (``own_code.stage``); it goes before a trainer that is installed.
+sys.path[:0] = [str(packed) for packed in Path(__file__).parent.glob("code/trainer.zip")]
 
 from trainer.config.instantiate import call_target
 from trainer.data.picture_preprocessing import Preprocessing
