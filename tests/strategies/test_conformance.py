@@ -426,6 +426,8 @@ def test_leave_ends_every_process_and_frees_every_port(evidence: Evidence, strat
 def test_every_process_writes_its_own_log(evidence: Evidence, strategy: str, workers: int) -> None:
     logs: Path = evidence(strategy, workers)["logs"]
     expected = {f"workerlog.{rank}" for rank in range(workers)}
-    assert {p.name for p in logs.iterdir()} == expected | {f"serverlog.{n}" for n in range(servers(strategy, workers))}
+    assert {p.name for p in logs.glob("[!.]*")} == expected | {
+        f"serverlog.{n}" for n in range(servers(strategy, workers))
+    }
     for name in expected:
         assert "[Epoch 0, batch 0] loss: " in (logs / name).read_text()

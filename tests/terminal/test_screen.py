@@ -238,9 +238,9 @@ def test_a_broken_run_says_where_its_folder_and_its_best_weights_are(
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("sqlite:///{here}/mlflow.db", "mlflow ui   then http://127.0.0.1:5000/#/experiments/7?workflowType=machine_learning"),
+        ("sqlite:///{here}/mlflow.db", "mlflow ui   then http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=trainer"),
         ("sqlite:////other/mlflow.db", "mlflow ui --backend-store-uri sqlite:////other/mlflow.db   then http://127.0.0.1:5000/#/"),
-        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080/#/experiments/7?workflowType=machine_learning"),
+        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=trainer"),
     ],
     ids=["here", "elsewhere", "server"],
 )  # fmt: skip

@@ -30,8 +30,8 @@ LEFT = {
 """What a run may leave that is worth looking at, by mode."""
 EARLY = ("early stop", "stopped by a callback")
 """How the reason begins why a run ended before its last epoch."""
-TRAINING_VIEW = "workflowType=machine_learning"
-"""What an address of MLflow's pages ends with, so that they open as of trainings and not of agents."""
+TRAINING_VIEW = "workflowType=machine_learning&viewStateShareKey=trainer"
+"""What an address of MLflow's pages ends with: pages of trainings and not of agents, columns of `experiment_view`."""
 INDENT = 10
 
 
@@ -122,7 +122,7 @@ def _left(folder: Path, mode: str) -> list[str]:
 
 def _look(uri: str, result: Result) -> str:
     """How MLflow's pages are opened, on those of trainings."""
-    page = f"#/experiments/{result.experiment_id}?{TRAINING_VIEW}" if result.experiment_id else ""
+    page = f"#/experiments/{result.experiment_id}/runs?{TRAINING_VIEW}" if result.experiment_id else ""
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/{page}  (run {result.run_id})"
     ours = uri == address(Path.cwd() / "mlflow.db")

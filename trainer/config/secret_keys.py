@@ -14,7 +14,7 @@ SEVERAL = r"(?:(?:api|auth|access|hub|hf|bearer|refresh|bot|user|id)_)?tokens"
 """Keys that end in these mean a secret if their value is a text or holds texts."""
 OPEN = (
     r"(?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next)_token|"
-    r"(?:sort|cache|foreign|primary|dict|image|label|input|output|target|metric|state|data|batch|monitor|num|full)_key"
+    r"(?:sort|cache|share|foreign|primary|dict|image|label|input|output|target|metric|state|data|batch|monitor|num|full)_key"
 )
 """And these do not, though they end so: they name tokens of a text, and entries of a mapping."""
 STRONG_KEY = re.compile(rf"(?:.*(?:^|[_.-])(?:{ALWAYS})\d*(?:[_.-].*)?)$")

@@ -35,7 +35,7 @@ FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
 """Where a value is taken from, as ``${oc.env:HF_TOKEN}``: tells nothing."""
 OPTIONS_OF_ADDRESSES = (
     "timeout", "connect_timeout", "sslmode", "charset", "mode", "cache", "driver", "application_name", "format",
-    "version", "v", "page", "encoding", "region", "uri", "workflowtype",
+    "version", "v", "page", "encoding", "region", "uri", "workflowtype", "viewstatesharekey",
 )  # fmt: skip
 
 

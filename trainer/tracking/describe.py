@@ -17,10 +17,12 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.host import versions
+from trainer.metrics.best import best_metric
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder.lives import Life
+from trainer.tracking import experiment_view
 from trainer.tracking.naming import model_name, run_name
 from trainer.tracking.reopened_run import RESUMED_FROM, RUN_DIR
 from trainer.wording import counted
@@ -89,6 +91,7 @@ def describe(
         },
         "dataset": _dataset(plan, digest),
         "artifacts": list(ARTIFACTS),
+        "view": experiment_view.view(best_metric(config, plan.facts.task)),
     }
     return {
         "uri": plan.tracking,
@@ -148,9 +151,15 @@ def note(
     facts, chosen = plan.facts, plan.chosen
     hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 and not plan.by_role else ""
     roles = ", ".join(counted(n, role) for role, n in plan.roles.items())
-    lines = [
-        f"## {plan.name}: {DOING[plan.mode]}",
-        *(line for said in (facts.stand_in, plan.concern) if said for line in (f"**ATTENTION: {said}**", "")),
+    lines = [_headline(plan, ended)]
+    if ended is not None:
+        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "test/", "predict/"))}
+        best = ended["best"]
+        if shown:
+            lines += ["", "| metric | last | best |", "|---|---|---|"]
+            lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
+    lines += [
+        *(line for said in (facts.stand_in, plan.concern) if said for line in ("", f"**ATTENTION: {said}**")),
         "",
         "| | |",
         "|---|---|",
@@ -160,19 +169,12 @@ def note(
         f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen.precision} |",
         f"| size | {_size(plan)} |",
     ]
-    if ended is None:
-        lines += ["| result | (it runs) |"]
-    else:
-        lines += [f"| result | {ended['status']} after {ended['seconds']:.1f} s, {counted(ended['steps'], 'update')}, {counted(ended['samples'], 'sample')} |"]  # fmt: skip
+    if ended is not None:
+        lines += [f"| took | {ended['seconds']:.1f} s, {counted(ended['steps'], 'update')}, {counted(ended['samples'], 'sample')} |"]  # fmt: skip
         if ended["error"]:
             lines += ["", "```", ended["error"][:2000], "```"]
         if ended["ended"].startswith(("early stop", "stopped by a callback")):
             lines += ["", ended["ended"]]
-        shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "test/", "predict/"))}
-        best = ended["best"]
-        if shown:
-            lines += ["", "| metric | last | best |", "|---|---|---|"]
-            lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
         for who in ended["lost_workers"].values():
             lines += ["", f"lost on the way: {who}"]
         for who in ended.get("returned", ()):
@@ -181,6 +183,16 @@ def note(
         lines += ["", "| life | began | ended | updates | how |", "|---|---|---|---|---|", *map(_life, lives)]
     repeat = f"python -m trainer {command(overrides)}"
     return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{plan.run_dir}`"])
+
+
+def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:
+    """The first line: MLflow's page shows little more of a description until one asks for the rest."""
+    what = f"{plan.name}: {DOING[plan.mode]}"
+    if ended is None:
+        return f"**{what} is running**"
+    best = plan.best and ended["best"].get(plan.best)
+    result = f", best {plan.best} {best:.5f} at update {ended['best_step']}" if best else ""
+    return f"**{what} {ended['status']}{result}**"
 
 
 def _life(life: Life) -> str:

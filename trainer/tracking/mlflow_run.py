@@ -14,7 +14,7 @@ from trainer.errors import first_line
 from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import Hold
 from trainer.run_folder.tracking_file import Remembered
-from trainer.tracking import mlflow_settings, reopened_run
+from trainer.tracking import experiment_view, mlflow_settings, reopened_run
 from trainer.tracking.points import Point, Sent, metrics_of, points_of, without
 from trainer.tracking.recorder_answers import NO_ANSWER, UNREACHED, tell
 
@@ -134,18 +134,24 @@ class Follower:
         self.remember()
 
     def _experiment(self) -> str:
-        """The run's experiment, which MLflow shows as one of trainings and not of agents; a kind that is set stays."""
+        """The run's experiment, which MLflow shows as one of trainings and not of agents, with the columns that count;
+        what is set already stays."""
         name, known = self.run["experiment"], self.run.get("experiment_id")
         experiment = self.client.get_experiment(known) if known else self.client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                return str(self.client.create_experiment(name, _artifacts(self.run["uri"], name), {KIND: TRAININGS}))
+                return str(self.client.create_experiment(name, _artifacts(self.run["uri"], name), self._pages()))
             except Exception:  # another run may have made it meanwhile; stores tell that in different ways
                 if (experiment := self.client.get_experiment_by_name(name)) is None:
                     raise
-        if KIND not in experiment.tags:
-            self.client.set_experiment_tag(experiment.experiment_id, KIND, TRAININGS)
+        for key, value in self._pages().items():
+            if key not in experiment.tags:
+                self.client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
+
+    def _pages(self) -> dict[str, str]:
+        """The experiment's tags that MLflow's pages follow."""
+        return {KIND: TRAININGS, experiment_view.TAG: self.run["view"]} if "view" in self.run else {KIND: TRAININGS}
 
     def _create(self, experiment_id: str) -> str:
         tags = {**self.run["tags"], OPENED: self.run["opened"]}

@@ -18,11 +18,11 @@ import torch
 # In a logged model the trainer's sources are a zip (``own_code.stage``); it goes before a trainer that is installed.
 sys.path[:0] = [str(packed) for packed in Path(__file__).parent.glob("code/trainer.zip")]
 
-from trainer.config.instantiate import call_target
-from trainer.data.picture_preprocessing import Preprocessing
-from trainer.data.placement import Placement
-from trainer.models.skeleton import built
-from trainer.weights import fit
+from trainer.config.instantiate import call_target  # noqa: E402
+from trainer.data.picture_preprocessing import Preprocessing  # noqa: E402
+from trainer.data.placement import Placement  # noqa: E402
+from trainer.models.skeleton import built  # noqa: E402
+from trainer.weights import fit  # noqa: E402
 
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
