@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from trainer.data.sets.flowers import Flowers102
+from trainer.data.sets.flowers import Drawing, Flowers102
 from trainer.data.source import DataSource, Facts, Splits
 
 SAMPLES = 64
@@ -13,8 +14,8 @@ SAMPLES = 64
 class FewFlowers(Flowers102):
     """One picture of each class in each part stands in for Oxford's, and not ten, which take a minute to draw."""
 
-    def _drawing(self) -> dict[str, int]:
-        return {**super()._drawing(), "per_class": 1}
+    def _drawing(self) -> Drawing:
+        return replace(super()._drawing(), per_class=1)
 
 
 class TrainingAlone(DataSource):

@@ -175,7 +175,7 @@ def test_other_errors_are_no_lack_of_memory() -> None:
 
 
 def test_not_one_sample_fits() -> None:
-    with pytest.raises(RunFailed, match=r"not enough for one sample per worker \(CUDA out of memory"):
+    with pytest.raises(RunFailed, match=r"memory is not enough \(CUDA out of memory.*fewer samples are refused"):
         run("run", "data.batch_size=auto", most="[0]")
     assert read("run/result.json")["status"] == "failed" and not Path("run/.batch_size").exists()
 

@@ -141,7 +141,7 @@ def test_fleets_environment_starts_servers_and_workers(tmp_path: Path, mode: str
     assert read(mine.run / "result.json")["status"] == "done"
     assert f"tcp://{mine.servers[0]}" in (mine.run / "serverlog.0").read_text()
     for rank in range(2):
-        assert f" of worker {rank}, " in mine.screen(f"worker {rank}"), "each tells of its own updates"
+        assert f" of worker {rank} (" in mine.screen(f"worker {rank}"), "each tells of its own updates"
 
 
 def test_one_that_never_comes_is_named_with_its_endpoint_by_all(tmp_path: Path) -> None:

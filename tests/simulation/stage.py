@@ -79,6 +79,7 @@ class Stage(io.TextIOBase):
     def _stand_ins(self) -> list[Any]:
         return [
             patch.object(messages, "json", self),
+            patch.object(messages, "json_text", self),
             patch.object(client_module, "pack", lambda message: message),
             patch.object(client_module, "record_function", lambda name: NO_RECORD),
             patch.object(client_module, "MEANWHILE_S", 1.0),  # a tenth of the looks and requests, to the same effect

@@ -23,8 +23,9 @@ def test_view_has_the_best_metric_and_what_people_change() -> None:
 
 def test_experiment_gets_the_view_once_and_keeps_a_changed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    follower = Follower(tmp_path, {"experiment": "digits", "view": experiment_view.view("val/acc1")})
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = mlflow.MlflowClient(uri)
+    follower = Follower(tmp_path, {"uri": uri, "experiment": "digits", "view": experiment_view.view("val/acc1")})
     follower.client = client
     number = follower._experiment()
     tags = client.get_experiment(number).tags

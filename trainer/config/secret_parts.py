@@ -104,6 +104,8 @@ def parts(text: str) -> Iterator[SecretPart]:
         if found.end() >= done and sounds_secret(found[1]):
             end, strong = _end(text, found.end()), means_secret(found[1])
             done = end
+            if not re.search(r"\w", text[found.end() : end]):
+                continue  # an empty list or mapping
             yield SecretPart(found.end(), end, *((piece, strong) for piece in pieces(text[found.end() : end])))
     for found in (*LINE.finditer(text), *_in_braces(text)):
         value = found[4].strip().strip("'\"")

@@ -134,6 +134,7 @@ class Search:
         self.others = [psutil.Process().pid, *(child.pid for child in psutil.Process().children(recursive=True))]
         self.broken = False
         self.last = Try(False, "no sample for each worker")
+        self.tries = 0
 
     def sized(self, size: int) -> Ready:
         """Return the job with this batch size, and with its data prepared."""
@@ -156,6 +157,7 @@ class Search:
         except RunFailed:
             self.broken = True
             raise
+        self.tries += 1
         fits = "fits" if self.last.fits else "does not fit"
         self.say(f"{KEY}=auto: {size} {fits} ({self.last.how}, {time.monotonic() - began:.1f} s)")
         return self.last.fits
@@ -164,7 +166,10 @@ class Search:
         try:
             job = self.sized(size)
         except UserError as error:
-            raise RunFailed(f"{KEY}=auto: with {counted(size, 'sample')} per worker: {error}") from error
+            why = f"with {counted(size, 'sample')} per worker: {error.what}: {error.why}"
+            if not self.last.fits and self.tries:  # more do not fit, so no other number is worth proposing
+                why = f"memory is not enough ({self.last.how}), and fewer samples are refused ({why})"
+            raise RunFailed(f"{KEY}=auto: {why}") from error
         from trainer.run_folder.json_files import leave
         from trainer.worker.batch_size_trial import TOO_LARGE, Needed, TrialLimits
 
