@@ -18,6 +18,8 @@ class Normed(nn.Sequential):
     def __init__(self, num_classes=10, norm="BatchNorm1d"):
         super().__init__(nn.Flatten(), nn.Linear(64, 8), getattr(nn, norm)(8), nn.Linear(8, num_classes))
 """
+UNEVEN = "strategy=collective strategy.sync_batch_norm=true sampler.drop_last=false sampler.pad=false"
+"""The variance is that of all workers' samples: 1438 = 2 x 718 + 2 = 3 x 479 + 1."""
 LAST = "data.batch_size=479 sampler.drop_last=false"  # 1438 = 3 x 479 + 1
 
 
@@ -30,6 +32,8 @@ LAST = "data.batch_size=479 sampler.drop_last=false"  # 1438 = 3 x 479 + 1
         ("data.global_batch_size=3 strategy.gradient_merge.k_steps=3", "data.global_batch_size=6"),
         ("data.batch_size=479 sampler.drop_last=true", None),
         (f"{LAST} max_steps=3", None),
+        (f"{UNEVEN} launch.nproc=2 data.batch_size=718", None),
+        (f"{UNEVEN} launch.nproc=3 data.batch_size=479", "sampler.drop_last=true"),
         (f"{LAST} +model.norm=Identity", None),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainer.errors import RunFailed
+from trainer.errors import UserError
 from trainer.metrics.criterion import (
     NEITHER,
     OWN,
@@ -122,9 +122,9 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     wanted = compute_class_weight("balanced", classes=np.arange(3), y=labels.numpy())
     assert weights_of({"weight": "balanced"}, 3, labels)["weight"].tolist() == pytest.approx(wanted.tolist())
     assert weights_of({"pos_weight": "balanced"}, 2, torch.tensor([0, 0, 0, 1]))["pos_weight"].item() == 3.0
-    with pytest.raises(RunFailed, match="class 3 has no sample"):
+    with pytest.raises(UserError, match="class 3 has no sample"):
         weights_of({"weight": "balanced"}, 4, labels)
-    with pytest.raises(RunFailed, match="no labels to count"):
+    with pytest.raises(UserError, match="no labels to count"):
         weights_of({"weight": "balanced"}, 4, None)
 
 

@@ -112,7 +112,12 @@ def _of_life(ready: Ready, life: Life) -> Ready:
     of = of.with_facts(ready.checked.facts)
     run_dir = Path(ready.plan.run_dir)
     begun = store.about(run_dir / CHECKPOINTS / life.resume).lease_batches if life.resume else 0
-    plan = replace(of.plan, run_dir=str(run_dir), lease_batches=begun or ready.plan.lease_batches)
+    plan = replace(
+        of.plan,
+        run_dir=str(run_dir),
+        lease_batches=begun or ready.plan.lease_batches,
+        class_weights=ready.plan.class_weights,
+    )
     return replace(of, plan=plan, digest=ready.digest)
 
 

@@ -25,6 +25,7 @@ from trainer.errors import (
 from trainer.host import early_signals
 from trainer.host.in_use import left_at_the_end
 from trainer.host.signals import termination_raises, undisturbed
+from trainer.job.balanced_weights import weighed
 from trainer.job.batch_size_search import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.claim_folder import make_room
@@ -71,7 +72,7 @@ def execute(
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
-            result.chosen, result.why = _chosen(plan), plan.why
+            result.chosen, result.why, result.class_weights = _chosen(plan), plan.why, plan.class_weights
             result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
             _show(ready)
@@ -138,7 +139,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
     """The job with the largest batch that fits, where that is asked for; ``asked``: before its data were prepared."""
     if ready.sized is None:
         return ready
-    ready = found(asked, ready, prepared, _say)
+    ready = weighed(found(asked, ready, prepared, _say))
     _leave_config(ready.plan.own_folder, ready.checked.config)
     return ready
 

@@ -17,7 +17,7 @@ from trainer.wording import counted
 MIB = 2**20
 IN_PLACE = ("", str(InProcessLaunch._target_))
 """Launchers for which one worker alone is the process that the user starts."""
-MOST_BUCKETS_SHOWN = 12
+MOST_BUCKETS_SHOWN = MOST_WEIGHTS_SHOWN = 12
 INSECURE = "the hosts have no secret in common: whoever reaches the meeting point can change the training"
 
 
@@ -81,11 +81,22 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", counted(plan.parameters, "parameter", ",")
     if plan.taken:
         yield "  its weights", plan.taken
+    if plan.loss:
+        yield "loss", "; ".join([plan.loss, *(f"{name} {weights}" for name, weights in balanced(plan).items())])
     if plan.buckets is not None:
         yield "  gradients", exchanged(plan.buckets, plan.chosen.precision)
     for key, value in asdict(plan.chosen).items():
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
+
+
+def balanced(plan: Plan) -> dict[str, str]:
+    """The first of the class weights that were computed from the training data, by key of ``loss``, in words."""
+    shown = {name: [f"{weight:.4g}" for weight in weights] for name, weights in plan.class_weights.items()}
+    return {
+        name: ", ".join(weights[:MOST_WEIGHTS_SHOWN] + ["..."] * (len(weights) > MOST_WEIGHTS_SHOWN))
+        for name, weights in shown.items()
+    }
 
 
 def exchanged(buckets: Buckets, precision: str) -> str:

@@ -9,6 +9,7 @@ from functools import partial
 from trainer.data.source import Facts, Progress, digest_of, named_sizes
 from trainer.errors import NOTHING_NEW, AskedToLeave, RunFailed, RunPreempted, UserError, failed
 from trainer.host.signals import termination_raises
+from trainer.job.balanced_weights import weighed
 from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_outputs
@@ -28,7 +29,7 @@ def prepared(ready: Ready) -> Ready:
     with preparing(checked.config.verbosity) as show:
         facts = _prepared_facts(_with_measured(ready), show)
     before_start("prepare", checked.config.model)
-    return _named(ready, facts)
+    return weighed(_named(ready, facts))
 
 
 def _named(ready: Ready, facts: Facts) -> Ready:

@@ -135,6 +135,7 @@ def _get_ready(
 ) -> Ready:
     before = frozenset(sys.modules)
     ready = _planned(config, typed, run_dir, place, passed)
+    from trainer.job.balanced_weights import weighed
     from trainer.launch.preload import imported_since
 
     ready.imported = imported_since(before)
@@ -166,6 +167,7 @@ def _get_ready(
         if folder is not None and checked.searches:
             ready = _as_in_checkpoint(sized, folder)
         resume = None if folder is None else _of_these_classes(ready, folder)
+    ready = weighed(ready, early=True)
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
     plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
     sizes = sized if ready.checked.searches else None

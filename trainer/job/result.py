@@ -24,6 +24,7 @@ class Result:
         ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
         steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from start to end.
         chosen, why: what ``auto`` picked and the reasons.
+        class_weights: those of the loss that were computed from the training data, by key of ``loss``.
         data_source: what was really trained on.
         mode: what was done; unreadable: with ``predict``, the first files that could not be read.
         restarts: how often all processes, or one of them, were started again because one had died.
@@ -53,6 +54,7 @@ class Result:
     data_wait_seconds: float = 0.0
     chosen: dict[str, Any] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
+    class_weights: dict[str, list[float]] = field(default_factory=dict)
     data_source: str = ""
     mode: str = "train"
     unreadable: list[str] = field(default_factory=list)

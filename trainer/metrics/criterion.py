@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from trainer.config.instantiate import call_target
-from trainer.errors import RunFailed
+from trainer.errors import UserError
 
 BALANCED = "balanced"
 SAMPLES, WEIGHTS, OWN = "samples", "class weights", "its method denominator"
 """What the loss of a batch is divided by, so that it is a mean over batches, too."""
 SUM, NEITHER, RANDOM = "sum", "neither", "random"
 """The loss of a batch is the sum of its parts' losses; does not follow from them; differs from call to call."""
+LONGEST = 80
+"""Characters of a list of weights that is proposed."""
 ROWS = 32
 """Samples of the batch that is compared with its parts, at most."""
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
@@ -72,7 +74,7 @@ def weights_of(node: Mapping[str, Any], classes: int, labels: Any) -> dict[str, 
         labels: (N,) of the training data; None: they are not known.
 
     Raises:
-        RunFailed: weights are to be balanced, and a class has no sample, or the labels are not known.
+        UserError: weights are to be balanced, and a class has no sample, or the labels are not known.
     """
     found = {}
     for name in ("weight", "pos_weight"):
@@ -89,13 +91,18 @@ def _counts(labels: Any, classes: int, what: str) -> torch.Tensor:
     """The training samples of each class, (C,).
 
     Raises:
-        RunFailed: they are not known, or a class has none.
+        UserError: they are not known, or a class has none.
     """
+    numbers = "2.0" if "pos_weight" in what else f"[{','.join(['1.0'] * max(2, classes))}]"
+    instead = f"{what.partition('=')[0]}={numbers if len(numbers) < LONGEST else '[...]'} with your own numbers"
     if labels is None:
-        raise RunFailed(f"{what}: the training data have no labels to count (an attribute 'labels' or 'targets', (N,)). Type the numbers instead of {BALANCED}")  # fmt: skip
-    counts = torch.bincount(torch.as_tensor(labels).long().flatten(), minlength=max(2, classes)).double()
+        raise UserError(what, "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))", instead)  # fmt: skip
+    found = torch.as_tensor(labels).long().flatten()
+    found = found[found >= 0]  # negative ones are ignored by losses
+    counts = torch.bincount(found, minlength=max(2, classes)).double()
     if empty := (counts == 0).nonzero().flatten().tolist():
-        raise RunFailed(f"{what}: class {empty[0]} has no sample in the training data. Type the numbers instead of {BALANCED}")  # fmt: skip
+        which = f"class {empty[0]} has" if len(empty) == 1 else f"{len(empty)} classes, the first is {empty[0]}, have"
+        raise UserError(what, f"{which} no sample in the training data, so that no weight follows", instead)
     return counts
 
 

@@ -129,6 +129,17 @@ def measured_by(run: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def class_weights_of(config: RunConfig) -> dict[str, list[float]]:
+    """For mode=eval the class weights that the run of the saved weights had computed; empty if it does not tell."""
+    if config.mode != "eval" or (run := run_of(Path(str(config.weights)))) is None:
+        return {}
+    try:
+        found = json_text.read(run / "plan.json").get("class_weights")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _of_the_run(config: RunConfig) -> Facts | None:
     """For mode=predict what the run that left the weights knew of data of the same kind."""
     if config.mode != "predict" or (folder := run_of(Path(str(config.weights)))) is None:

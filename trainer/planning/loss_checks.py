@@ -97,6 +97,32 @@ def check_denominator(checked: Checked, model: ModelFacts) -> None:
         raise UserError(what, "is no mean over samples: its value on a batch does not follow from its values on parts of it, so that the parts' gradients do not make that of the global batch. Give the class a method denominator(labels) if it is a weighted mean", " ".join(changes))  # fmt: skip
 
 
+def balanced_keys(config: RunConfig) -> list[str]:
+    """The keys of ``loss`` whose weights are computed from the training data."""
+    return [name for name in ("weight", "pos_weight") if config.loss.get(name) == BALANCED]
+
+
+MEANS = {
+    "samples": "a mean over samples",
+    "class weights": "a mean over the weights of the samples' classes",
+    "its method denominator": "a mean by its method denominator",
+    "neither": "no mean over samples",
+    "random": "differs from call to call: taken for a mean over samples",
+}
+"""What the loss of a batch was found to be, for the plan."""
+
+
+def found_loss(checked: Checked, denominator: str) -> dict[str, Any]:
+    """What was found about the loss, for the plan: its denominator, and the same in words, empty for torch's mean over samples."""
+    config, traits = checked.config, checked.declaration.traits
+    usual = str(config.loss.get("_target_")).startswith(("torch.", "trainer."))
+    if config.mode == "predict" or (usual and denominator == "samples" and not balanced_keys(config)):
+        return {"denominator": denominator, "loss": ""}
+    own_steps = not traits.exact and (traits.replicas or not traits.lockstep)
+    of = ", of each worker's own batches" if config.mode == "train" and own_steps and checked.workers > 1 else ""
+    return {"denominator": denominator, "loss": MEANS.get(denominator, denominator) + of}
+
+
 def concern_of(config: RunConfig, denominator: str) -> str:
     """What is odd about a loss that runs; empty as a rule."""
     what = f"loss ({config.loss.get('_target_')})"

@@ -20,7 +20,7 @@ from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
 from trainer.planning.elastic import restartable
 from trainer.planning.eval_and_predict import evaluated_samples
-from trainer.planning.loss_checks import concern_of
+from trainer.planning.loss_checks import concern_of, found_loss
 from trainer.planning.processes import Process, processes_of
 from trainer.planning.run_secret import is_insecure
 from trainer.planning.stream_checks import how
@@ -93,7 +93,8 @@ class Plan:
         least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
         whole_path: the user named the run's folder by a path from the root: so are its copies at ``checkpoint.to``.
         transport: how workers and parameter servers reach each other; empty: there are no servers.
-        denominator: what the loss of a batch is divided by, so that it is a mean over batches, too.
+        denominator: what the loss of a batch is divided by, so that it is a mean over batches, too; loss: the same in words, or empty.
+        class_weights: those that are ``balanced`` in the config, by key of ``loss``.
         started_in: the working folder, from which the config's relative paths lead.
         taken: which part of the file of weights is taken; empty: all of it, or there is none.
         own_code: folders of the module search path that hold the user's own classes.
@@ -155,6 +156,8 @@ class Plan:
     taken: str = ""
     own_code: list[str] = field(default_factory=list)
     denominator: str = "samples"
+    class_weights: dict[str, list[float]] = field(default_factory=dict)
+    loss: str = ""
 
     @property
     def own_folder(self) -> Path:
@@ -229,10 +232,8 @@ def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[
     yield from schedule.concerns()
     if isinstance(schedule, Plateau) and config.validation:
         every = [told.val_every_steps or 0, (told.val_every or 0) * steps_per_epoch]
-        looks = len(
-            {step for some in every if some for step in range(some, total + 1, some) if step >= schedule.warmup}
-            | {total}
-        )
+        steps = {step for some in every if some for step in range(some, total + 1, some) if step >= schedule.warmup}
+        looks = len(steps | {total})
         if looks < schedule.patience + 2:  # the first one is the best so far
             yield f"scheduler.patience={schedule.patience} is as long as the run ({counted(looks, 'validation')}): the learning rate never falls"
 
@@ -295,7 +296,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lease_batches=_lease_batches(checked),
         drops_lost=config.data.on_lost_worker == "drop",
         transport=transport_of(config, roles),
-        denominator=model.denominator,
+        **found_loss(checked, model.denominator),
     )
 
 

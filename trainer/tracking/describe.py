@@ -247,6 +247,10 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.transport": plan.transport or "none",
         "trainer.insecure": "yes" if plan.insecure else "no",
         **({"trainer.weights_taken": plan.taken[:5000]} if plan.taken else {}),
+        **{
+            f"trainer.loss_{name}": " ".join(f"{n:.6g}" for n in numbers)[:5000]
+            for name, numbers in plan.class_weights.items()
+        },
         "trainer.overrides": command(overrides)[:5000],
         RUN_DIR: plan.run_dir,
         "mlflow.user": user(),

@@ -37,7 +37,7 @@ from trainer.metrics.best import EarlyStop
 from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
 from trainer.metrics.contract import Objective
-from trainer.metrics.criterion import BALANCED, Criterion, labels_of, make_criterion, weights_of
+from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
@@ -46,7 +46,6 @@ from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
-from trainer.wording import some
 from trainer.worker.best_model import keep_best
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
@@ -131,12 +130,10 @@ def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 
 
 def _make_criterion(config: RunConfig, plan: Plan, seat: Seat, splits: Splits) -> Criterion:
-    """Make the worker's loss; the first worker prints the weights that are computed from the training data."""
-    weights = weights_of(config.loss, plan.facts.classes, labels_of(splits.train))
-    if seat.rank == 0:
-        for name in (name for name in weights if config.loss[name] == BALANCED):
-            numbers = [f"{n:.4g}" for n in weights[name].flatten().tolist()]
-            print(f"loss.{name}={BALANCED}: {some(numbers)}", flush=True)
+    """Make the worker's loss. Balanced weights are the plan's; a trial of batch sizes, which has none, computes them."""
+    labels = None if plan.class_weights else labels_of(splits.train)
+    known = {name: found[0] if name == "pos_weight" else found for name, found in plan.class_weights.items()}
+    weights = weights_of({**config.loss, **known}, plan.facts.classes, labels)
     dtype = torch.float64 if plan.chosen.precision == "fp64" else torch.float32
     return make_criterion(config.loss, weights, plan.denominator, torch.device(seat.device), dtype)
 
