@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 
 from tests import composing, scheduling, undrawn, zygote
+from trainer.planning import several_tasks
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -32,6 +33,9 @@ hypothesis.settings.load_profile("any speed")
 # one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder's process
+
+for name in several_tasks.NAMES:  # the tests themselves may be a task of srun or of Kubernetes
+    os.environ.pop(name, None)
 
 FORKS = pytest.StashKey[zygote.Held]()
 

@@ -89,6 +89,8 @@ class Key:
         if self.choices:
             if spelled(value).lower() in self.choices:
                 return ""
+            if spelled(value).lower() in self.rule.get("not_yet", ()):
+                return f"is not there yet; must be one of {', '.join(self.choices)}"
             alone = f"this version has {self.choices[0]} alone"
             return f"must be one of {', '.join(self.choices)}" if len(self.choices) > 1 else alone
         if self.rule.get("texts"):

@@ -85,7 +85,7 @@ def _without_a_role(launch: LaunchConfig) -> LaunchConfig:
     """The same, where nothing but the environment tells the role."""
     for name in ("role", *OF_ROLES):
         if (value := getattr(launch, name)) is not None:
-            raise UserError(f"launch.{name}={value}", "with launch.env=paddle the environment tells role, rank and endpoints", "launch.env=null")  # fmt: skip
+            raise UserError(f"launch.{name}={value}", "with launch.env=paddle the environment tells role, rank and endpoints", "launch.env=auto")  # fmt: skip
     return launch
 
 

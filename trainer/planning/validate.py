@@ -38,6 +38,7 @@ from trainer.planning.nonfinite import check_nonfinite
 from trainer.planning.processes import default_workers, workers_everywhere, workers_here
 from trainer.planning.run_secret import check_secret
 from trainer.planning.server_hosts import check_servers
+from trainer.planning.several_tasks import check_alone
 from trainer.planning.stream_checks import with_length
 from trainer.planning.tracking_store import check_tracking
 from trainer.planning.user_class_checks import check_declaration, refusals
@@ -63,7 +64,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
     elsewhere = is_elsewhere(config, device, nproc)
-    for look in (check_tracking, partial(check_validation, typed=typed)):
+    for look in (check_alone, check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             look(config)
     workers = workers_everywhere(config.launch, nproc)

@@ -16,6 +16,7 @@ def key(
     le: float | None = None,
     lt: float | None = None,
     choices: tuple[Any, ...] = (),
+    not_yet: tuple[str, ...] = (),
     texts: bool = False,
     or_auto: bool = False,
     or_range: bool = False,
@@ -25,13 +26,14 @@ def key(
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
+    ``not_yet``: words that people may expect among the choices, and that a later version has.
     Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
     list of texts; ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or two of them, as 1:4;
     ``or_word``: numbers, or that word. The annotation of these is Any. ``example``: what is proposed instead of a
     refused value (None: the default).
     """
     metadata = {
-        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "texts": texts,
+        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "not_yet": not_yet, "texts": texts,
         "or_auto": or_auto, "or_range": or_range, "or_word": or_word, "length": length, "example": example,
     }  # fmt: skip
     if isinstance(default, (list, dict)):

@@ -29,7 +29,12 @@ class LaunchConfig:
     rank: Optional[int] = key(None, "with launch.role: this process's number within its role", ge=0)
     server_endpoints: Optional[str] = key(None, "with launch.role: ADDRESS:PORT of each server, separated by commas")
     worker_endpoints: Optional[str] = key(None, "with launch.role: ADDRESS:PORT of each worker; all meet at the first one's")  # fmt: skip
-    env: Optional[str] = key(None, "paddle: role, rank and endpoints come from Fleet's variables (TRAINING_ROLE, PADDLE_*)", choices=("paddle",))  # fmt: skip
+    env: Optional[str] = key(
+        "auto",
+        "auto: refuse to be one of several copies (srun, mpirun, ...); none; paddle: role and endpoints of Fleet",
+        choices=("auto", "none", "paddle"),
+        not_yet=("slurm", "mpi", "pmi", "kubernetes"),
+    )
     secret_file: Optional[str] = key(
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
     )
