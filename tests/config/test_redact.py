@@ -21,8 +21,38 @@ from trainer.config.redact import command, hide, of_command_line, scrub, text, v
 from trainer.config.secret_parts import HIDDEN, is_secret
 from trainer.wording import quoted
 
-SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization"]  # fmt: skip
-OPEN = ["tokenizer", "max_tokens", "monkey", "key_dim", "num_key_heads", "author", "secretary", "hash_size", "passes"]
+SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization", "oauth", "authtoken", "dbpass", "mypassword", "clientsecret", "privkey", "auth_header", "oauth2Token", "smtp_pass", "DB_PASS", "AUTH-HEADER", "userCreds", "sshkey", "proxy_auth", "tokenizer_auth_token", "authors_password", "aws_access_key_id", "privkey_pem", "cookies", "bearer", "otp", "session_id"]  # fmt: skip
+OPEN = [
+    "tokenizer",
+    "max_tokens",
+    "monkey",
+    "key_dim",
+    "num_key_heads",
+    "author",
+    "secretary",
+    "hash_size",
+    "passes",
+    "tokenizer_name",
+    "pad_token",
+    "max_new_tokens",
+    "image_key",
+    "keypoints",
+    "key_padding_mask",
+    "compass",
+    "bypass",
+    "authors",
+    "low_pass_filter",
+    "compat",
+    "signal",
+    "config",
+    "keys",
+    "pattern",
+    "option",
+    "credit",
+    "token_type_embeddings",
+    "passthrough",
+    "pathway",
+]
 
 
 @pytest.mark.parametrize("key", SECRET)
@@ -120,6 +150,31 @@ def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         ] == []
 
 
+TOKENS = ["ghp_" + "aB3" * 12, "github_pat_" + "aB3_" * 10, "hf_" + "aB3" * 11, "sk-" + "aB3" * 16, "sk-proj-" + "aB3-" * 10, "glpat-" + "aB3" * 7, "xoxb-123456789012-aB3aB3", "AKIA" + "AB3D" * 4]  # fmt: skip
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_a_token_is_known_by_its_shape_wherever_it_stands(token: str) -> None:
+    for line in ("{}", "cloning with {} now", "x={}", "+model.name={}", "https://host/{}/x", '{{"a": "{}"}}'):
+        assert token not in text(line.format(token)) and token in values(line.format(token)), line
+    assert hide({"note": [f"log in with {token}"]}) == {"note": [f"log in with {HIDDEN}"]}
+
+
+@pytest.mark.parametrize("line", ["sk-learn", "hf_hub", "ghp_ is a prefix", "task-1-of-2", "desk-lamp-with-many-parts", "sk-learn-pipeline-of-steps", "eyJ"])  # fmt: skip
+def test_a_word_that_begins_like_a_token_is_none(line: str) -> None:
+    assert text(line) == line
+
+
+@pytest.mark.parametrize("line", ["run --password=X7y now", "run --password X7y now", "run -password 'X7y z' now", "curl --oauth-secret X7y", "--db-pass=X7y", "--auth-token=X7y", "x.py --api_key X7y --n 3"])  # fmt: skip
+def test_flags_of_a_command_in_a_text_are_hidden(line: str) -> None:
+    assert "X7y" not in text(line) and HIDDEN in text(line)
+
+
+@pytest.mark.parametrize("line", ["--password, or nothing", "the --token-type flag", "--tokenizer=bert --n 3", "--password --n 3"])  # fmt: skip
+def test_and_other_flags_stay(line: str) -> None:
+    assert text(line) == line
+
+
 @pytest.mark.parametrize("key", ["hub_token", "otp", "auth", "token", "api_token", "pass", "signature"])
 def test_long_numbers_under_keys_of_secrets_are_hidden(key: str) -> None:
     number = 123456789012
@@ -190,7 +245,7 @@ HARD = {
     "logins": "http://a:b@", "logins after each other": "x://a:b@c/ ", "bearer": "bearer ", "commas": "password=ab,", "dashes": "a-", "dots": "a.", "newlines": "\n",
     "blank lines": " \n", "overrides": "token=a ", "quoted overrides": "'token=a ", "mappings": '"token": ', "flows": "token: [", "spaces": " ", "tabs": "\t",
     "escaped quotes": "token=\\'", "quotes": "'", "apostrophes": "''", "default": "${oc.env:a,", "underscores": "_secret", "camel": "aB", "digits": "secret1",
-    "one name": "b", "signs": "~+", "stars": "token='\\'", "words in quotes": "'a ", "numbers": "token=1,", "lines": "password: x\n", "equals": "password=",
+    "one name": "b", "tokens of OpenAI": "sk-", "tokens of GitHub": "ghp_", "JWTs": "eyJ-", "flags": "--password ", "flags and names": "-a-b", "signs": "~+", "stars": "token='\\'", "words in quotes": "'a ", "numbers": "token=1,", "lines": "password: x\n", "equals": "password=",
 }  # fmt: skip
 AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
 LENGTH = 15_000

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from trainer.config.secret_keys import PLAIN, WORDS, means_secret, sounds_secret
+from trainer.config.secret_keys import PLAIN, TELLS_NOTHING, means_secret, sounds_secret
 from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, from_elsewhere, is_secret, parts, pieces
 from trainer.visible import one_line, visible
 from trainer.wording import quoted
@@ -70,7 +70,7 @@ def _taught(found: Iterable[tuple[str, bool]]) -> Iterator[str]:
 
 def _telling(value: str, strong: bool) -> bool:
     """Whether a value can be looked for in any text: it is not found where nobody means it."""
-    if value.lower() in WORDS or value == HIDDEN or from_elsewhere(value):
+    if value.lower() in TELLS_NOTHING or value == HIDDEN or from_elsewhere(value):
         return False
     if value.isdecimal() and len(value) < LEAST_OF_WEAK:
         return False

@@ -1,44 +1,117 @@
-"""Which config keys have names that suggest a secret value, such as ``password`` or ``token``."""
+"""Which keys hold secrets: those whose name contains one of ten words, or ends in one of a few more, but for a short list."""
 
 from __future__ import annotations
 
+import functools
 import re
 
-ALWAYS = (
-    r"passw(?:or)?ds?|passphrases?|passcodes?|pwd|secrets?|credentials?|creds|api_?keys?|access_?keys?|private_?keys?|"
-    r"secret_?keys?|account_?keys?|connection_?strings?|webhooks?|session_?ids?|jwts?"
+WORDS = ("pass", "pwd", "secret", "cred", "apikey", "accesskey", "privkey", "privatekey", "token", "auth")
+"""A key that contains one of these is a secret's, ``db_pass``, ``myPassword`` and ``oauth2`` too; ``_``, ``-`` and case are no matter."""
+STRONG = ("passw", "passphrase", "passcode", *WORDS[1:8])
+"""What can mean nothing else: there short numbers and plain words are secret as well."""
+ENDS = (
+    *("key", "cookie", "cookies", "bearer", "webhook", "signature", "sig", "sas", "otp", "pat", "jwt", "session_id"),
+    "connection_string",
 )
-"""Keys with these words in them mean nothing else."""
-AT_THE_END = r"token|key|auth|authorization|signature|sig|sas|pass|pat|bearer|cookies?|otp"
-SEVERAL = r"(?:(?:api|auth|access|hub|hf|bearer|refresh|bot|user|id)_)?tokens"
-"""Keys that end in these mean a secret if their value is a text or holds texts."""
-OPEN = (
-    r"(?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next)_token|"
-    r"(?:sort|cache|share|foreign|primary|dict|image|label|input|output|target|metric|state|data|batch|monitor|num|full)_key"
-)
-"""And these do not, though they end so: they name tokens of a text, and entries of a mapping."""
-STRONG_KEY = re.compile(rf"(?:.*(?:^|[_.-])(?:{ALWAYS})\d*(?:[_.-].*)?)$")
-NAMES_A_FILE = "secret_file"
-"""A key whose value is a path."""
-WEAK_KEY = re.compile(rf"(?!(?:.*[_.-])?(?:{OPEN})$)(?:(?:.*[_.-])?(?:{AT_THE_END})|{SEVERAL})\d*$")
+"""What says the same as the last word of a key."""
+INNOCENT = [
+    "tokenizer",
+    "tokenizers",
+    "tokenized",
+    "tokenize",
+    "tokenization",
+    "author",
+    "authors",
+    "secretary",
+    "monkey",
+    "credit",
+    "creditcard",
+    "secret_file",
+    "passes",
+    "passing",
+    "passed",
+    "passage",
+    "passenger",
+    "passive",
+    "passthrough",
+    "bypass",
+    "compass",
+    "low_pass",
+    "high_pass",
+    "band_pass",
+    "pad_token",
+    "cls_token",
+    "class_token",
+    "mask_token",
+    "eos_token",
+    "bos_token",
+    "unk_token",
+    "sep_token",
+    "start_token",
+    "end_token",
+    "stop_token",
+    "image_token",
+    "special_token",
+    "next_token",
+    "max_tokens",
+    "min_tokens",
+    "num_tokens",
+    "n_tokens",
+    "new_tokens",
+    "special_tokens",
+    "image_tokens",
+    "token_dim",
+    "token_size",
+    "token_dropout",
+    "token_type",
+    "token_length",
+    "token_embedding",
+    "sort_key",
+    "cache_key",
+    "share_key",
+    "foreign_key",
+    "primary_key",
+    "dict_key",
+    "image_key",
+    "label_key",
+    "input_key",
+    "output_key",
+    "target_key",
+    "metric_key",
+    "state_key",
+    "data_key",
+    "batch_key",
+    "monitor_key",
+    "num_key",
+    "full_key",
+]
+"""Words of a key that mean something else, and are passed over: tokens of a text, entries of a mapping, a path."""
+_INNOCENT = re.compile(rf"(?<![a-z])(?:{'|'.join(INNOCENT)})(?![a-z])")
+_ENDS = re.compile(rf"(?:(?:^|_)(?:{'|'.join(ENDS)})|key)\d*$")
 PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
 """A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
-WORDS = (
+TELLS_NOTHING = (
     "", "none", "null", "true", "false", "auto", "default", "yes", "no", "on", "off", "ok", "env", "value", "name", "path",
     "text", "option", "folder", "file", "another",
 )  # fmt: skip
-"""Values that tell nothing, whatever their key is."""
+"""Values that are no secret, whatever their key is."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _told_by(key: str) -> tuple[bool, bool]:
+    """Whether a key is a secret's, and whether its name can mean nothing else."""
+    spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace(" ", "_").replace("-", "_")
+    kept = _INNOCENT.sub("", spelled)
+    joined = kept.replace("_", "").replace(".", "")
+    found = any(word in joined for word in WORDS) or _ENDS.search(kept) is not None
+    return found, any(word in joined for word in STRONG)
 
 
 def sounds_secret(key: str) -> bool:
-    """Whether a key (the last part of its path) has a name that suggests a secret value."""
-    return means_secret(key) or WEAK_KEY.match(_words(key)) is not None
+    """Whether a key (the last part of its path) is a secret's, by its name."""
+    return _told_by(key)[0]
 
 
 def means_secret(key: str) -> bool:
     """Whether a key's name can mean nothing but a secret, so that even a number is hidden."""
-    return _words(key) != NAMES_A_FILE and STRONG_KEY.match(_words(key)) is not None
-
-
-def _words(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(key)).lower().replace(" ", "_")
+    return _told_by(key)[1]

@@ -11,19 +11,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, unquote_plus
 
-from trainer.config.secret_keys import PLAIN, WORDS, means_secret, sounds_secret
+from trainer.config.secret_keys import PLAIN, TELLS_NOTHING, means_secret, sounds_secret
 
 HIDDEN = "(hidden)"
 LEAST_OF_WEAK = 5
 
 HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]{0,40}(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+)")  # fmt: skip
 SCHEME_OF_LOGIN = re.compile(r"(?i)\b(bearer|basic|negotiate)(\s+)([A-Za-z0-9._~+/=-]{6,})")
+TOKEN = re.compile(
+    r"(?<![\w-])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,60}\d)[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|"
+    r"(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)"
+)
+"""Tokens that say by themselves what they are: of GitHub, GitLab, Hugging Face, OpenAI and its like, Slack, AWS, Google, npm, PyPI, Databricks, and JWTs."""
+FLAG = re.compile(r"(?<![\w-])--?([A-Za-z][\w-]*)[ \t]+(?=[^-\s])")
+"""A flag of a command and its value: ``--password X``."""
 URI = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)([^\s'\"<>`]+)")
 WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
-NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2})([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
+NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2}|--?)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
 LINE = re.compile(r"(?m)^([ \t]*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
 INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)('[^'\n]*'|\"[^\"\n]*\"|[^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
-FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
+FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{]\s{0,9}[^\s\]}])")
 BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,(?![\w./-]*=)[^\s,&;=\"'`{}\[\]()<>]+)*")
 QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
 QUOTED_OR_ESCAPED = re.compile(rf"\\.|{QUOTED.pattern}")
@@ -92,6 +99,11 @@ def parts(text: str) -> Iterator[SecretPart]:
         if not _random(found[3]):
             continue
         yield SecretPart(found.start(3), found.end(3), (found[3], False))
+    for found in TOKEN.finditer(text):
+        yield SecretPart(found.start(), found.end(), (found[0], True))
+    for found in FLAG.finditer(text):
+        if means_secret(found[1]) and (end := _end(text, found.end())) > found.end():
+            yield SecretPart(found.end(), end, *((piece, True) for piece in pieces(text[found.end() : end])))
     done, first = 0, len(text) - len(text.lstrip())
     for found in NAMED.finditer(text):
         name = re.split(r"[./@]", found[2] or found[5])[-1]
@@ -112,7 +124,7 @@ def parts(text: str) -> Iterator[SecretPart]:
         if (
             is_secret(found[2], value)
             and (means_secret(found[2]) or _long_number(found[2], value) or not MEASURED.fullmatch(value))
-            and value.lower() not in WORDS
+            and value.lower() not in TELLS_NOTHING
         ):
             yield SecretPart(found.start(4), found.end(4), (value, means_secret(found[2])))
 
@@ -154,7 +166,12 @@ def _of_named(text: str, found: re.Match[str], name: str, first: bool) -> Iterat
         end = _end(text, start)
     value = text[start:end]
     bare = value.strip("'\"")
-    if bare.lower().rstrip(".") in WORDS or text.startswith("$(", start) or from_elsewhere(bare) or end <= start:
+    if (
+        bare.lower().rstrip(".") in TELLS_NOTHING
+        or text.startswith("$(", start)
+        or from_elsewhere(bare)
+        or end <= start
+    ):
         return
     if not strong and (
         (re.fullmatch(r"[\d.,e\s\[\]-]+", bare) and not _long_number(name, bare))
@@ -199,7 +216,7 @@ def _of_uri(found: re.Match[str]) -> Iterator[SecretPart]:
     place = start + len(address) + len(mark)
     for field in re.split(r"([&;#])", query):
         name, equals, value = field.partition("=")
-        kept = name.lower() in OPTIONS_OF_ADDRESSES or value.lower() in WORDS or re.fullmatch(r"\d{1,4}", value)
+        kept = name.lower() in OPTIONS_OF_ADDRESSES or value.lower() in TELLS_NOTHING or re.fullmatch(r"\d{1,4}", value)
         if value and not value.startswith(HIDDEN) and (means_secret(name) or not kept) and not from_elsewhere(value):
             strong = sounds_secret(name)
             begin = place + len(name) + len(equals)
