@@ -17,7 +17,7 @@ import pytest
 
 from trainer.cli.help import show_help
 from trainer.config.keys import sections
-from trainer.config.redact import command, hide, of_command_line, scrub, text, values
+from trainer.config.redact import command, hide, of_command_line, of_environment, scrub, text, values
 from trainer.config.secret_parts import HIDDEN, is_secret
 from trainer.wording import quoted
 
@@ -99,6 +99,13 @@ def test_known_values_are_hidden_wherever_they_stand() -> None:
     assert known == {"t0ken with 'quotes'", "pw-123", login}, "two letters would be found everywhere"
     said = text("cannot log in with t0ken with 'quotes' or pw-123: about", known)
     assert said == f"cannot log in with {HIDDEN} or {HIDDEN}: about"
+
+
+def test_the_place_of_a_file_in_the_environment_is_no_secret(tmp_path: Path) -> None:
+    """As SSH_AUTH_SOCK and XAUTHORITY are: parts of their paths would be hidden in every other path."""
+    (place := tmp_path / "agent-99x17").touch()
+    variables = {"SSH_AUTH_SOCK": str(place), "XAUTHORITY": str(place), "MY_AUTH": "/Zx81QqPp/nowhere", "PWD": "/x/y"}
+    assert of_environment(variables) == {"/Zx81QqPp/nowhere"}
 
 
 def test_files_of_others_are_scrubbed(tmp_path: Path) -> None:

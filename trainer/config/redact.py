@@ -54,8 +54,12 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
 
 
 def of_environment(variables: Mapping[str, str]) -> set[str]:
-    """Collect the secret values among the environment variables."""
-    return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES})
+    """Collect the secret values among the environment variables; the place of a file that is there, as SSH_AUTH_SOCK, is none."""
+    return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES and not _is_place(v)})
+
+
+def _is_place(value: str) -> bool:
+    return value.startswith("/") and os.path.exists(value)
 
 
 def _taught(found: Iterable[tuple[str, bool]]) -> Iterator[str]:

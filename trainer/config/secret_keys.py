@@ -14,79 +14,18 @@ ENDS = (
     "connection_string",
 )
 """What says the same as the last word of a key."""
-INNOCENT = [
-    "tokenizer",
-    "tokenizers",
-    "tokenized",
-    "tokenize",
-    "tokenization",
-    "author",
-    "authors",
-    "secretary",
-    "monkey",
-    "credit",
-    "creditcard",
-    "secret_file",
-    "passes",
-    "passing",
-    "passed",
-    "passage",
-    "passenger",
-    "passive",
-    "passthrough",
-    "bypass",
-    "compass",
-    "low_pass",
-    "high_pass",
-    "band_pass",
-    "pad_token",
-    "cls_token",
-    "class_token",
-    "mask_token",
-    "eos_token",
-    "bos_token",
-    "unk_token",
-    "sep_token",
-    "start_token",
-    "end_token",
-    "stop_token",
-    "image_token",
-    "special_token",
-    "next_token",
-    "max_tokens",
-    "min_tokens",
-    "num_tokens",
-    "n_tokens",
-    "new_tokens",
-    "special_tokens",
-    "image_tokens",
-    "token_dim",
-    "token_size",
-    "token_dropout",
-    "token_type",
-    "token_length",
-    "token_embedding",
-    "sort_key",
-    "cache_key",
-    "share_key",
-    "foreign_key",
-    "primary_key",
-    "dict_key",
-    "image_key",
-    "label_key",
-    "input_key",
-    "output_key",
-    "target_key",
-    "metric_key",
-    "state_key",
-    "data_key",
-    "batch_key",
-    "monitor_key",
-    "num_key",
-    "full_key",
-]
+INNOCENT = re.compile(
+    r"""(?<![a-z])(?:
+    tokeni[sz](?:er|ers|ed|e|ation) | authors? | secretary | credit | creditcard | monkey | secret_file
+    | pass(?:es|ing|ed|age|enger|ive|through) | bypass | compass | (?:low|high|band)_pass
+    | (?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next)_token
+    | (?:max|min|num|n|new|special|image)_tokens | token_(?:dim|size|dropout|type|length|embedding)
+    | (?:sort|cache|share|foreign|primary|dict|image|label|input|output|target)_key
+    | (?:metric|state|data|batch|monitor|num|full)_key
+    )(?![a-z])""",
+    re.VERBOSE,
+)
 """Words of a key that mean something else, and are passed over: tokens of a text, entries of a mapping, a path."""
-_INNOCENT = re.compile(rf"(?<![a-z])(?:{'|'.join(INNOCENT)})(?![a-z])")
 _ENDS = re.compile(rf"(?:(?:^|_)(?:{'|'.join(ENDS)})|key)\d*$")
 PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
 """A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
@@ -101,7 +40,7 @@ TELLS_NOTHING = (
 def _told_by(key: str) -> tuple[bool, bool]:
     """Whether a key is a secret's, and whether its name can mean nothing else."""
     spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace(" ", "_").replace("-", "_")
-    kept = _INNOCENT.sub("", spelled)
+    kept = INNOCENT.sub("", spelled)
     joined = kept.replace("_", "").replace(".", "")
     found = any(word in joined for word in WORDS) or _ENDS.search(kept) is not None
     return found, any(word in joined for word in STRONG)

@@ -30,7 +30,7 @@ WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
 NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2}|--?)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
 LINE = re.compile(r"(?m)^([ \t]*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
 INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)('[^'\n]*'|\"[^\"\n]*\"|[^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
-FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{]\s{0,9}[^\s\]}])")
+FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
 BARE = re.compile(r"[^\s,&;\"'`{}\[\]()<>]+(?:,(?![\w./-]*=)[^\s,&;=\"'`{}\[\]()<>]+)*")
 QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
 QUOTED_OR_ESCAPED = re.compile(rf"\\.|{QUOTED.pattern}")
