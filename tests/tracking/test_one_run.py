@@ -128,7 +128,7 @@ def test_the_plan_says_what_it_goes_on_from_and_what_it_keeps(resumed: tuple[Pat
     assert "resumes              checkpoints/step-000000020 after update 20 of 44 (epoch 0, update 20)" in shown
     assert "changed, harmless  launch.timeout_s was" in shown and "resume.path was" not in shown
     [repeat] = [line for line in shown.splitlines() if line.startswith("repeat")]
-    assert "resume=auto" in repeat and "resume.path" not in repeat
+    assert repeat.endswith(" resume=fresh") and "resume=auto" not in repeat and "resume.path" not in repeat
     assert re.search(r"every 10 updates, every epoch and every 10 min, [\d.]+ kB each, the 2 newest stay", shown)
 
 

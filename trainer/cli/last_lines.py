@@ -16,6 +16,7 @@ from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
 from trainer.planning.sqlite_store import address
+from trainer.run_folder import lives, repeat
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
 from trainer.visible import one_line
@@ -55,7 +56,15 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     if ready.plan.tracking and result.run_id is not None:
         out.fact("look", _look(ready.plan.tracking, result), INDENT, "")
     again = repeatable(overrides, result.chosen.get("batch_size"))
-    out.command("repeat", ["python", "-m", "trainer", *(command([o]) for o in again)], INDENT)
+    if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):
+        out.command("repeat", words, INDENT)
+    else:
+        out.fact(
+            "repeat",
+            f"the commands in {shown(folder / lives.FILE)}, one after the other (resume.allow_changes)",
+            INDENT,
+            "",
+        )
 
 
 def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
@@ -70,7 +79,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
         hydra_text.override("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
-    return f"{'resume':<{INDENT}}python -m trainer {' '.join(words)}"
+    return f"{'resume':<{INDENT}}{' '.join((*repeat.starter(), *words))}"
 
 
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:

@@ -49,6 +49,7 @@ class Facts:
         measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that goes
             on from this one, or that uses its weights, is given the same.
         splits: where validation and test samples come from, for the plan, if that is not plain.
+        estimated: names of the splits whose numbers of samples are estimates until ``prepare`` has counted them.
         attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
     """
 
@@ -73,21 +74,24 @@ class Facts:
     test_samples: int = 0
     measured: dict[str, Any] = field(default_factory=dict)
     splits: str = ""
+    estimated: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> str:
         """The number of samples in each split, in words."""
+        train, val, test = ("about " if name in self.estimated else "" for name in ("train", "val", "test"))
         if not self.test_samples:
-            return f"{self.train_samples} training and {counted(self.val_samples, 'validation sample')}"
-        return f"{self.train_samples} training, {self.val_samples} validation and {counted(self.test_samples, 'test sample')}"
+            return f"{train}{self.train_samples} training and {val}{counted(self.val_samples, 'validation sample')}"
+        return f"{train}{self.train_samples} training, {val}{self.val_samples} validation and {test}{counted(self.test_samples, 'test sample')}"
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
         """Make Facts of plain data that may have been JSON meanwhile, which turns tuples into lists."""
         made = Facts(**plain)
         return replace(
-            made, shape=_tuples(made.shape), val_shape=_tuples(made.val_shape), integers=tuple(made.integers)
-        )
+            made, shape=_tuples(made.shape), val_shape=_tuples(made.val_shape), integers=tuple(made.integers),
+            estimated=tuple(made.estimated),
+        )  # fmt: skip
 
 
 def _tuples(shape: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainer.config.redact import hide, scrub, text
 from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
-from trainer.run_folder import lives
+from trainer.run_folder import lives, repeat
 from trainer.wording import counted, quoted
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
         "not_printed": result.not_printed,
     }
     tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
-    tags[NOTE] = note(ready.plan, overrides, asdict(result), lives.read(run_dir))
+    past = lives.read(run_dir)
+    repeats = repeat.words(ready.checked.config, overrides, past, Path(ready.plan.run_dir))
+    tags[NOTE] = note(ready.plan, repeats, asdict(result), past)
     answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
     result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
     if answer["error"] or answer["unsent"]:

@@ -163,7 +163,9 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
     size = f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
     yield "batch size", size + _because(plan, "batch_size")
     if plan.mode == "train":
-        yield "updates", f"{plan.steps_per_epoch} per epoch, {plan.total_steps} in total ({counted(plan.epochs, 'epoch')})"  # fmt: skip
+        about = "about " if "train" in plan.facts.estimated else ""
+        total = about if plan.total_steps == plan.epochs * plan.steps_per_epoch else ""  # else max_steps says it
+        yield "updates", f"{about}{plan.steps_per_epoch} per epoch, {total}{plan.total_steps} in total ({counted(plan.epochs, 'epoch')})"  # fmt: skip
         if not plan.best:
             yield "validation", "none (validation=false)"
         if plan.lr is not None:

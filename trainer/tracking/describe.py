@@ -21,6 +21,7 @@ from trainer.metrics.best import best_metric
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.planning.tracking_store import experiment_of
+from trainer.run_folder import repeat
 from trainer.run_folder.lives import Life
 from trainer.tracking import experiment_view
 from trainer.tracking.naming import model_name, run_name
@@ -81,7 +82,7 @@ def describe(
             **tags(plan, overrides),
             **_lived(lives, resume),
             **_own_tags(hide(tracking.tags, secrets)),
-            NOTE: note(plan, overrides, lives=lives),
+            NOTE: note(plan, repeat.words(config, overrides, lives, Path(plan.run_dir)), lives=lives),
         },
         "params": {
             **dict(flat(hide(plain, secrets))),
@@ -139,12 +140,11 @@ def _dataset(plan: Plan, digest: str) -> dict[str, str]:
     }
 
 
-def note(
-    plan: Plan, overrides: Sequence[str], ended: Mapping[str, Any] | None = None, lives: Sequence[Life] = ()
-) -> str:
+def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = None, lives: Sequence[Life] = ()) -> str:
     """The MLflow run's description in Markdown: what ran, on what, with what result, and how to repeat it.
 
     Args:
+        repeats: the words of the command that repeats it; [] where its lives had other commands.
         ended: the run's result as a dict; None: it has just begun.
         lives: of a run that went on from a checkpoint, each is shown.
     """
@@ -181,8 +181,8 @@ def note(
             lines += ["", f"lost, and started again while the others went on: {who}"]
     if len(lives) > 1:
         lines += ["", "| life | began | ended | updates | how |", "|---|---|---|---|---|", *map(_life, lives)]
-    repeat = f"python -m trainer {command(overrides)}"
-    return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{plan.run_dir}`"])
+    again = " ".join(repeats) or "\n".join(life.command for life in lives)
+    return "\n".join([*lines, "", "Repeat it:", "", "```", again, "```", "", f"Files: `{plan.run_dir}`"])
 
 
 def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:

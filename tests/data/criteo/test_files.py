@@ -239,3 +239,13 @@ def test_the_fingerprint_of_drawn_rows_is_of_what_they_are_drawn_from(tmp_path: 
     assert one.fingerprint(one.prepare(one.facts(1), quiet)) == before
     assert drawn(cache_dir=str(tmp_path / "other")).fingerprint(one.facts(1)) == before
     assert drawn(draw_seed=7).fingerprint(one.facts(1)) != before
+
+
+def test_numbers_of_rows_are_called_estimates_until_they_are_counted(folder: Path) -> None:
+    clicks = source(folder, val_path=None, val_fraction=0.3)
+    guess = clicks.facts(10)
+    assert guess.sizes == f"about {guess.train_samples} training and about {guess.val_samples} validation samples"
+    found = clicks.prepare(guess, lambda *told: None)
+    assert found.train_samples + found.val_samples == 150
+    assert found.sizes == f"{found.train_samples} training and {found.val_samples} validation samples"
+    assert clicks.facts(10) == found

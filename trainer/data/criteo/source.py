@@ -66,7 +66,10 @@ class RowFiles(DataSource):
                 raise UserError("data.path", f"has no row for {name}")
         found = self._facts(facts.source, rows.get("train", facts.train_samples), rows["val"])
         tested = rows.get("test", 0)
-        return replace(found, attention=facts.attention, measured=facts.measured, test_samples=tested)
+        guessed = tuple(name for name in facts.estimated if name not in rows)
+        return replace(
+            found, attention=facts.attention, measured=facts.measured, test_samples=tested, estimated=guessed
+        )
 
     def open(self, facts: Facts) -> Splits:
         from trainer.data.criteo.cache import CriteoArrays
@@ -143,7 +146,10 @@ class Criteo(RowFiles):
         far = spans.far_from(first.integers, self._spans(facts)) if self._are_known(facts) else ""
         odd = filter(None, (other_names(options.path, options.val_path), far))
         train, val, test = rows["train"], rows["val"], rows.get("test", 0)
-        return replace(facts, train_samples=train, val_samples=val, test_samples=test, attention="; ".join(odd))
+        guessed = tuple(name for name in files if note is None or name not in note.rows)
+        return replace(
+            facts, train_samples=train, val_samples=val, test_samples=test, attention="; ".join(odd), estimated=guessed
+        )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Measure the spans of the integers where they are ``auto``, then convert the text.

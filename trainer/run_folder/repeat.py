@@ -1,0 +1,57 @@
+"""The command that repeats a run: how it was started, and what was typed, from the run's beginning."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from trainer.config.keys import key_of
+from trainer.config.redact import command
+from trainer.config.run_config import RunConfig
+from trainer.host import torchrun
+from trainer.run_folder.lives import Life
+
+AUTO, FRESH = "auto", "resume=fresh"
+OF_RESUMING = ("resume", "resume.path", "resume.allow_changes")
+
+
+def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The words before what was typed: ``python -m trainer``, or torchrun's with as many processes, for host 0."""
+    if not torchrun.is_rank(environment):
+        return ["python", "-m", "trainer"]
+    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    size, here, address, port = (environment.get(name, "") for name in names)
+    hosts = [f"--nnodes={int(size) // int(here)}"] if int(size) > int(here) else []
+    meeting = ["--node-rank=0", f"--master-addr={address}", f"--master-port={port}"]
+    return ["torchrun", *hosts, f"--nproc-per-node={here}", *(meeting if hosts else []), "-m", "trainer"]
+
+
+def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], run_dir: Path) -> list[str]:
+    """The words of the command that repeats a run, as a shell takes them; [] where its lives may have trained differently (``resume.allow_changes``).
+
+    A run that went on in its own folder is repeated from its beginning. One that went on from another run's checkpoint is
+    repeated from there.
+
+    Args:
+        overrides: as typed, with the flags before them.
+    """
+    path = config.resume.path
+    own = path == AUTO or (path is not None and _is_in(path, run_dir))
+    if own and len(lives) > 1 and (config.resume.allow_changes or any(map(_may_differ, lives))):
+        return []
+    again = (*_without(overrides, OF_RESUMING), FRESH) if own else overrides
+    return [*starter(), *(command([override]) for override in again)]
+
+
+def _may_differ(life: Life) -> bool:
+    return any(key_of(word) == "resume.allow_changes" for word in shlex.split(life.command))
+
+
+def _is_in(path: str, run_dir: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run_dir))
+
+
+def _without(overrides: Iterable[str], keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(o for o in overrides if key_of(o) not in keys)
