@@ -84,7 +84,7 @@ def shard(path: Path, samples: list[tuple[str, bytes, int]], labels: str = "cls"
     return path
 
 
-def flowers_102(root: Path, labels: list[int], train: list[int], val: list[int]) -> Path:
+def flowers_102(root: Path, labels: list[int], train: list[int], val: list[int], test: list[int] | None = None) -> Path:
     """Flowers-102 in ``root/flowers-102`` as torchvision lays it out, of small pictures; images are numbered from 1."""
     from scipy.io import savemat
 
@@ -93,7 +93,7 @@ def flowers_102(root: Path, labels: list[int], train: list[int], val: list[int])
     for number in range(1, len(labels) + 1):
         (place / "jpg" / f"image_{number:05d}.jpg").write_bytes(encoded(picture(number % 3, number)))
     savemat(place / "imagelabels.mat", {"labels": [labels]})
-    savemat(place / "setid.mat", {"trnid": [train], "valid": [val]})
+    savemat(place / "setid.mat", {"trnid": [train], "valid": [val], **({"tstid": [test]} if test else {})})
     return root
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from trainer.data.sets.digits import Digits
 from trainer.data.sets.flowers import Drawing, Flowers102
 from trainer.data.source import DataSource, Facts, Splits
 
@@ -16,6 +19,30 @@ class FewFlowers(Flowers102):
 
     def _drawing(self) -> Drawing:
         return replace(super()._drawing(), per_class=1)
+
+
+class SlowTest(Digits):
+    """The digits, whose test samples take their time once: while the file ``tests`` in the working folder is made."""
+
+    def open(self, facts: Facts) -> Splits:
+        splits = super().open(facts)
+        return splits if Path("tests").exists() else replace(splits, test=Slow(splits.test))
+
+
+class Slow:
+    """A data set whose batches take half a second each."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __len__(self) -> int:
+        return len(self.inside)
+
+    def batch(self, indices: Any) -> Any:
+        if len(indices) > 1:  # and not one that is looked at before the training
+            Path("tests").touch()
+            time.sleep(0.5)
+        return self.inside.batch(indices)
 
 
 class TrainingAlone(DataSource):

@@ -120,6 +120,8 @@ def test_its_logged_model_needs_neither_the_file_nor_the_class_to_run_again(
 ) -> None:
     [model] = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").search_logged_models(["1"])
     assert model.status == "READY"
+    tested = {name: value for name, value in read(folder / "run" / "result.json")["metrics"].items() if name.startswith("test/")}  # fmt: skip
+    assert {m.key: m.value for m in model.metrics if m.key.startswith("test/")} == tested and "test/acc1" in tested
     images = np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32)
     monkeypatch.setattr("sys.path", __import__("sys").path[:])
     found = mlflow.pyfunc.load_model(model.artifact_location).predict(images)

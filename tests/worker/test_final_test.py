@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from safetensors.torch import load_model
 from sklearn import metrics as truth
 
 import trainer as package
-from tests.runs import points, read, trainer
+from tests.pace import wait_for
+from tests.runs import points, read, start, trainer
 from trainer.data.sets.digits import MEAN, STD, Digits
 from trainer.data.source import Splits
 from trainer.errors import UserError
 from trainer.models.lenet import LeNet
+from trainer.tracking.logged_model import chosen
 
 TESTED = ["+recipe=digits_lenet", "tracking=none", "data.test_fraction=0.1"]
 NAMES = {"test/loss", "test/acc1", "test/acc5", "test/f1"}
@@ -112,9 +115,50 @@ def test_a_run_that_goes_on_after_its_last_update_is_tested_once(
     assert len(points(tmp_path / "run", "test/acc1")) == 1 and result.steps == 30
 
 
+def test_a_run_that_is_resumed_after_it_was_done_keeps_its_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = [*TESTED, "max_steps=30", f"hydra.run.dir={tmp_path}/run"]
+    first = package.run(run)
+    measured: list[Any] = []
+    monkeypatch.setattr("trainer.worker.final_test.measure", lambda *args: measured.append(args))
+    again = package.run([*run, "resume=auto"])
+    assert again.metrics == first.metrics and set(again.metrics) >= NAMES and not measured
+    assert len(points(tmp_path / "run", "test/acc1")) == 1
+    package.run([*run, "limit_val_batches=2", "resume=auto", "resume.allow_changes=true"])
+    assert len(measured) == 1, "other samples"
+
+
+def test_a_signal_while_the_test_data_are_measured_leaves_them_to_the_next_life(tmp_path: Path) -> None:
+    slow = ["data._target_=tests.e2e.own_data.SlowTest", "data.val_batch_size=20", "data.num_workers=0"]
+    command = [*TESTED, *slow, "epochs=1", "limit_train_batches=3", "hydra.run.dir=run"]
+    process = start(*command, cwd=tmp_path)
+    try:
+        wait_for(lambda: (tmp_path / "tests").exists() or process.poll() is not None, 90, "the test has begun")
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    finally:
+        process.kill()
+    screen = (tmp_path / "screen.txt").read_text()
+    assert code == 75 and "resume=auto" in screen.splitlines()[-1], screen
+    assert read(tmp_path / "run" / "result.json")["status"] == "preempted"
+    assert not points(tmp_path / "run", "test/acc1")
+    done = trainer(*command, "resume=auto", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_of(read(tmp_path / "run" / "result.json")["metrics"], tmp_path / "run" / "checkpoints" / "best.safetensors")
+    assert len(points(tmp_path / "run", "test/acc1")) == 1
+
+
 @pytest.mark.parametrize("strategy", ["collective", "pserver_async"])
 def test_several_workers_test_each_sample_exactly_once(tmp_path: Path, strategy: str) -> None:
     done = trainer(*TESTED, f"strategy={strategy}", "launch.workers=2", "epochs=1", "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_of(read(tmp_path / "run" / "result.json")["metrics"], tmp_path / "run" / "checkpoints" / "best.safetensors")
     assert len(points(tmp_path / "run", "test/acc1")) == 1 and "test/acc1" in done.stdout
+
+
+def test_the_test_is_of_the_best_model_in_mlflow_too(falling: Path) -> None:
+    best, last = (chosen(falling, which, "net") for which in ("best", "last"))
+    assert best is not None and last is not None and best.step < last.step
+    named = [{name for point in choice.points for name in point["metrics"]} for choice in (best, last)]
+    assert named[0] >= NAMES and "val/acc1" in named[0] and not NAMES & named[1]

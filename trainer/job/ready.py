@@ -21,6 +21,7 @@ from trainer.errors import RunFailed, UserError
 from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
+from trainer.job.result import tested_before
 from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
@@ -47,6 +48,7 @@ class Ready:
         swept: keys of which the sweep that it belongs to takes several values.
         later: it is not the first of its sweep, and is told of in few words.
         resume: where it goes on from; None: it begins.
+        tested: what the run had measured of the test data before it is resumed, see :class:`Assignment`.
         digest: the fingerprint of its data, which then are prepared; empty: not taken.
         sized: this job, checked with a batch size per worker; None: its batch size is known.
         of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting; the samples
@@ -62,6 +64,7 @@ class Ready:
     later: bool = False
     resume: Resume | None = None
     digest: str = ""
+    tested: tuple[int, dict[str, float]] = (0, {})
     sized: Callable[[int], Ready] | None = None
     of_hosts: Callable[[int, int, int], Ready] | None = None
 
@@ -72,7 +75,7 @@ class Ready:
         return Assignment(
             checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
             str(self.resume.folder) if self.resume is not None else "",
-            data=self.digest if checked.source.knows_its_data else "",
+            data=self.digest if checked.source.knows_its_data else "", tested=self.tested,
         )  # fmt: skip
 
     def with_facts(self, facts: Facts) -> Ready:
@@ -171,7 +174,14 @@ def _get_ready(
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
     plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
     sizes = sized if ready.checked.searches else None
-    return replace(ready, plan=plan, resume=resume, sized=sizes, of_hosts=of_hosts if plan.least_nnodes else None)
+    return replace(
+        ready,
+        plan=plan,
+        resume=resume,
+        tested=tested_before(resume),
+        sized=sizes,
+        of_hosts=of_hosts if plan.least_nnodes else None,
+    )
 
 
 def _of_these_classes(ready: Ready, folder: Path) -> Resume:

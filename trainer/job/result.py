@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.host import json_text
+from trainer.metrics.best import TESTED
+from trainer.planning.resume import Resume
 
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
@@ -74,6 +76,15 @@ class Result:
 def planned(ready: Ready) -> Result:
     """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
     return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
+
+
+def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:
+    """The update after which a run was done that is resumed unchanged, and what it measured of the test data; (0, {}): it did not."""
+    if resume is None or not resume.here or resume.matters or resume.harmless or resume.lost:
+        return 0, {}
+    before = read_result(str(resume.source), "failed", "")
+    tested = {name: value for name, value in before.metrics.items() if name.startswith(TESTED)}
+    return (before.steps, tested) if before.status == "done" and tested else (0, {})
 
 
 def read_result(run_dir: str, status: str, error: str) -> Result:

@@ -27,6 +27,7 @@ class Assignment:
             not. No process gets it.
         watch: called by the launcher now and then, while the processes run with the board of the run; no process gets it.
         data: the fingerprint of the data, for checkpoints; empty: there is none, or host 0 has it.
+        tested: the update after which the life before ended, and what it measured of the test data then; empty: it did not.
         again: these are not the first processes of this job: others have died.
     """
 
@@ -38,6 +39,7 @@ class Assignment:
     resume: str = ""
     turns: tuple[Turn, ...] = ()
     data: str = ""
+    tested: tuple[int, dict[str, float]] = (0, {})
     again: bool = False
     deaths: Deaths | None = None
     watch: Callable[[Board | None], None] | None = None
@@ -52,6 +54,7 @@ class Assignment:
         return {
             "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
             "imported": self.imported, "resume": self.resume, "turns": self.turns, "data": self.data,
+            "tested": self.tested,
             "again": self.again,
         }  # fmt: skip
 
@@ -59,6 +62,7 @@ class Assignment:
     def of(plain: Mapping[str, Any]) -> Assignment:
         """Make an assignment of what :meth:`as_dict` returned, after JSON."""
         lists: dict[str, Any] = {name: tuple(plain[name]) for name in ("files", "secrets", "imported")}
+        step, tested = plain.get("tested", (0, {}))
         return Assignment(
             RunConfig.of(plain["config"]),
             Plan.of(plain["plan"]),
@@ -66,5 +70,6 @@ class Assignment:
             resume=plain["resume"],
             turns=tuple(Turn(*turn) for turn in plain.get("turns", ())),
             data=str(plain.get("data", "")),
+            tested=(step, tested),
             again=bool(plain.get("again", False)),
         )

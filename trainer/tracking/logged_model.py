@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from trainer.host import json_text, private
+from trainer.metrics.best import TESTED
 from trainer.models import skeleton
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 from trainer.worker import example
@@ -31,7 +32,7 @@ class Choice:
         name: in MLflow; weights: the file.
         which: ``best`` or ``last``; of a run without validations the last stands for the best.
         step: the update that made it.
-        points: the lines of metrics.jsonl of that update's validation, or of the last one.
+        points: the lines of metrics.jsonl of that update's validation, and of the test where it measured this model.
     """
 
     name: str
@@ -47,22 +48,24 @@ def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
         result = json_text.read(run_dir / "result.json")
     except (OSError, ValueError):
         return None
-    best = run_dir / "checkpoints" / "best.safetensors"
-    if which == "best" and not (result["best_step"] and best.is_file()):
+    best, best_step = run_dir / "checkpoints" / "best.safetensors", result["best_step"]
+    if which == "best" and not (best_step and best.is_file()):
         which = "last"
     weights = best if which == "best" else run_dir / "model.safetensors"
     if not all(path.is_file() for path in (run_dir / example.SPEC, run_dir / example.SAMPLE, weights)):
         return None
-    step = result["best_step"] if which == "best" else result["steps"]
-    return Choice(name, weights, which, step, tuple(_validated(run_dir, step)))
+    step = best_step if which == "best" else result["steps"]
+    tested = step == (best_step or step)  # the test is of the best model, where there is one
+    return Choice(name, weights, which, step, tuple(_measured(run_dir, step, tested)))
 
 
-def _validated(run_dir: Path, step: int) -> Iterator[dict[str, Any]]:
-    """What metrics.jsonl says of the validation after that update."""
+def _measured(run_dir: Path, step: int, tested: bool) -> Iterator[dict[str, Any]]:
+    """What metrics.jsonl says of the validation after that update and, if ``tested``, of the test."""
     with (run_dir / "metrics.jsonl").open() as points:
         for line in points:
             point = json_text.loads(line)
-            if point["step"] == step and any(name.startswith("val") for name in point["metrics"]):
+            validated = point["step"] == step and any(name.startswith("val") for name in point["metrics"])
+            if validated or (tested and any(name.startswith(TESTED) for name in point["metrics"])):
                 yield point
 
 
@@ -202,7 +205,7 @@ def send(client: Any, run_id: str, choice: Choice, folder: Path) -> str:
         Metric(name, value, point["time"], point["step"], model_id=model.model_id)
         for point in choice.points
         for name, value in point["metrics"].items()
-        if name.startswith("val")
+        if name.startswith(("val", TESTED))
     ]
     if metrics and not model.metrics:
         client.log_batch(run_id, metrics=metrics)

@@ -28,12 +28,16 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     """Measure the test data, if the run has some, with the best model's weights. A collective call after the training.
 
     A run without validations has no best model, and is measured as it is at the end. So is one whose best weights lack
-    tables that are kept in servers alone.
+    tables that are kept in servers alone. A run that is resumed after it was done keeps what it had measured.
 
     Raises:
         Preempted: the run is asked to leave; its next life measures them.
     """
     if TEST not in run.feed.evaluated:
+        return
+    step, known = assignment.tested
+    if known and run.lockstep and run.step == step:
+        run.report.test(run.epoch, run.step, known, "measured before: nothing was trained since")
         return
     leavable = nullcontext() if run.checkpoints is None else run.checkpoints.validating(run)
     with leavable:

@@ -1,0 +1,137 @@
+"""Each source's test samples are the ones that its files name, in their order, and no sample of the training."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.criteo.test_files import numbers, text
+from tests.data.images.test_shard_samples import PLAIN, tar
+from tests.pictures import cifar, config, flowers_102, mnist, mnist_json, silent
+from trainer.config import schema
+from trainer.data.criteo.source import Criteo
+from trainer.data.sets.cifar import Cifar10
+from trainer.data.sets.flowers import Flowers102
+from trainer.data.sets.mnist import Mnist
+from trainer.data.sets.mnist_json import MnistJson
+from trainer.data.sets.shards import Shards
+from trainer.data.source import DataSource, Facts, Splits
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+
+
+def opened(source: DataSource) -> tuple[Facts, Splits]:
+    facts = source.prepare(source.facts(1), silent)
+    splits = source.open(facts)
+    sets: list[Any] = [splits.train, splits.val, splits.test]
+    sizes = [0 if one is None or not hasattr(one, "__len__") else len(one) for one in sets]
+    assert sizes[1:] == [facts.val_samples, facts.test_samples], "what is told before the start is there"
+    assert facts.streams or sizes[0] == facts.train_samples
+    return facts, splits
+
+
+def every(dataset: Any) -> tuple[Any, list[int]]:
+    """All inputs and labels of a data set of arrays."""
+    inputs, labels = dataset.batch(np.arange(len(dataset)))
+    return inputs, labels.tolist()
+
+
+@pytest.mark.parametrize(("split", "left"), [("trnid", "tstid"), ("tstid", "trnid"), ("trnid+valid", "")])
+def test_flowers_are_tested_on_the_list_that_is_left(tmp_path: Path, split: str, left: str) -> None:
+    lists = {"trnid": [4, 1], "valid": [3], "tstid": [6, 2, 5]}
+    labels = [102, 7, 1, 7, 30, 12]
+    flowers_102(tmp_path, labels, *lists.values())
+    source = Flowers102(**config(schema.Flowers102Data, root=str(tmp_path), cache="none", train_split=split))
+    facts, splits = opened(source)
+    if not left:
+        assert splits.test is None and not facts.test_samples and splits.val.labels.tolist() == [11, 6, 29]  # type: ignore[union-attr]
+        return
+    test: Any = splits.test
+    assert test.labels.tolist() == [labels[n - 1] - 1 for n in lists[left]] and f"tested on {left}" in facts.splits
+    assert [Path(test.sample_name(n)).name for n in range(len(test))] == [f"image_{n:05d}.jpg" for n in lists[left]]
+
+
+def shards(tmp_path: Path, names: dict[str, range]) -> None:
+    for name, part in names.items():
+        tar(tmp_path / name, PLAIN[2 * part.start : 2 * part.stop])
+
+
+def named(dataset: Any) -> list[int]:
+    return [int(Path(dataset.sample_name(n)).name.partition(":")[2].partition(".")[0]) for n in range(len(dataset))]
+
+
+@pytest.mark.parametrize("by", ["names", "test_path"])
+def test_shards_are_tested_by_name_or_by_key(tmp_path: Path, by: str) -> None:
+    first = {"names": ("train-0.tar", "test-0.tar", "test-1.tar"), "test_path": ("a-0.tar", "held-0.tar", "held-1.tar")}
+    for name, part in zip(first[by], (range(12), range(12, 18), range(18, 24)), strict=True):
+        shards(tmp_path, {name: part})
+    paths = {"path": str(tmp_path / "*.tar")}
+    if by == "test_path":
+        paths = {"path": str(tmp_path / "a-*.tar"), "test_path": str(tmp_path / "held-*.tar")}
+    facts, splits = opened(Shards(**config(schema.ShardsData, cache="none", val_fraction=0.25, **paths)))
+    assert named(splits.test) == list(range(12, 24)), "each of its files, in their order"
+    assert splits.test.labels.tolist() == [n % 3 for n in range(12, 24)]  # type: ignore[union-attr]
+    assert sorted(named(splits.train) + named(splits.val)) == list(range(12)) and facts.val_samples == 3
+    assert "held out by data.split_seed" in facts.splits
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_click_rows_are_tested_on_the_files_of_their_own(tmp_path: Path, cache: bool) -> None:
+    for name, part in (("train", range(100)), ("test", range(100, 130))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.txt").write_bytes(text(part))
+    paths = {"path": str(tmp_path / "train"), "test_path": str(tmp_path / "test")}
+    facts, splits = opened(Criteo(**config(schema.CriteoData, val_fraction=0.25, hash_size=1000, cache=cache, **paths)))
+    inputs, labels = every(splits.test)
+    assert numbers(inputs["dense"].numpy()) == list(range(100, 130)) and labels == [n % 2 for n in range(100, 130)]
+    assert facts.test_samples == 30 and max(numbers(every(splits.val)[0]["dense"].numpy())) < 100
+
+
+@pytest.mark.parametrize(("val_split", "test"), [("valid", 2), ("eval", None)])
+def test_the_json_file_is_tested_on_its_part_eval(tmp_path: Path, val_split: str, test: int | None) -> None:
+    path = mnist_json(tmp_path / "m.json.gz", (24, 8, 5))
+    parts = json.loads(gzip.decompress(path.read_bytes()))
+    _, splits = opened(MnistJson(**config(schema.MnistJsonData, path=str(path), val_split=val_split)))
+    if test is None:
+        assert splits.test is None
+        return
+    images, labels = every(splits.test)
+    assert torch.equal(images.flatten(1), torch.tensor(parts[test][0])) and labels == parts[test][1]
+
+
+def cifar_source(root: Path, **given: Any) -> tuple[Cifar10, list[int]]:
+    cifar(root)
+    theirs = pickle.loads((root / "cifar-10-batches-py" / "test_batch").read_bytes())
+    return Cifar10(**config(schema.Cifar10Data, root=str(root), **given)), theirs["labels"]
+
+
+def mnist_source(root: Path, **given: Any) -> tuple[Mnist, list[int]]:
+    mnist(root)
+    theirs = (root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").read_bytes()[8:]
+    return Mnist(**config(schema.MnistData, root=str(root), **given)), list(theirs)
+
+
+@pytest.mark.parametrize("make", [cifar_source, mnist_source])
+def test_images_of_the_sets_test_are_the_validation_unless_a_part_is_held_out(tmp_path: Path, make: Any) -> None:
+    source, theirs = make(tmp_path)
+    facts, splits = opened(source)
+    assert splits.test is None and every(splits.val)[1] == theirs and "as in the reference" in facts.splits
+    whole = len(splits.train)  # type: ignore[arg-type]
+    kept = type(source)(**{**source.config, "val_fraction": 0.1})
+    facts, held = opened(kept)
+    assert every(held.test)[1] == theirs and torch.equal(every(held.test)[0], every(splits.val)[0])
+    assert (facts.train_samples, facts.val_samples) == (whole - whole // 10, whole // 10)
+    train: Any = splits.train
+    pieces: list[Any] = [held.val.inputs, held.train.images]  # type: ignore[union-attr]
+    together = torch.cat([piece.flatten(1) for piece in pieces])
+    assert sorted(map(bytes, together.numpy())) == sorted(map(bytes, train.images.flatten(1).numpy())), "each once"
