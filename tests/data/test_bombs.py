@@ -411,7 +411,7 @@ def test_weights_in_a_packed_archive_are_refused(tmp_path: Path) -> None:
         tensor_files.read(tmp_path / "packed.pt", "weights=packed.pt")
     for name in ("cut.pt", "cut.safetensors", "nothing.safetensors"):
         (tmp_path / name).write_bytes((tmp_path / "plain.pt").read_bytes()[:3000] if "cut" in name else b"")
-        with pytest.raises(UserError, match=rf"weights={name}: cannot be read") as caught:
+        with pytest.raises(UserError, match=rf"weights={name}: (cannot be read|is empty)") as caught:
             tensor_files.read(tmp_path / name, f"weights={name}")
         assert "\n" not in str(caught.value)
 

@@ -154,8 +154,8 @@ class Search:
         began = time.monotonic()
         try:
             self.last = self._tried(size)
-        except RunFailed:
-            self.broken = True
+        except RunFailed as error:
+            self.broken = not isinstance(error.__cause__, UserError)  # a refused size leaves no log to keep
             raise
         self.tries += 1
         fits = "fits" if self.last.fits else "does not fit"
