@@ -138,12 +138,23 @@ class Sweep:
         goes_on = any(one.ready.checked.config.resume.path == AUTO for one in self.points)
         mine: dict[str, Any] = {
             "run_name": named,
-            "params": {},
+            "params": self._values(),
             "dataset": None,
             "models": {},
             "artifacts": ["sweep.csv"],
         }
         return {**run, **mine, "resumed": goes_on}
+
+    def _values(self) -> dict[str, str]:
+        """For each key that is swept, its values, without secrets, as the parameters of the sweep's own run."""
+        from trainer.config.keys import key_of
+        from trainer.tracking.describe import public
+
+        values: dict[str, list[str]] = {}
+        for override in public([o for job in self.jobs for o in job]):
+            if key_of(override) in self.swept:
+                values.setdefault(key_of(override), []).append(override.partition("=")[2])
+        return {key: ",".join(dict.fromkeys(found)) for key, found in values.items()}
 
     def _run_jobs(self) -> None:
         try:
@@ -224,6 +235,7 @@ class Sweep:
     def _close_tracking(self, tracker: Tracker, status: str, every: list[sweep_table.Row], repeat: str) -> None:
         from trainer.tracking.describe import NOTE
 
+        sweep_table.leave_best(every, self.folder)
         told = sweep_table.note(self.points[0].ready.plan.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,16 +94,34 @@ def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, fo
         if any(row[2] == status for row in rows)
     ]
     counts = ", ".join(f"{sum(row[2] == status for row in rows)} {status}" for status in ended)
-    lines = [f"## {name}: sweep of {counted(len(jobs), 'job')}", "", f"Swept: {', '.join(f'`{key}`' for key in sorted(swept))}. {counts}."]  # fmt: skip
+    lines = []
     if best is not None:
         job, differing = jobs[best], rows[best][1]
-        run = f" (run `{job.result.run_id}`)" if job.result.run_id else ""
-        lines += ["", f"**Best: job {best}, `{differing}`: {job.watched} {job.best:.5f}**{run}"]
-    lines += ["", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for number, row in enumerate(rows):
-        cells = [_cell(value) for value in row]
+        lines += [f"**Best: job {_linked(str(best), job)}, `{differing}`: {job.watched} {job.best:.5f}**", ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for number, (job, row) in enumerate(zip(jobs, rows, strict=True)):
+        cells = [_linked(row[0], job), *(_cell(value) for value in row[1:])]
         lines.append("| " + " | ".join(f"**{cell}**" if cell and number == best else cell for cell in cells) + " |")
+    swept_keys = ", ".join(f"`{key}`" for key in sorted(swept))
+    lines += ["", f"{name}: sweep of {counted(len(jobs), 'job')} over {swept_keys}. {counts}."]
     return "\n".join([*lines, "", "Repeat it:", "", "```", repeat, "```", "", f"Files: `{folder}`"])
+
+
+def _linked(text: str, job: Row) -> str:
+    """The text as a link to the job's run on MLflow's page."""
+    result = job.result
+    known = result.run_id is not None and bool(result.experiment_id)
+    return f"[{text}](#/experiments/{result.experiment_id}/runs/{result.run_id})" if known else text
+
+
+def leave_best(jobs: Sequence[Row], folder: Path) -> None:
+    """Write the best job's metric as a point of the sweep's own run: MLflow's list shows it in the jobs' column."""
+    best = best_of(jobs)
+    if best is None:
+        return
+    point = {"step": best, "time": int(time.time() * 1000), "metrics": {jobs[best].watched: jobs[best].best}}
+    with (folder / "metrics.jsonl").open("a") as points:
+        points.write(json.dumps(point) + "\n")
 
 
 def _cell(value: str) -> str:
