@@ -142,3 +142,20 @@ def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
     ]
     assert rows[2][-1] == "7.5" and rows[3][1:] == ["optimizer.lr=0.4", "not", "started"]
     assert len((tmp_path / "sweep" / "sweep.csv").read_text().splitlines()) == 5
+
+
+def test_best_job_is_a_point_and_each_job_a_link_of_the_sweeps_own_run(tmp_path: Path) -> None:
+    jobs = [
+        sweep_table.Row(
+            (f"optimizer.lr={rate}",),
+            Result("done", str(tmp_path), run_id=f"run{number}", experiment_id="7", best={"val/acc1": accuracy}),
+            "val/acc1",
+        )
+        for number, (rate, accuracy) in enumerate(((0.1, 0.5), (0.2, 0.75)))
+    ]
+    sweep_table.leave_best(jobs, tmp_path)
+    [point] = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert point["metrics"] == {"val/acc1": 0.75} and point["step"] == 1
+    text = sweep_table.note("digits", jobs, ["optimizer.lr"], "python -m trainer -m", tmp_path)
+    assert text.splitlines()[0].startswith("**Best: job [1](#/experiments/7/runs/run1)")
+    assert "| [0](#/experiments/7/runs/run0) | optimizer.lr=0.1 |" in text

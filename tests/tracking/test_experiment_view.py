@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cli.last_lines import TRAINING_VIEW
+from trainer.config.redact import hide
 from trainer.tracking import experiment_view
 from trainer.tracking.mlflow_run import Follower
 
@@ -18,6 +19,7 @@ def test_view_has_the_best_metric_and_what_people_change() -> None:
     assert "params.`optimizer.lr`" in state["selectedColumns"]
     assert [section["name"] for section in state["compareRunSections"]][:2] == ["val", "test"]
     assert len(experiment_view.view("val/auc")) < 5000  # MLflow's limit of an experiment's tag
+    assert hide(experiment_view.view("val/auc"), ()) == experiment_view.view("val/auc"), "the page reads it as JSON"
     assert TRAINING_VIEW.endswith(f"viewStateShareKey={experiment_view.KEY}")
 
 

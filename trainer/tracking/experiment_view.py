@@ -31,13 +31,6 @@ def view(best: str, loss: str = "val/loss") -> str:
     sections = [{"uuid": f"{KEY}-{name}", "name": name, "display": True, "isReordered": True} for name in SECTIONS]
     return json.dumps(
         {
-            "searchFilter": "",
-            "orderByKey": "attributes.start_time",
-            "orderByAsc": False,
-            "startTime": "ALL",
-            "lifecycleFilter": "Active",
-            "datasetsFilter": [],
-            "modelVersionFilter": "All Runs",
             "selectedColumns": columns,
             "compareRunSections": sections,
             "compareRunCharts": [],
