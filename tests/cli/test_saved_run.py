@@ -93,10 +93,12 @@ def test_predict_names_the_classes_of_the_run(tmp_path: Path, monkeypatch: pytes
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.chdir(other)
+    assert package.run(["eval", "../run"]).samples == 6, "there are no photos here"
+    (other / "photos").mkdir()
     with pytest.raises(UserError) as refused:
         package.run(["eval", "../run"])
     assert str(refused.value) == (
-        f"data.root=photos: is relative to {tmp_path}, where the run was started. "
+        f"data.root=photos: is relative to {tmp_path}, where the run was started, and is there here, too. "
         f"Type instead: python -m trainer eval ../run data.root={tmp_path}/photos"
     )
     assert package.run(refused.value.instead.split()[3:]).samples == 6

@@ -272,10 +272,10 @@ def _escaped(path: str) -> str:
 
 
 def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[str]) -> dict[str, Any]:
-    """The run's data, or of ``eval RUN DATA`` those; relative paths of a run that was started elsewhere name other files here.
+    """The run's data, or of ``eval RUN DATA`` those; relative paths lead from the folder where the run was started.
 
     Raises:
-        UserError: DATA cannot be given to this data source, or a path is relative to another folder.
+        UserError: DATA cannot be given to this data source, or a relative path names other files here as well.
     """
     if asked.verb == "eval" and asked.input:
         return {**data, **_elsewhere(data, asked)}
@@ -287,9 +287,9 @@ def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[st
         there = [_there(path, started_in) for path in paths]
         if there == paths:
             continue
-        if asked.verb == "eval":
+        if asked.verb == "eval" and any(isinstance(path, str) and os.path.exists(path) for path in paths):
             told = there[0] if isinstance(value, str) else f"[{','.join(there)}]"
-            raise UserError(f"data.{key}={value}", f"is relative to {started_in}, where the run was started", f"{asked.command} data.{key}={told}")  # fmt: skip
+            raise UserError(f"data.{key}={value}", f"is relative to {started_in}, where the run was started, and is there here, too", f"{asked.command} data.{key}={told}")  # fmt: skip
         changed[key] = there if isinstance(value, list) else there[0]
     return {**data, **changed}
 
