@@ -129,6 +129,18 @@ def test_its_logged_model_needs_neither_the_file_nor_the_class_to_run_again(
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_eval_of_the_run_does_not_build_the_class_again(folder: Path) -> None:
+    done = trainer("eval", "run", "tracking=none", "hydra.run.dir=eval", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained = read(folder / "run" / "result.json")["metrics"]
+    found = read(folder / "eval" / "result.json")["metrics"]
+    assert found["val/acc1"] == trained["val/acc1"] and found["val/loss"] == pytest.approx(
+        trained["val/loss"], rel=1e-5
+    )
+    changed = trainer("eval", "run", "model.num_classes=11", "tracking=none", "hydra.run.dir=other", cwd=folder)
+    assert changed.returncode == 2 and "pretrained.pt" in changed.stderr, "another model is built, and its file is gone"
+
+
 def test_the_best_model_is_tested_and_a_checkpoint_exported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "test/acc1" in read(folder / "run" / "result.json")["metrics"]
     monkeypatch.syspath_prepend(str(folder))

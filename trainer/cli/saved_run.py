@@ -44,6 +44,7 @@ OF_THE_COMMAND = (
     *USUAL,
 )
 OF_OTHER_KEYS = re.compile(r"(?:[^$]|\$\{[\w.]+\})*")
+SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
 PATHS = ("root", "path", "val_path")
 """Keys of ``data`` that name files or folders."""
 
@@ -132,6 +133,7 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
     config = _config(run, asked)
     _check_mode(config, asked)
     config = _finished(config, asked, plan, path)
+    config |= {"model": _as_built(config.get("model", {}), run, asked)}
     code = [folder for folder in plan.get("own_code", []) if os.path.isdir(folder)]
     before = sys.path[:]
     sys.path[:0] = code
@@ -265,6 +267,16 @@ def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], 
             raise UserError(f"{key} of {asked.run}", "is a secret, which no run's folder keeps", f"{asked.command} {key}={empty}")  # fmt: skip
     predict = {"input": _escaped(asked.input)} if asked.verb == "predict" and asked.input else {}
     return {**kept, "mode": asked.verb, "weights": _escaped(os.path.abspath(path)), "predict": predict}
+
+
+def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str, Any]:
+    """The run's model, without building its class again where the run has left a skeleton; one that is changed is built."""
+    path = run / SKELETON
+    if any(is_of(key_of(override), ["model"]) for override in asked.overrides):
+        return model
+    if not path.is_file() or path.stat().st_uid != os.getuid():  # it is a pickle
+        return model
+    return {**model, "_target_": AS_BUILT, "skeleton_file": _escaped(str(path))}
 
 
 def _escaped(path: str) -> str:

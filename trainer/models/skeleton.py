@@ -56,6 +56,15 @@ def of_run(run_dir: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
+def as_built(skeleton_file: str, **arguments: Any) -> nn.Module:
+    """The module of a skeleton's file, as a ``_target_``: ``eval RUN`` and ``predict RUN`` name it in place of the run's own class.
+
+    Args:
+        arguments: of that class, for whatever else in the config takes its values from them.
+    """
+    return built(Path(skeleton_file).read_bytes())
+
+
 def _described(module: nn.Module) -> dict[str, Any]:
     tensors = {
         name: (tuple(t.shape), t.dtype, t.requires_grad) for name, t in module.state_dict(keep_vars=True).items()
