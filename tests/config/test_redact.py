@@ -21,38 +21,20 @@ from trainer.config.redact import command, hide, of_command_line, of_environment
 from trainer.config.secret_parts import HIDDEN, is_secret
 from trainer.wording import quoted
 
-SECRET = ["password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key", "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization", "oauth", "authtoken", "dbpass", "mypassword", "clientsecret", "privkey", "auth_header", "oauth2Token", "smtp_pass", "DB_PASS", "AUTH-HEADER", "userCreds", "sshkey", "proxy_auth", "tokenizer_auth_token", "authors_password", "aws_access_key_id", "privkey_pem", "cookies", "bearer", "otp", "session_id"]  # fmt: skip
+SECRET = [
+    "password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key",
+    "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization", "oauth",
+    "authtoken", "dbpass", "mypassword", "clientsecret", "privkey", "auth_header", "oauth2Token", "smtp_pass",
+    "DB_PASS", "AUTH-HEADER", "userCreds", "sshkey", "proxy_auth", "tokenizer_auth_token", "authors_password",
+    "aws_access_key_id", "privkey_pem", "cookies", "bearer", "otp", "session_id",
+]  # fmt: skip
 OPEN = [
-    "tokenizer",
-    "max_tokens",
-    "monkey",
-    "key_dim",
-    "num_key_heads",
-    "author",
-    "secretary",
-    "hash_size",
-    "passes",
-    "tokenizer_name",
-    "pad_token",
-    "max_new_tokens",
-    "image_key",
-    "keypoints",
-    "key_padding_mask",
-    "compass",
-    "bypass",
-    "authors",
-    "low_pass_filter",
-    "compat",
-    "signal",
-    "config",
-    "keys",
-    "pattern",
-    "option",
-    "credit",
-    "token_type_embeddings",
-    "passthrough",
-    "pathway",
-]
+    "tokenizer", "max_tokens", "monkey", "key_dim", "num_key_heads", "author", "secretary", "hash_size", "passes",
+    "tokenizer_name", "pad_token", "max_new_tokens", "image_key", "keypoints", "key_padding_mask", "compass",
+    "bypass", "authors", "low_pass_filter", "compat", "signal", "config", "keys", "pattern", "option", "credit",
+    "token_type_embeddings", "passthrough", "pathway", "token_mixer", "token_pooling", "special_tokens",
+    "prompt_tokens", "detokenize", "pass_through", "num_passengers", "sacred",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", SECRET)

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 from trainer.config.secret_keys import PLAIN, TELLS_NOTHING, means_secret, sounds_secret
-from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, from_elsewhere, is_secret, parts, pieces
+from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, from_elsewhere, is_secret, parts
 from trainer.visible import one_line, visible
 from trainer.wording import quoted
 
@@ -44,12 +44,9 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
     """Collect the secret values to redact from the typed arguments, even if these cannot be parsed."""
     found = set()
     for word in argv:
-        key, equals, value = word.lstrip("+~-").partition("=")
+        key, _, value = word.lstrip("+~-").partition("=")
         name = re.split(r"[./@]", key)[-1]
-        if equals and sounds_secret(name):
-            strong = means_secret(name)
-            found |= set(_taught((piece, strong) for piece in pieces(value)))
-        found |= values(word) | set(_taught((v, True) for v in _variables(name, value)))
+        found |= values({name: value}) | values(word)
     return found
 
 

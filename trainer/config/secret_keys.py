@@ -16,10 +16,11 @@ ENDS = (
 """What says the same as the last word of a key."""
 INNOCENT = re.compile(
     r"""(?<![a-z])(?:
-    tokeni[sz](?:er|ers|ed|e|ation) | authors? | secretary | credit | creditcard | monkey | secret_file
-    | pass(?:es|ing|ed|age|enger|ive|through) | bypass | compass | (?:low|high|band)_pass
-    | (?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next)_token
-    | (?:max|min|num|n|new|special|image)_tokens | token_(?:dim|size|dropout|type|length|embedding)
+    (?:de)?tokeni[sz](?:er|ers|ed|e|ation) | authors? | authorship | secretary | credits? | sacred | monkey | secret_file
+    | pass(?:es|ing|ed|ages?|engers?|ive|through) | bypass | compass | (?:low|high|band|single)_pass
+    | pass_(?:through|rate|band|filter|inputs?) | (?:max|min|num|n|new|bad|extra|added|text|prompt)_tokens?
+    | (?:pad|cls|class|mask|eos|bos|unk|sep|start|end|stop|image|special|next|patch|reg|register|visual)_tokens?
+    | token_(?:dim|size|dropout|types?|length|embed|embeddings?|ids?|idx|level|pool|pooling|mixers?|merging)
     | (?:sort|cache|share|foreign|primary|dict|image|label|input|output|target)_key
     | (?:metric|state|data|batch|monitor|num|full)_key
     )(?![a-z])""",
