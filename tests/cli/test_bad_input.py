@@ -172,7 +172,7 @@ VALUES = [
     digits("strategy.gradient_merge=3", "holds the keys", instead="strategy.gradient_merge.k_steps=VALUE"),
     digits("launch=[1,2]", "launch=[1,2]", "option of launch", instead="launch=local"),
     digits("launch=null", "launch=null", "option of launch", instead="launch=local"),
-    digits("optimizer=3", "optimizer=3", "option of optimizer: adagrad, adam"),
+    digits("optimizer=3", "optimizer=3", "option of optimizer: adagrad, adagrad_reference, adam"),
     digits("data.batch_size=0", "data.batch_size=0", "at least 1 sample", instead="data.batch_size=32"),
     digits("data.batch_size=-4", "at least 1 sample"),
     digits("epochs=0", "epochs=0", "at least 1 epoch"),

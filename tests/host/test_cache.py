@@ -86,15 +86,15 @@ def test_folder_that_others_can_write_is_refused_and_the_repair_is_told(root: Pa
 
 
 def test_what_cannot_be_read_now_is_not_prepared_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, read = planted(root / "kind" / "abc"), Path.read_text
+    target, read = planted(root / "kind" / "abc"), Path.open
 
-    def fails(path: Path, *told: Any) -> str:
+    def fails(path: Path, *arguments: Any) -> Any:
         if path.name == MARKER:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(path, *told)
+        return read(path, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", fails)
+        patch.setattr(Path, "open", fails)
         with pytest.raises(UserError, match=rf"{target / MARKER}: cannot be read: Input/output error"):
             made_once(target, make)
     assert known(target) == {"made": "by them"}

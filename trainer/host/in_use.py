@@ -33,16 +33,22 @@ class InUse:
         if not _lies_at(descriptor, mark):
             os.close(descriptor)
             return False
-        self._close(mark)
+        self.release(mark)
         self._held[mark] = descriptor
         return True
+
+    def moved(self, mark: Path, to: Path) -> None:
+        """A mark that is held was renamed."""
+        if (descriptor := self._held.pop(mark, None)) is not None:
+            self._held[to] = descriptor
 
     def leave(self) -> None:
         """Hold nothing any more."""
         for mark in list(self._held):
-            self._close(mark)
+            self.release(mark)
 
-    def _close(self, mark: Path) -> None:
+    def release(self, mark: Path) -> None:
+        """Hold the folder of this mark no more."""
         if (descriptor := self._held.pop(mark, None)) is not None:
             os.close(descriptor)
 

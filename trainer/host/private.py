@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -34,8 +35,14 @@ def scratch(prefix: str) -> Path:
     mark = folder / f"{MARK}.new"  # it gets its name once it is held: nobody else removes what has no mark
     mark.touch(PRIVATE)
     HERE.hold(mark)
-    mark.rename(folder / MARK)
+    HERE.moved(mark, mark.rename(folder / MARK))
     return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder of :func:`scratch`, and hold it no more."""
+    HERE.release(folder / MARK)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_folders(root: Path, prefix: str) -> list[Path]:

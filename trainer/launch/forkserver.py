@@ -7,7 +7,6 @@ import multiprocessing.connection
 import multiprocessing.util
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,7 +109,7 @@ def launch(
                     screen.end()
                 here.clear()
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        private.discard(scratch)
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
                 with _alone(modules):
                     mlflow.pyfunc.load_model(str(folder)).predict(inputs)
     except BaseException:
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        private.discard(folder.parent)
         raise
     for cache in folder.rglob("__pycache__"):
         shutil.rmtree(cache, ignore_errors=True)
@@ -221,4 +221,4 @@ def _outputs(run: Any) -> list[Any]:
 
 def forget(folder: Path) -> None:
     """Remove a packed model's folder."""
-    shutil.rmtree(folder.parent, ignore_errors=True)
+    private.discard(folder.parent)

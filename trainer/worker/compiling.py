@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ def own_code() -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        shutil.rmtree(scratch, ignore_errors=True)
+        private.discard(scratch)
 
 
 def _place_headers(folder: str) -> None:

@@ -61,6 +61,7 @@ def probe(
             the data.
     """
     with _unnoticed():
+        _check_zero_init_of_weights(config)
         taken = before_start("check", config.model)
         if nodes := config.node("data").get("transforms"):
             from trainer.data.augment.transforms import try_out
@@ -72,6 +73,8 @@ def probe(
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
+        if any(tables(model)):
+            rule_of(config.optimizer, optimizer)
         if declaration is not None:
             _check_strategy(config, declaration, model, optimizer)
         kept = _kept(config.optimizer, model, optimizer, names) if config.resume.path not in (None, FRESH) else None
@@ -268,13 +271,17 @@ def _check_sizes(config: RunConfig, model: nn.Module) -> None:
         raise UserError(_named(config), f"has lazy layers whose sizes are not known yet ({lazy[0]}). Call the layers once at the end of __init__, with a batch of zeros")  # fmt: skip
 
 
+def _check_zero_init_of_weights(config: RunConfig) -> None:
+    """Refuse ``model.zero_init_residual=true`` beside saved weights."""
+    for key in ("weights", "pretrained"):
+        if config.model.get("zero_init_residual") and (value := config.model.get(key)):
+            raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
+
+
 def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
     """Refuse ``model.zero_init_residual=true`` for a model that has no norms to set to zero."""
     if not config.model.get("zero_init_residual"):
         return
-    for key in ("weights", "pretrained"):
-        if value := config.model.get(key):
-            raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
     try:
         last_norms(model)
     except NoResidualBlocks as error:

@@ -23,7 +23,7 @@ def tensors(server: int, value: float) -> dict[str, torch.Tensor]:
 
 def write(folder, value=1.0, servers=SERVERS, **extra):
     for server in range(servers):
-        table = {"dim": 3, "dtype": "float32", "kernel": "rowwise_adagrad", "rows": server}
+        table = {"dim": 3, "dtype": "float32", "kernel": "rowwise_adagrad", "rows": server, "num_rows": 9}
         dense = [{"name": "fc", "start": server, "stop": server + 2}]
         meta = {"tables": {"user": table}, "dense": dense, "step": value, "mine": server, **extra}
         streams = {name: streamed.of(tensor.numpy()) for name, tensor in tensors(server, value).items()}
@@ -50,7 +50,9 @@ def test_what_was_written_is_read(tmp_path):
     save(tmp_path / "last", 2.0)
     found = read(tmp_path / "last")
     assert found.servers == 3
-    assert found.tables == {"user": {"dim": 3, "dtype": "float32", "kernel": "rowwise_adagrad", "rows": 3}}
+    assert found.tables == {
+        "user": {"dim": 3, "dtype": "float32", "kernel": "rowwise_adagrad", "rows": 3, "num_rows": 9}
+    }
     assert found.dense[2] == {"name": "fc", "start": 2, "stop": 4, "server": 2}
     assert found.meta == {"step": 2.0, "mine": 0}
     assert [part.meta["mine"] for part in found.parts] == [0, 1, 2]
