@@ -83,7 +83,7 @@ class FakeFeed:
             whole = sum(group)
             yield whole, (self.batch(n, n / whole, i == len(group) - 1, whole) for i, n in enumerate(group))
 
-    def evaluation(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Batch]]:
+    def evaluation(self, index: int, count: int, split: str = "val") -> Iterator[tuple[np.ndarray, Batch]]:
         yield np.array([0, 1, 2]), self.batch(3)
         yield np.array([3]), self.batch(1)
 

@@ -61,7 +61,7 @@ class Batches:
         for inputs, labels in self.batches:
             yield len(labels), iter([Batch(inputs, labels, len(labels), update=len(labels))])
 
-    def evaluation(self, index: int, count: int) -> Iterator[Any]:
+    def evaluation(self, index: int, count: int, split: str = "val") -> Iterator[Any]:
         return iter([])
 
     def numbers(self, epoch: int, batch: int) -> list[int]:
