@@ -42,7 +42,7 @@ def test_a_sweep_plans_every_point(run: Run, folder: Path) -> None:
 
 
 def test_sixteen_hosts_of_eight(run: Run, folder: Path) -> None:
-    typed = ("plan=true", "launch.nnodes=16", "launch.nproc=8", "device=cuda")
+    typed = ("plan=true", "verbosity=debug", "launch.nnodes=16", "launch.nproc=8", "device=cuda")
     code, out, error = run("+recipe=resnet50_random", *typed)
     assert (code, error) == (0, "")
     for part in (
@@ -99,16 +99,18 @@ def test_every_reason_is_listed_not_only_the_first(run: Run, folder: Path) -> No
 
 def test_a_plan_of_one_host_speaks_of_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cores", lambda: 2)
-    code, out, _ = run("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nproc=8")
+    code, out, _ = run(
+        "+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "verbosity=debug", "launch.nproc=8"
+    )
     assert code == 0 and "2 cores / 8 workers" in out and "127.0.0.1" in out
     assert "0 core" not in out and "fewer cores than workers" in out
 
 
 def test_a_model_without_convolutions_is_not_called_small(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    _, out, _ = run("+recipe=wide_and_deep", "plan=true")
+    _, out, _ = run("+recipe=wide_and_deep", "plan=true", "verbosity=debug")
     assert "on a CPU bf16 pays for convolutions, and this model has none" in " ".join(out.split())
-    _, out, _ = run(DIGITS, "plan=true")
+    _, out, _ = run(DIGITS, "plan=true", "verbosity=debug")
     assert "with 11,350 parameters, below 1,000,000, bf16 does not pay" in " ".join(out.split())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from trainer import __main__
-from trainer.cli import hydra_text, sweep
+from trainer.cli import compose, hydra_text, sweep
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 
@@ -115,3 +116,11 @@ def test_folders_of_any_name_are_found(
     if "\n" not in name:
         assert all(shlex.quote(job.name) in last for job in jobs)
         assert shlex.split(last.partition("jobs are in ")[2])[0].rstrip(",").removeprefix("./").startswith(name)
+
+
+@pytest.mark.parametrize(("mode", "ends"), [("train", ""), ("eval", "_eval"), ("predict", "_predict")])
+def test_folder_tells_the_mode_of_its_run(mode: str, ends: str) -> None:
+    with compose.hydra_app() as app:
+        single = compose.compose(app, [DIGITS, f"mode={mode}"])
+        assert re.fullmatch(rf"outputs/digits_lenet/[\d_-]+\d{ends}", single.hydra.run.dir)
+        assert re.fullmatch(rf"multirun/digits_lenet/[\d_-]+\d{ends}", single.hydra.sweep.dir)

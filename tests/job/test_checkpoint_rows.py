@@ -67,7 +67,16 @@ def test_the_plan_tells_how_long_a_write_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(disk_speed, "rate", lambda folder, size: rate)
-    trainer.run(["+recipe=digits_lenet", "tracking=none", "plan=true", f"hydra.run.dir={tmp_path}/run", *other])
+    trainer.run(
+        [
+            "+recipe=digits_lenet",
+            "tracking=none",
+            "plan=true",
+            "verbosity=debug",
+            f"hydra.run.dir={tmp_path}/run",
+            *other,
+        ]
+    )
     assert f"written in {told}" in shown(capsys.readouterr().out)
 
 

@@ -161,7 +161,7 @@ def test_each_role_has_its_own_environment_in_the_plan(capsys: pytest.CaptureFix
     sizes = {role: (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) for role, told in plan.environment.items()}
     assert sizes == {"worker": ("8", "4"), "server": ("3", "2")}
     assert {told["MASTER_PORT"] for told in plan.environment.values()} == {"29500"}
-    plan_table.show_plan(plan)
+    plan_table.show_plan(plan, "debug")
     out = capsys.readouterr().out
     assert "Environment of worker 0" in out and "Environment of server 0" in out
     assert "WORLD_SIZE        3" in out

@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from trainer import __main__
 from trainer.cli import last_lines
 from trainer.cli.sweep_table import METRICS, Row, show_sweep
 from trainer.config.run_config import RunConfig
+from trainer.host import hardware
 from trainer.job import plan_table
 from trainer.job.result import Result
 from trainer.launch.forkserver import _shown
@@ -253,3 +255,26 @@ def test_the_address_opens_the_view_of_trainings(
     last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1), ready, ["+recipe=x"])
     [look] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("look")]
     assert said in look and look.endswith(f"(run {RUN})")
+
+
+class NarrowScreen(Screen):
+    """A screen of 80 columns."""
+
+    def __init__(self) -> None:
+        super().__init__(width=80)
+        self.seen = True
+
+
+@pytest.mark.parametrize("recipe", ["digits_lenet", "resnet50_random", "wide_and_deep"])
+def test_the_plan_of_an_ordinary_run_is_one_screen_and_debug_has_the_rest(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
+    monkeypatch.setattr(plan_table, "Screen", NarrowScreen)
+    assert __main__.main([f"+recipe={recipe}", "plan=true"]) == 0
+    brief = capsys.readouterr().out.splitlines()
+    assert len(brief) < 24 and max(map(len, brief)) <= 80
+    assert __main__.main([f"+recipe={recipe}", "plan=true", "verbosity=debug"]) == 0
+    whole = capsys.readouterr().out
+    assert "Environment of worker 0" in whole and "keep_memory" in whole and len(whole.splitlines()) > 40

@@ -149,7 +149,7 @@ def _shown(ready: Ready) -> Result:
     from trainer.job.plan_table import show_plan
     from trainer.job.result import planned
 
-    show_plan(ready.plan, more=kept_rows(ready))
+    show_plan(ready.plan, ready.checked.config.verbosity, kept_rows(ready))
     return planned(ready)
 
 

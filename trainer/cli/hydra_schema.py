@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def register() -> None:
     """Register the schema's classes in Hydra's ConfigStore, as ``schema`` (the root) and ``schema/<ClassName>``."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
+    OmegaConf.register_new_resolver("suffix_of_mode", _suffix_of_mode, replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=_root(), provider="trainer")
     of_options = {
@@ -23,6 +25,11 @@ def register() -> None:
         for declared in classes
     }
     store.repo.update(schema=Schemas(of_options))
+
+
+def _suffix_of_mode(mode: Any) -> str:
+    """What the name of a run's folder ends with, so that it tells whether anything was trained there."""
+    return "" if mode == "train" else f"_{mode}"
 
 
 class Schemas(dict[str, Any]):

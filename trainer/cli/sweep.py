@@ -103,7 +103,7 @@ class Sweep:
         from trainer.job.plan_table import show_plan
 
         for point in self.points:
-            show_plan(point.ready.plan, more=kept_rows(point.ready))
+            show_plan(point.ready.plan, point.ready.checked.config.verbosity, kept_rows(point.ready))
         return [planned(point.ready) for point in self.points]
 
     def run(self) -> list[Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import InProcessLaunch
@@ -15,6 +16,13 @@ from trainer.visible import shortened
 from trainer.wording import counted
 
 MIB = 2**20
+DETAILS = ("logs", "  images", "cache", "transport")
+"""Rows that ``verbosity=debug`` has besides."""
+IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
+"""The same of what ``auto`` has chosen."""
+ONE_LINE = 62
+"""Characters of a cell that a terminal of 80 columns shows on one line."""
+NOT_WATCHED = "none: the only worker is this process"
 IN_PLACE = ("", str(InProcessLaunch._target_))
 """Launchers for which one worker alone is the process that the user starts."""
 MOST_BUCKETS_SHOWN = MOST_WEIGHTS_SHOWN = 12
@@ -22,17 +30,46 @@ INSECURE = "the hosts have no secret in common: whoever reaches the meeting poin
 
 
 def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, str]] = ()) -> None:
-    """Print the table of the resolved plan, the environment of each role's first process, and warnings.
+    """Print the table of the resolved plan and warnings: one screen for an ordinary run.
+
+    With ``verbosity=debug`` the table has every row and every reason, and the environment of each role's first process follows.
 
     Args:
         more: lines at the plan's end.
     """
     out = Screen()
-    if verbosity != "quiet":
-        out.facts(f"Plan of {plan.name}", [*rows(plan), *more])
+    every = [] if verbosity == "quiet" else [*rows(plan), *more]
+    if verbosity == "debug":
+        out.facts(f"Plan of {plan.name}", every)
         for role, variables in plan.environment.items():
             out.facts(f"Environment of {role} 0", variables.items())
+    elif verbosity != "quiet":
+        shown = [(what, _shortened(what, value, plan)) for what, value in every if not _is_detail(what, value, plan)]
+        out.facts(f"Plan of {plan.name}", shown)
+        out.print(f"({counted(len(every) - len(shown), 'more row')} with verbosity=debug)")
     _warn(out, plan)
+
+
+def _is_detail(what: str, value: str, plan: Plan) -> bool:
+    """Whether a row of the plan table is for ``verbosity=debug`` alone: it is as usual, or follows from the others."""
+    if what in DETAILS or (what in IF_AUTO and what in plan.why):
+        return True
+    if what == "  written in":
+        return value.endswith("(measured now)") and " s behind the training" in value
+    if what == "restarts":
+        return value.startswith(NOT_WATCHED)
+    return plan.nnodes == 1 and (
+        what == "meeting point" or (what.startswith(("  worker ", "  server ")) and value == plan.device)
+    )
+
+
+def _shortened(what: str, value: str, plan: Plan) -> str:
+    """A cell without a long reason of ``auto``, and with paths as from the working folder."""
+    if len(value) > ONE_LINE and what != "batch size":
+        value = value.partition("  (auto: ")[0]
+    if what == "weights" and plan.mode == "train":
+        return value.replace(f"{plan.run_dir}/", "")
+    return value.replace(f"{Path.cwd()}/", "") if what in ("run folder", "tracking") else value
 
 
 def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
@@ -142,7 +179,7 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     elif plan.restarts and len(plan.processes) == 1 and plan.launcher in IN_PLACE:
         yield (
             "restarts",
-            "none: the only worker is this process (launch=forkserver makes it one of its own, which is watched and started again)",
+            f"{NOT_WATCHED} (launch=forkserver makes it one of its own, which is watched and started again)",
         )
     elif plan.restarts:
         yield "restarts", f"at most {plan.restarts} within an hour, when a process dies or hangs"
