@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
-from trainer.metrics.criterion import NEITHER, kind_of
+from trainer.metrics.criterion import NEITHER, SAMPLES, kind_of
 from trainer.planning.single_samples import SingleSample
 from trainer.worker.sample_shapes import NotTaken, forward
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a model's outputs tell: what is odd about them, and what the loss of a batch is divided by."""
+
+    concern: str = ""
+    denominator: str = SAMPLES
 
 
 def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, outputs: int) -> str:

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
-from trainer.metrics.criterion import SAMPLES, stand_in
+from trainer.metrics.criterion import stand_in
 from trainer.models.embedding_tables import tables
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.optim.carried_state import kept_state
@@ -35,7 +34,7 @@ from trainer.strategies.contract import Declaration
 from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
-from trainer.worker.loss_probe import check_single_sample, denominator_of_classes, denominator_of_logits
+from trainer.worker.loss_probe import Found, check_single_sample, denominator_of_classes, denominator_of_logits
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -63,10 +62,7 @@ def probe(
     with _unnoticed():
         _check_zero_init_of_weights(config)
         taken = before_start("check", config.model)
-        if nodes := config.node("data").get("transforms"):
-            from trainer.data.augment.transforms import try_out
-
-            try_out(nodes, config.node("data")["image_size"])
+        _try_transforms(config)
         model = meta_model(config)
         _check_sizes(config, model)
         if not any(p.requires_grad for p in model.parameters()):
@@ -106,12 +102,12 @@ def probe(
     )
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a model's outputs tell: what is odd about them, and what the loss of a batch is divided by."""
+def _try_transforms(config: RunConfig) -> None:
+    """Build the image transforms of one's own, and apply them to an image."""
+    if nodes := config.node("data").get("transforms"):
+        from trainer.data.augment.transforms import try_out
 
-    concern: str = ""
-    denominator: str = SAMPLES
+        try_out(nodes, config.node("data")["image_size"])
 
 
 def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
