@@ -84,6 +84,7 @@ def _dispatch(argv: list[str]) -> int:
     from trainer.errors import UserError
     from trainer.host import torchrun
     from trainer.host.folder_checks import check_working_folder
+    from trainer.terminal import streams
 
     check_working_folder()
     if torchrun.is_rank():
@@ -91,6 +92,8 @@ def _dispatch(argv: list[str]) -> int:
 
         return join(lambda: parse(argv))
     args = parse(argv)
+    if "verbosity=quiet" not in args.overrides:
+        streams.wait_for("reading the config")
     from trainer.cli import compose
     from trainer.cli.saved_run import chosen
 

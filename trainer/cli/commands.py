@@ -77,6 +77,8 @@ def run_one(
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
             trackers.append(stack.enter_context(tracking(recorded_at(checked.config))))
 
+        if config.verbosity != "quiet":
+            streams.wait_for("checking the config, the data and the model with PyTorch")
         with usual_values(app, overrides, config_name):
             whole = compose.names_whole(config, "hydra.run.dir")
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed, whole=whole)

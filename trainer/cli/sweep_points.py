@@ -16,6 +16,7 @@ from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.host.text_checks import check_text
 from trainer.job.ready import Ready, get_ready
+from trainer.terminal import streams
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -65,6 +66,8 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
     kept = _decisive(jobs)
     for number, job in enumerate(jobs):
         mine: dict[str, UserError] = {}
+        if "verbosity=quiet" not in job:
+            streams.wait_for(f"checking job {number + 1} of {len(jobs)}")
         while True:
             used = [o for o in job if o not in mine]
             try:

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from trainer.config import redact
 from trainer.config.redact import HERE
@@ -136,7 +136,17 @@ def guarded() -> Iterator[None]:
     descriptors.open_standard()
     with HERE.for_now(), restored():
         guard()
-        yield
+        try:
+            yield
+        finally:
+            LogFile.wipe()
+
+
+def wait_for(what: str) -> None:
+    """Show on a terminal what the command waits for, until anything is printed; nothing elsewhere."""
+    file = _file(sys.stdout)
+    if isinstance(file, LogFile) and file.isatty() and os.environ.get("TERM") != "dumb":
+        file.show_fleeting(f"{what} ...")
 
 
 @contextlib.contextmanager
@@ -194,12 +204,29 @@ class LogFile(io.FileIO):
 
     Attributes:
         left_out: bytes. why: the error that left them out, once there was one; gone: it will not pass.
+        fleeting: the file of the terminal that shows a line until anything else is printed there, and the process that shows it.
     """
 
     left_out, why, gone = 0, "", False
+    fleeting: ClassVar[tuple[LogFile, int] | None] = None
+
+    def show_fleeting(self, text: str) -> None:
+        """Show a line that the next text, of stdout or of stderr, wipes away."""
+        self.wipe()
+        self.write(text.encode())
+        LogFile.fleeting = self, os.getpid()
+
+    @classmethod
+    def wipe(cls) -> None:
+        """Wipe the fleeting line away. A process that was forked meanwhile leaves that to the one that shows it."""
+        shown, LogFile.fleeting = LogFile.fleeting, None
+        if shown is not None and shown[1] == os.getpid():
+            shown[0].write(b"\r\x1b[K")
 
     def write(self, data: Any) -> int:
         """Append bytes, if they are taken."""
+        if LogFile.fleeting is not None:
+            self.wipe()
         size = memoryview(data).nbytes
         if self.gone:
             return size
