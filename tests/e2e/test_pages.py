@@ -107,7 +107,7 @@ def test_arrays_of_a_validation_are_the_documented_ones_and_preprocessing_is_tol
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    package.run(["+recipe=digits_lenet", "tracking=none", "max_steps=3", f"hydra.run.dir={run}"])
+    package.run(["+recipe=digits_lenet", "tracking=none", "verbosity=debug", "max_steps=3", f"hydra.run.dir={run}"])
     sizes = {"C": 10, "M": 24, "H": 8, "W": 8}
     with np.load(run / "validation.last.npz") as found:
         documented = {row[0].strip("`"): row[1:3] for row in table("evaluation.md", "array")}

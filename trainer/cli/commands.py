@@ -83,7 +83,7 @@ def run_one(
             whole = compose.names_whole(config, "hydra.run.dir")
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed, whole=whole)
         if ready.checked.config.plan:
-            return _shown(ready)
+            return show_only(ready)
         with _noted(ready, [*flags, *overrides]):
             ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
@@ -145,13 +145,14 @@ def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bo
     return ready.checked.config.resume.path in (AUTO, FRESH) and not compose.named_by_time(config, "hydra.run.dir")
 
 
-def _shown(ready: Ready) -> Result:
+def show_only(ready: Ready) -> Result:
     """Print a job's plan; nothing starts."""
     from trainer.job.checkpoint_rows import kept_rows
     from trainer.job.plan_table import show_plan
     from trainer.job.result import planned
 
-    show_plan(ready.plan, ready.checked.config.verbosity, kept_rows(ready))
+    is_debug = ready.checked.config.verbosity == "debug"
+    show_plan(ready.plan, "debug" if is_debug else "normal", kept_rows(ready))  # it was asked for, also with quiet
     return planned(ready)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_at
+from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_at, show_only
 from trainer.cli.compose import plain
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
@@ -33,7 +33,7 @@ from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready, get_ready
-from trainer.job.result import Result, planned, read_result
+from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
 from trainer.planning.kept_runs import AUTO
 from trainer.planning.tracking_store import try_tracking
@@ -99,12 +99,7 @@ class Sweep:
 
     def show_plans(self) -> list[Result]:
         """Print the plan of each point; nothing starts."""
-        from trainer.job.checkpoint_rows import kept_rows
-        from trainer.job.plan_table import show_plan
-
-        for point in self.points:
-            show_plan(point.ready.plan, point.ready.checked.config.verbosity, kept_rows(point.ready))
-        return [planned(point.ready) for point in self.points]
+        return [show_only(point.ready) for point in self.points]
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
