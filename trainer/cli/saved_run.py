@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.eval_data import other_data, own_data
+from trainer.cli.hydra_text import literal
 from trainer.config import schema
 from trainer.config.keys import is_of, key_of, leaves
+from trainer.config.redact import command
 from trainer.config.schema import TrackingConfig, option_of
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
@@ -45,8 +48,6 @@ OF_THE_COMMAND = (
 )
 OF_OTHER_KEYS = re.compile(r"(?:[^$]|\$\{[\w.]+\})*")
 SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
-PATHS = ("root", "path", "val_path")
-"""Keys of ``data`` that name files or folders."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,11 @@ class Words:
     @property
     def command(self) -> str:
         """The command without what follows RUN."""
-        return f"python -m trainer {self.verb} {self.run}"
+        return self.command_of(self.run)
+
+    def command_of(self, run: Any) -> str:
+        """The same of another RUN."""
+        return f"python -m trainer {command([self.verb, str(run)])}"
 
     @staticmethod
     def of(words: Sequence[str]) -> Words | None:
@@ -93,17 +98,17 @@ class Words:
             raise UserError(verb, "needs the folder of a run, or its MLflow run id", instead)
         if len(named) > 2:
             raise UserError(
-                f"{verb} {' '.join(named)}", f"takes one folder or file after the run, not {len(named) - 1}", instead
+                command([verb, *named]), f"takes one folder or file after the run, not {len(named) - 1}", instead
             )
         if verb == "predict" and len(named) < 2 and not any(key_of(o) == "predict.input" for o in overrides):
             raise UserError(
                 f"{verb} {named[0]}",
                 "needs a folder of images, or a file of rows",
-                f"python -m trainer {verb} {named[0]} FOLDER",
+                f"python -m trainer {command([verb, named[0]])} FOLDER",
             )
         for override in overrides:
             if (key := key_of(override)) in ("recipe", "mode"):
-                raise UserError(override, f"{verb} takes the {key} from the run" if key == "recipe" else f"{verb} is a mode", f"{verb} {named[0]} without {override}")  # fmt: skip
+                raise UserError(override, f"{verb} takes the {key} from the run" if key == "recipe" else f"{verb} is a mode", f"{command([verb, named[0]])} without {override}")  # fmt: skip
         return Words(verb, named[0], named[1] if len(named) > 1 else "", overrides)
 
 
@@ -134,13 +139,20 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
     _check_mode(config, asked)
     config = _finished(config, asked, plan, path)
     config |= {"model": _as_built(config.get("model", {}), run, asked)}
-    code = [folder for folder in plan.get("own_code", []) if os.path.isdir(folder)]
+    own_code = [str(folder) for folder in plan.get("own_code") or []]
+    code = [folder for folder in own_code if os.path.isdir(folder)]
     before = sys.path[:]
     sys.path[:0] = code
     try:
         with _stored(config) as name:
             own = [asked.verb, asked.run, *filter(None, [asked.input])]
             yield Chosen(name, asked.overrides, [*own, *flags], asked.verb)
+    except UserError as error:
+        if "no module" in str(error).lower() and (gone := [folder for folder in own_code if folder not in code]):
+            error.add_note(
+                f"The run's own classes were in {', '.join(gone)}, which is gone. If they are elsewhere: PYTHONPATH=FOLDER before the command"
+            )
+        raise
     finally:
         sys.path[:] = before
 
@@ -156,12 +168,12 @@ def _path(asked: Words) -> Path:
 
     if not RUN_ID.fullmatch(asked.run):
         why = "there is no such folder, and an MLflow run id has 32 hexadecimal digits"
-        raise UserError(asked.command, why, f"python -m trainer {asked.verb} outputs/RECIPE/TIME")
+        raise UserError(asked.command, why, asked.command_of("outputs/RECIPE/TIME"))
     from trainer.tracking.run_lookup import folder_of
 
     uris = [o.partition("=")[2].strip("'\"") for o in asked.overrides if key_of(o) == "tracking.uri"]
     tracking = TrackingConfig(uri=uris[-1] if uris else None)
-    return folder_of(tracking, asked.run, asked.command, f"python -m trainer {asked.verb} outputs/RECIPE/TIME")
+    return folder_of(tracking, asked.run, asked.command, asked.command_of("outputs/RECIPE/TIME"))
 
 
 def _run_of(path: Path, asked: Words) -> Path:
@@ -174,12 +186,12 @@ def _run_of(path: Path, asked: Words) -> Path:
         raise UserError(
             asked.command,
             f"holds {counted(len(jobs), 'run')}, and is none itself",
-            f"python -m trainer {asked.verb} {path / jobs[-1].name}",
+            asked.command_of(path / jobs[-1].name),
         )
     raise UserError(
         asked.command,
         "is no folder of a run: it has no config.yaml and plan.json",
-        f"python -m trainer {asked.verb} outputs/RECIPE/TIME",
+        asked.command_of("outputs/RECIPE/TIME"),
     )
 
 
@@ -232,7 +244,7 @@ def _with_links(finished: Any, composed: Any) -> Any:
         and (OF_OTHER_KEYS.fullmatch(composed) or HIDDEN in str(finished))
     ):
         return composed
-    return finished.replace("${", "\\${") if isinstance(finished, str) else finished
+    return literal(finished) if isinstance(finished, str) else finished
 
 
 def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
@@ -244,7 +256,7 @@ def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
     raise UserError(
         asked.command,
         f"is a run of mode={config.get('mode')}, which leaves no weights",
-        f"python -m trainer {asked.verb} {trained}",
+        asked.command_of(trained),
     )
 
 
@@ -265,8 +277,15 @@ def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], 
         if HIDDEN in str(value) and not is_of(key, typed):
             empty = {"callbacks": "[]", "metrics": "{}"}.get(key.partition(".")[0], "VALUE")
             raise UserError(f"{key} of {asked.run}", "is a secret, which no run's folder keeps", f"{asked.command} {key}={empty}")  # fmt: skip
-    predict = {"input": _escaped(asked.input)} if asked.verb == "predict" and asked.input else {}
-    return {**kept, "mode": asked.verb, "weights": _escaped(os.path.abspath(path)), "predict": predict}
+    predict = {"input": literal(asked.input)} if asked.verb == "predict" and asked.input else {}
+    return {**kept, "mode": asked.verb, "weights": literal(os.path.abspath(path)), "predict": predict}
+
+
+def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[str]) -> dict[str, Any]:
+    if asked.verb == "eval" and asked.input:
+        split = next((o.partition("=")[2] for o in reversed(asked.overrides) if key_of(o) == "eval.split"), "val")
+        return other_data(data, asked.input, asked.command, split)
+    return own_data(data, started_in, typed, asked.command, refuse=asked.verb == "eval")
 
 
 def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str, Any]:
@@ -276,62 +295,7 @@ def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str,
         return model
     if not path.is_file() or path.stat().st_uid != os.getuid():  # it is a pickle
         return model
-    return {**model, "_target_": AS_BUILT, "skeleton_file": _escaped(str(path))}
-
-
-def _escaped(path: str) -> str:
-    return path.replace("${", "\\${")
-
-
-def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[str]) -> dict[str, Any]:
-    """The run's data, or of ``eval RUN DATA`` those; relative paths lead from the folder where the run was started.
-
-    Raises:
-        UserError: DATA cannot be given to this data source, or a relative path names other files here as well.
-    """
-    if asked.verb == "eval" and asked.input:
-        return {**data, **_elsewhere(data, asked)}
-    changed = {}
-    for key, value in data.items():
-        if key not in PATHS or f"data.{key}" in typed or "data" in typed or not started_in:
-            continue
-        paths = value if isinstance(value, list) else [value]
-        there = [_there(path, started_in) for path in paths]
-        if there == paths:
-            continue
-        if asked.verb == "eval" and any(isinstance(path, str) and os.path.exists(path) for path in paths):
-            told = there[0] if isinstance(value, str) else f"[{','.join(there)}]"
-            raise UserError(f"data.{key}={value}", f"is relative to {started_in}, where the run was started, and is there here, too", f"{asked.command} data.{key}={told}")  # fmt: skip
-        changed[key] = there if isinstance(value, list) else there[0]
-    return {**data, **changed}
-
-
-def _there(path: Any, started_in: str) -> Any:
-    """The whole path of what a run named from the folder where it was started, if it is there and is not the same here."""
-    if not isinstance(path, str) or "://" in path or os.path.isabs(os.path.expanduser(path)):
-        return path
-    there = os.path.join(started_in, path)
-    if not os.path.exists(there) or (os.path.exists(path) and os.path.samefile(path, there)):
-        return path
-    return there
-
-
-def _elsewhere(data: Mapping[str, Any], asked: Words) -> dict[str, Any]:
-    """The keys by which a data source reads DATA, all of it where it has no validation part of its own."""
-    place, target = _escaped(asked.input), str(data.get("_target_"))
-    declared = {key for key in ("root", "path", "val", "val_path", "on_missing") if key in data}
-    if not {"root", "path"} & declared:
-        raise UserError(f"{asked.command} {asked.input}", f"{target} reads no folder of yours", asked.command)
-    if not os.path.exists(asked.input) and not ("*" in place or "{" in place):
-        raise UserError(f"{asked.command} {asked.input}", "there is no such folder or file", f"{asked.command} FOLDER")
-    if "path" in declared:
-        return {"path": place, **({"val_path": place} if "val_path" in declared else {})}
-    whole = "val" in declared and os.path.isdir(asked.input) and not os.path.isdir(os.path.join(asked.input, "train"))
-    return {
-        "root": place,
-        **({"val": "."} if whole else {"val": None} if "val" in declared else {}),
-        **({"on_missing": "error"} if "on_missing" in declared else {}),
-    }
+    return {**model, "_target_": AS_BUILT, "skeleton_file": literal(str(path))}
 
 
 # -- Hydra's store -----------------------------------------------------------------------------------------------------

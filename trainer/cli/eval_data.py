@@ -1,0 +1,121 @@
+"""Finds the data of ``eval RUN [DATA]`` and ``predict RUN INPUT``: those of the run, from wherever the command is typed, or DATA."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.cli.hydra_text import literal, override
+from trainer.config.redact import command
+from trainer.errors import UserError
+
+PATHS = ("root", "path", "val_path", "test_path")
+"""Keys of ``data`` that name files or folders."""
+
+
+def own_data(
+    data: Mapping[str, Any], started_in: str, typed: Sequence[str], asked: str, refuse: bool
+) -> dict[str, Any]:
+    """The run's data: relative paths and patterns lead from the folder where the run was started.
+
+    Args:
+        started_in: that folder; '' for a run that does not know it.
+        typed: keys that the user has typed: they lead from here.
+        asked: the command without its overrides, for advice.
+        refuse: that such a path names files here as well. (A prediction reads none of these.)
+
+    Raises:
+        UserError: it does.
+    """
+    changed: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in PATHS or f"data.{key}" in typed or "data" in typed or _is_here(started_in):
+            continue
+        paths = value if isinstance(value, list) else [value]
+        there = [_there(path, started_in) for path in paths]
+        if there == paths:
+            continue
+        if refuse and any(isinstance(path, str) and _exists(path) for path in paths):
+            listed = ",".join(override("", path)[1:] for path in there)
+            instead = command([f"data.{key}={listed if isinstance(value, str) else f'[{listed}]'}"])
+            raise UserError(f"data.{key}={value}", f"is relative to {started_in}, where the run was started, and is there here, too", f"{asked} {instead}")  # fmt: skip
+        changed[key] = [literal(path) for path in there] if isinstance(value, list) else literal(there[0])
+    return {**data, **changed}
+
+
+def _is_here(started_in: str) -> bool:
+    if not started_in:
+        return True
+    try:
+        return os.path.samefile(started_in, ".")
+    except OSError:  # it is gone
+        return True
+
+
+def _there(path: Any, started_in: str) -> Any:
+    """The whole path of what a run named from the folder where it was started, if it is there and is not the same here."""
+    if not isinstance(path, str) or "://" in path or os.path.isabs(os.path.expanduser(path)):
+        return path
+    there = os.path.join(glob.escape(started_in) if _is_pattern(path) else started_in, path)
+    if not _exists(there) or (os.path.exists(path) and os.path.samefile(path, there)):
+        return path
+    return there
+
+
+def _is_pattern(path: str) -> bool:
+    return glob.has_magic(path) or "{" in path
+
+
+def _exists(path: str) -> bool:
+    """Whether there is such a file or folder, or any that the pattern means."""
+    if os.path.exists(path):
+        return True
+    from trainer.data.sets.shards import braces
+
+    return _is_pattern(path) and any(glob.glob(name) for name in braces(path))
+
+
+def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> dict[str, Any]:
+    """The run's data source, which reads DATA: of files all, of a folder its images of that split, or all.
+
+    Args:
+        place: DATA.
+        asked: the command without DATA, for advice.
+        split: ``val`` or ``test``, as typed. Where a folder has no validation images, those of its test are measured, or all that
+            it has.
+
+    Raises:
+        UserError: the data source reads no folder or file of the user's, or there is no such place.
+    """
+    target = str(data.get("_target_"))
+    declared = {key for key in ("root", "path", "val", "val_path", "test_path", "on_missing") if key in data}
+    if not {"root", "path"} & declared:
+        raise UserError(f"{asked} {command([place])}", f"{target} reads no folder of yours", asked)
+    if not _exists(place):
+        raise UserError(f"{asked} {command([place])}", "there is no such folder or file", f"{asked} FOLDER")
+    if "path" in declared:
+        return {**data, **{key: literal(place) for key in ("path", "val_path", "test_path") if key in declared}}
+    changed: dict[str, Any] = {"root": literal(place)}
+    if "val" in declared:
+        part = _measured(place) if split != "test" else None
+        changed |= {"val": None} if part is None else {"root": literal(os.path.join(place, part)), "val": "."}
+    return {**data, **changed, **({"on_missing": "error"} if "on_missing" in declared else {})}
+
+
+def _measured(place: str) -> str | None:
+    """The part of a folder that is measured whole: ``.`` is all of it; None: it has training and validation images, as a run's has."""
+    from trainer.data.images.listing import class_folders
+    from trainer.data.images.split_folders import split_folders
+
+    if not os.path.isdir(place):
+        return None
+    found = split_folders(class_folders(Path(place)), f"eval RUN {place}")
+    if found.train and found.val:
+        return None
+    part = next(
+        (name for name in (found.val, found.test, found.train) if name and class_folders(Path(place, name))), ""
+    )
+    return part or "."
