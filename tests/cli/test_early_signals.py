@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import pace
 from tests.runs import environment
 from trainer.cli.sweep import Sweep
 from trainer.errors import AskedToLeave, Interrupted, RunPreempted
@@ -36,6 +37,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 sys.meta_path.insert(0, Signals())
 sys.argv[1:] = sys.argv[3:]
 runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+"""
+NOBODY_READS = """
+import contextlib, os, sys, time
+from trainer.host import early_signals, signals
+from trainer.terminal import streams
+
+early_signals.take()
+with streams.guarded():
+    for step in sys.argv[1].split():
+        if step == "job":
+            early_signals.leave_to_job()
+        elif step == "ended":
+            early_signals.job_ended(0)
+    with signals.undisturbed() if "closes" in sys.argv[1] else contextlib.nullcontext():
+        os.write(int(sys.argv[2]), b"!")
+        if "sleeps" in sys.argv[1]:
+            time.sleep(60)
+        print("x" * 100_000, flush=True)
 """
 DIGITS = ["+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run"]
 
@@ -90,6 +109,64 @@ def test_jobs_handlers_take_over_and_what_comes_after_them_changes_nothing(numbe
         os.kill(os.getpid(), number)
     assert early_signals.is_early(signal.getsignal(number))
     os.kill(os.getpid(), number)  # the job has ended
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+@pytest.mark.parametrize(
+    ("steps", "number", "code"),
+    [
+        ("plan", signal.SIGTERM, 75),
+        ("job", signal.SIGHUP, 130),
+        ("job ended", signal.SIGTERM, 0),
+        ("job closes", signal.SIGTERM, 75),
+    ],
+)
+def test_signal_ends_a_command_that_waits_for_a_reader(
+    steps: str, number: signal.Signals, code: int, both: bool
+) -> None:
+    reader, screen = os.pipe()
+    process, said = waiting(steps, screen, screen if both else subprocess.PIPE)
+    process.send_signal(number)
+    try:
+        assert process.wait(20) == code
+        late = "before anything was begun" if steps == "plan" else "before all lines were printed"
+        assert said is None or f"got {number.name} {late}" in said.read()
+    finally:
+        process.kill()
+        process.wait()
+        for end in (reader, screen):
+            os.close(end)
+
+
+def test_second_signal_after_the_job_ends_the_command_whatever_it_waits_for() -> None:
+    process, _ = waiting("job ended sleeps", subprocess.DEVNULL, subprocess.PIPE)
+    try:
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(early_signals.AGAIN_S + 0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def waiting(steps: str, out: int, error: int) -> tuple[subprocess.Popen[str], Any]:
+    """A command that has come to its last lines; its standard error, if that is a pipe."""
+    ready, began = os.pipe()
+    command = [sys.executable, "-c", NOBODY_READS, steps, str(began)]
+    process = subprocess.Popen(command, env=environment(), stdout=out, stderr=error, text=True, pass_fds=[began])
+    os.close(began)
+    assert os.read(ready, 1)
+    os.close(ready)
+    pace.wait_for(lambda: asleep(process.pid), 20, "it waits")
+    return process, process.stderr
+
+
+def asleep(pid: int) -> bool:
+    """Whether a process waits for something."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 def test_scheduler_ends_a_sweep_between_two_jobs_as_preempted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_request_before_there_is_something_to_save_ends_at_once_as_such(number: 
 
 
 def test_second_signal_leaves_unsaved_what_the_first_one_was_to_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.host.signals.AGAIN_S", 0.0)
+    monkeypatch.setattr("trainer.host.early_signals.AGAIN_S", 0.0)
     with pytest.raises(Interrupted) as raised, termination_raises(lambda: True), requests() as request:
         os.kill(os.getpid(), signal.SIGUSR1)
         assert request

@@ -58,10 +58,9 @@ def run_one(
     """
     config = compose.compose(app, [*overrides, *given], config_name)
     # What follows is imported now: a command line that Hydra refuses is answered without it.
-    from trainer.cli.last_lines import say_broken, say_result
+    from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
-    from trainer.job.claim_folder import claim, held
-    from trainer.job.job import execute
+    from trainer.job.claim_folder import claim
     from trainer.job.prepared_data import of_the_same_data
     from trainer.job.ready import get_ready
     from trainer.launch.start import start_here
@@ -91,16 +90,31 @@ def run_one(
         run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
         ready.plan = replace(ready.plan, run_dir=str(run_dir))
         with _noted(ready, [*flags, *overrides]):
-            try:
-                with held(ready):
-                    if not ready.plan.node_rank:  # hosts may share the folder
-                        leave_hydra_files(config, run_dir)
-                    result = execute(ready, start or start_here, [*flags, *overrides], trackers[0])
-            except (Interrupted, RunFailed):
-                say_broken(ready)
-                raise
+            result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
     say_result(result, ready, [*flags, *overrides])
     return result
+
+
+def _executed(
+    config: DictConfig, ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None
+) -> Result:
+    """Run the job in its folder. What follows are the last lines; those of a run that broke are printed here."""
+    from trainer.cli.last_lines import say_broken
+    from trainer.host import early_signals
+    from trainer.job.claim_folder import held
+    from trainer.job.job import execute
+
+    try:
+        with held(ready):
+            if not ready.plan.node_rank:  # hosts may share the folder
+                leave_hydra_files(config, Path(ready.plan.run_dir))
+            result = execute(ready, start, overrides, tracker)
+        early_signals.job_ended(exit_code(result))
+        return result
+    except (Interrupted, RunFailed) as error:
+        early_signals.job_ended(error.exit_code)
+        say_broken(ready)
+        raise
 
 
 @contextlib.contextmanager

@@ -18,9 +18,6 @@ from trainer.host import early_signals
 LEAVE = "leave"
 """Note of a launcher, or of a worker that has got a signal, on the board of the run: save, and end."""
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
-AGAIN_S = 1.0
-"""A signal so soon after the first is the same one: a scheduler signals a process group, and its launcher passes it on."""
-
 TELL_S = 1.0
 """Longest wait, at the end, for what tells of a request."""
 
@@ -92,12 +89,18 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Context manager: ignores all signals that end a job or ask it to leave, for the few bounded seconds of closing."""
+    """Context manager: ignores all signals that end a job or ask it to leave, for the few bounded seconds of closing.
+
+    They are not bounded where nobody takes the output: there a signal ends a command.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (*NUMBERS, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, early_signals.while_closing())
     try:
         yield
     finally:
@@ -163,7 +166,7 @@ class StopRequest:
         if not self.name and self.taken():
             self.name, self._at = signal.Signals(number).name, time.monotonic()
             self._names.put(self.name)
-        elif not self.name or self._late or time.monotonic() - self._at >= AGAIN_S:
+        elif not self.name or self._late or time.monotonic() - self._at >= early_signals.AGAIN_S:
             self._as_before(number, frame)
 
     def _as_before(self, number: int, frame: Any) -> None:

@@ -65,7 +65,6 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
     with closing.step("status.json"):
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):
-        result.not_printed = streams.not_taken()
         leave(run_dir / "result.json", asdict(result))
     if ready.plan.mode == "train" and not ready.plan.node_rank:
         with closing.step("lives.json"):
@@ -77,6 +76,10 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
     if result.status == "done" and ready.plan.mode == "train" and not ready.plan.node_rank:
         with closing.step("what lost workers have left of checkpoints"):
             store.forget_unfinished(run_dir / store.CHECKPOINTS)
+    with closing.step("result.json with what nobody has taken"):  # which waits for a reader, who may take nothing more
+        if not_printed := streams.not_taken():
+            result.not_printed = not_printed
+            leave(run_dir / "result.json", asdict(result))
     if result.status == "done" and tracker is not None:
         with closing.step("the trained model for MLflow"):
             tracker.trained(run_dir)
