@@ -17,10 +17,15 @@ WIPED = "\r\x1b[K"
 
 
 def typed(folder: Path, *overrides: str, **environment: str) -> str:
+    """All that a command line of the trainer writes to a terminal."""
+    return on_terminal([sys.executable, "-m", "trainer", *overrides], folder, **environment)
+
+
+def on_terminal(command: list[str], folder: Path | None = None, **environment: str) -> str:
     """All that a command writes to a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "trainer", *overrides],
+        command,
         cwd=folder,
         env={**os.environ, "TERM": "xterm", **environment},
         stdin=theirs,
@@ -52,6 +57,20 @@ def test_a_terminal_shows_at_once_what_is_waited_for_and_keeps_nothing_of_it(
 def test_nothing_of_it_where_nobody_would_see_it_go(tmp_path: Path) -> None:
     assert typed(tmp_path, "+recipe=digits_lenet", "optimizer.lrr=1", TERM="dumb").startswith("error: ")
     assert typed(tmp_path, "+recipe=digits_lenet", "verbosity=quiet", "optimizer.lrr=1").startswith("error: ")
+
+
+def test_a_signal_leaves_its_sentence_alone_on_the_line() -> None:
+    code = """
+import os, signal
+from trainer.host import early_signals
+from trainer.terminal import streams
+early_signals.take()
+with streams.guarded():
+    streams.wait_for("waiting")
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    shown = on_terminal([sys.executable, "-c", code])
+    assert shown.startswith(f"waiting ...{WIPED}preempted: got SIGTERM ") and shown.count("\n") == 1
 
 
 def test_a_forked_process_leaves_the_line_to_the_one_that_shows_it(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def _say(sentence: str) -> None:
     """Print a process's last sentence, after what it has printed, as far as that is taken at once."""
     with suppress(Exception):  # nobody may take it
         if _is_taken((1,)):
+            if streams := sys.modules.get("trainer.terminal.streams"):
+                streams.LogFile.wipe()
             sys.stdout.flush()
     with suppress(OSError):
         if _is_taken((2,)):
