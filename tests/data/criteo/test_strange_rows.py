@@ -174,8 +174,33 @@ def test_wrong_spans_are_refused(value: object, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(PLAIN)
     with pytest.raises(UserError, match=r"data.dense_min=.* must be a list of 13 numbers, auto or null"):
         source(tmp_path / "a", dense_min=value).facts(8)
-    with pytest.raises(UserError, match=r"integer 1 is not more than its data.dense_min"):
+    with pytest.raises(UserError, match=r"data.dense_max is not more than data.dense_min: integer 1 from 0 to 0"):
         source(tmp_path / "a", dense_min=[0] * 13, dense_max=[0] * 13).facts(8)
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "said"),
+    [
+        ({"dense_min": "auto"}, 1_600_000_000, r"data.dense_min=auto: .*null: the reference's.* integer 2 from 1,600,000,000 to 600"),
+        ({"dense_min": "auto"}, 600, "integer 2 from 600 to 600"),
+        ({"dense_max": "auto"}, -5, r"data.dense_max=auto: .* integer 2 from -3 to -4"),
+        ({"dense_min": [50] * 13, "dense_max": "auto"}, 7, "integer 2 from 50 to 8"),
+    ],
+)  # fmt: skip
+def test_a_measured_end_below_the_other_one_is_refused(
+    options: dict[str, object], number: int, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(text([[row[0], row[1], str(number), *row[3:]] for row in table()]))
+    for _ in ("measured", "known"):
+        with pytest.raises(UserError, match=said):
+            prepared(source(tmp_path / "a", **options))
+
+
+def test_a_large_number_that_is_always_the_same_becomes_0(tmp_path: Path) -> None:
+    """Beyond 2^53 a float64 and the same plus 1 are equal."""
+    (tmp_path / "a").write_bytes(text([[row[0], "123456789012345678", *row[2:]] for row in table()]))
+    made = source(tmp_path / "a", dense_min="auto", dense_max="auto")
+    assert made.open(prepared(made)).train.dense[:, 0].tolist() == [0.0] * len(made.open(prepared(made)).train)
 
 
 def test_an_empty_line_is_no_row_to_predict() -> None:

@@ -164,6 +164,7 @@ class Criteo(RowFiles):
                 files["train"], parts["train"], self.options.max_bad_fraction, progress
             )))  # fmt: skip
             facts = replace(facts, measured={key: known[key] for key in self._automatic()})
+            spans.refuse_empty(self._spans(facts), self.options.dense_min, self.options.dense_max)
         return super().prepare(facts, progress)
 
     def row_reader(self) -> dict[str, Any]:
@@ -184,9 +185,12 @@ class Criteo(RowFiles):
         return spans_of(*(facts.measured.get(key, getattr(self.options, key)) for key in KEYS))
 
     def _known_spans(self) -> dict[str, list[float]]:
-        """What was measured of these training rows before."""
-        found = known(self._spans_folder()) if self._automatic() else None
-        return {key: found[key] for key in self._automatic()} if found else {}
+        """What was measured of these training rows before; empty where ``prepare`` may refuse it beside typed spans."""
+        from trainer.data.criteo.spans import KEYS
+
+        automatic = self._automatic()
+        found = known(self._spans_folder()) if len(automatic) == len(KEYS) else None
+        return {key: found[key] for key in automatic} if found else {}
 
     def _spans_folder(self) -> Path:
         """The folder of the cache for the spans of the training rows."""

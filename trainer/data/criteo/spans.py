@@ -47,11 +47,27 @@ def check(dense_min: Any, dense_max: Any) -> None:
             raise UserError(
                 f"data.{key}={value}", f"must be a list of {DENSE} numbers, auto or null", f"data.{key}=auto"
             )
-    if AUTO in (dense_min, dense_max):
+    if AUTO not in (dense_min, dense_max):
+        refuse_empty(spans_of(dense_min, dense_max), dense_min, dense_max)
+
+
+def refuse_empty(spans: Spans, dense_min: Any, dense_max: Any) -> None:
+    """Refuse spans whose end is not above their beginning; ``dense_min`` and ``dense_max`` are as typed.
+
+    Raises:
+        UserError: with the integers, and what to type instead.
+    """
+    ends = [
+        f"integer {number} from {low:,.15g} to {low + span:,.15g}"
+        for number, (low, span) in enumerate(zip(spans.least, spans.span, strict=True), 1)
+        if not span > 0
+    ]
+    if not ends:
         return
-    for number, span in enumerate(spans_of(dense_min, dense_max).span):
-        if not span > 0:
-            raise UserError(f"data.dense_max={dense_max}", f"of integer {number + 1} is not more than its data.dense_min", "data.dense_min=auto data.dense_max=auto")  # fmt: skip
+    key, value = KEYS[0] if dense_max is None else KEYS[1], dense_min if dense_max is None else dense_max
+    of_rows = {AUTO: " (auto: of the training rows)", None: " (null: the reference's)"}
+    least, most = (f"{key}{of_rows.get(value, '') if not isinstance(value, list) else ''}" for key, value in zip(KEYS, (dense_min, dense_max), strict=True))  # fmt: skip
+    raise UserError(f"data.{key}={value}", f"data.{most} is not more than data.{least}: {some(ends)}", "data.dense_min=auto data.dense_max=auto")  # fmt: skip
 
 
 def measured(files: list[Path], part: SplitRows, most_bad: float, progress: Progress) -> dict[str, list[float]]:
@@ -70,7 +86,8 @@ def measured(files: list[Path], part: SplitRows, most_bad: float, progress: Prog
         done += block.path.stat().st_size
     tally.check(most_bad)
     least = np.where(np.isfinite(least), least, 0.0)
-    most = np.where(np.isfinite(most) & (most > least), most, least + 1.0)
+    wider = np.maximum(least + 1.0, np.nextafter(least, np.inf))  # beyond 2^53 adding 1 changes nothing
+    most = np.where(np.isfinite(most) & (most > least), most, wider)
     return dict(zip(KEYS, (least.tolist(), most.tolist()), strict=True))
 
 
