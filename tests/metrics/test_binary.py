@@ -102,6 +102,23 @@ def test_loss_is_log_loss_and_auc_is_exact() -> None:
     assert found["auc"] == pytest.approx(area_by_ranks(labels, logits), abs=1e-12)
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_scores_are_ties_and_nan_ranks_lowest() -> None:
+    """scikit-learn refuses both, so the truth has finite scores in the same order."""
+    generator = np.random.default_rng(0)
+    scores = generator.choice([-np.inf, np.nan, -1.0, 0.5, np.inf], 200)
+    positive = generator.random(200) < 0.4
+    parts = [ranking.ranked(scores[part], positive[part]) for part in np.array_split(np.arange(200), 3)]
+    whole = ranking.merged(parts, 1 << 10)
+    assert whole[:, 0].tolist() == whole[:, 1].tolist() == [-np.inf, -1.0, 0.5, np.inf]
+    finite = np.nan_to_num(scores, nan=-9.0, neginf=-9.0, posinf=9.0)
+    found = ranking.area(whole)
+    assert found is not None and found[0] == pytest.approx(truth.roc_auc_score(positive, finite), abs=1e-12)
+    many = np.concatenate([scores, generator.normal(size=500)])
+    few = ranking.merged([ranking.ranked(many, generator.random(700) < 0.5)], 64)
+    assert len(few) <= 64 and ranking.area(few) is not None
+
+
 def test_any_division_over_workers_gives_the_same() -> None:
     generator = np.random.default_rng(1)
     logits, labels = generator.normal(size=999), generator.integers(2, size=999)

@@ -38,7 +38,8 @@ def merged(rankings: Sequence[np.ndarray], limit: int) -> np.ndarray:
     rows = np.concatenate(rankings)
     exact = bool((rows[:, 0] == rows[:, 1]).all())
     rows = rows[np.argsort(rows[:, 0], kind="stable") if exact else np.lexsort((rows[:, 1], rows[:, 0]))]
-    rows = _joined(rows, (np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 0))
+    # compared and not subtracted: the difference of equal infinities is NaN
+    rows = _joined(rows, (rows[1:, :2] != rows[:-1, :2]).any(1))
     return rows if len(rows) <= limit else _of_equal_weight(rows, limit // 4)
 
 
