@@ -74,6 +74,7 @@ NAMES = [
     digits("+epoch=1", "epoch=1", "no such key", instead="epochs=1"),
     digits("+sampler.foo=1", "sampler.foo", "no such key", "shuffle, drop_last, pad"),
     digits("+sampler.shufle=1", "no such key", instead="sampler.shuffle=1"),
+    digits("data.val_fraction=0.0001", "there are no validation samples", instead="validation=false"),
     digits("+data.foo=1", "data.foo", "no such key", "val_fraction"),
     digits("+strategy.foo=1", "strategy.foo", "no such key", "clip_norm"),
     digits("+scheduler.foo=1", "scheduler.foo", "no such key", "warmup_epochs"),

@@ -37,6 +37,9 @@ def check_data(checked: Checked) -> None:
         raise refusal
     if facts.streams and not checked.declaration.traits.leases:
         raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
+    counted_later = facts.iterable or "val" in facts.estimated
+    if config.mode == "train" and config.validation and not facts.val_samples and not counted_later:
+        raise UserError(f"data ({facts.source})", "there are no validation samples", "validation=false")
     ids, rows = config.node("data").get("hash_size", 0), config.model.get("table_size")
     if rows is not None and (ids is None or ids > rows):
         raise UserError(f"model.table_size={rows}", f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)", f"model.table_size={keys.spelled(ids)}")  # fmt: skip
