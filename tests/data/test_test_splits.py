@@ -23,6 +23,7 @@ from trainer.data.sets.mnist import Mnist
 from trainer.data.sets.mnist_json import MnistJson
 from trainer.data.sets.shards import Shards
 from trainer.data.source import DataSource, Facts, Splits
+from trainer.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,58 @@ def test_shards_are_tested_by_name_or_by_key(tmp_path: Path, by: str) -> None:
     assert splits.test.labels.tolist() == [n % 3 for n in range(12, 24)]  # type: ignore[union-attr]
     assert sorted(named(splits.train) + named(splits.val)) == list(range(12)) and facts.val_samples == 3
     assert "held out by data.split_seed" in facts.splits
+
+
+def of_shards(tmp_path: Path, names: str, **options: Any) -> Shards:
+    """Shards of 12 samples each; the first has the samples 0 to 11, and so has the third."""
+    for number, name in enumerate(names.split()):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shards(tmp_path, {name: range(12 * (number % 2), 12 * (number % 2) + 12)})
+    options = {"path": str(tmp_path / "*.tar"), **options}
+    return Shards(**config(schema.ShardsData, cache="none", **options))
+
+
+def test_shards_beside_those_of_the_splits_are_not_used_and_named(tmp_path: Path) -> None:
+    facts, splits = opened(of_shards(tmp_path, "train-0.tar val-0.tar extra-0.tar"))
+    assert (named(splits.train), named(splits.val)) == (list(range(12)), list(range(12, 24)))
+    assert f"{tmp_path}/extra-0.tar: no shards of a split, and not used" in facts.attention
+
+
+@pytest.mark.parametrize("names", ["train/000.tar test/000.tar", "a/train/x-0.tar a/test/x-0.tar"])
+def test_folders_of_shards_tell_the_splits_where_the_files_do_not(tmp_path: Path, names: str) -> None:
+    (tmp_path / "a").mkdir()
+    path = "*/*/*.tar" if names.startswith("a/") else "*/*.tar"
+    facts, splits = opened(of_shards(tmp_path, names, path=str(tmp_path / path)))
+    assert named(splits.test) == list(range(12, 24)) and facts.train_samples + facts.val_samples == 12
+
+
+@pytest.mark.parametrize(
+    ("names", "typed"),
+    [
+        ("data-0.tar test-0.tar", "data.path='{}/data-*.tar' data.test_path='{}/test-*.tar'"),
+        ("val-0.tar x-0.tar y-0.tar", "data.path='[{0}/x-*.tar,{0}/y-*.tar]' data.val_path='{0}/val-*.tar'"),
+        ("train-0.tar birds_test-0.tar", "data.path='{}/train-*.tar' data.test_path='{}/birds_test-*.tar'"),
+        ("val-0.tar test-0.tar", "data.path='DIR/train-*.tar' data.test_path='{}/test-*.tar'"),
+    ],
+)
+def test_shards_for_the_test_are_not_trained_on_for_lack_of_a_name(tmp_path: Path, names: str, typed: str) -> None:
+    with pytest.raises(UserError, match="do not tell which files are trained on") as refused:
+        of_shards(tmp_path, names).facts(1)
+    assert typed.format(tmp_path, tmp_path) in refused.value.instead
+    same = str(tmp_path / "*.tar")
+    assert of_shards(tmp_path, names, path=same, val_path=same).facts(1).val_samples > 12, "eval RUN DATA takes all"
+
+
+def test_a_shard_of_two_splits_is_named(tmp_path: Path) -> None:
+    every = str(tmp_path / "*.tar")
+    said = of_shards(tmp_path, "a-0.tar b-0.tar", path=every, test_path=str(tmp_path / "b-0.tar")).facts(1).attention
+    assert f"1 of 1 test shards are training shards as well: {tmp_path}/b-0.tar" in said
+
+
+def test_shards_with_one_sample_of_each_class_have_nothing_to_hold_out(tmp_path: Path) -> None:
+    shards(tmp_path, {"a-0.tar": range(3)})
+    with pytest.raises(UserError, match="no validation samples: no class has two"):
+        Shards(**config(schema.ShardsData, cache="none", path=str(tmp_path / "*.tar"))).facts(1)
 
 
 @pytest.mark.parametrize("cache", [True, False])

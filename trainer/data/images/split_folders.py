@@ -98,6 +98,12 @@ def _read(name: str) -> tuple[str, tuple[str, ...]]:
     return (splits[0], tuple(rest)) if len(splits) == 1 else ("", ())
 
 
+def held_out(name: str) -> str:
+    """Which of ``val`` and ``test`` a name alone means, whatever other names there are; '': none of them."""
+    split = _read(name)[0]
+    return {"val": "val", "test": "test", "holdout": "test"}.get(split, "")
+
+
 def _split_of(word: str) -> str:
     """The split that a word means, such as ``training`` or ``trainset``; '': none."""
     stems = {word, *(word.removesuffix(filler) for filler in FILLERS)}

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,13 @@ from trainer.data.images.listing import Listing
 from trainer.data.images.shard_samples import LabelLimits, ShardIndex, index_of
 from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, unused_labels
-from trainer.data.images.split_folders import split_folders
+from trainer.data.images.split_folders import held_out, split_folders
 from trainer.data.limits import Limits
 from trainer.data.prepared import known, made_once, place_of
 from trainer.data.source import Facts, Progress
 from trainer.errors import UserError
 from trainer.host import json_text
-from trainer.visible import shortened
+from trainer.visible import one_line, shortened
 from trainer.wording import some
 
 MOST_SHARDS = 1_000_000
@@ -40,11 +41,16 @@ BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """The tar files of each split; none of validation: a part of the training samples is held out."""
+    """The tar files of each split; none of validation: a part of the training samples is held out.
+
+    Attributes:
+        unused: those whose names mean none of the splits that other names mean.
+    """
 
     train: list[Path]
     val: list[Path]
     test: list[Path]
+    unused: tuple[str, ...] = ()
 
 
 class Shards(ImageSource):
@@ -55,12 +61,14 @@ class Shards(ImageSource):
 
     def facts(self, global_batch_size: int) -> Facts:
         train, val, *rest = listings = self.listings(None)
-        classes = self.options.num_classes or int(max(listing.labels.max() for listing in listings)) + 1
+        classes = self.options.num_classes or int(np.concatenate([listing.labels for listing in listings]).max()) + 1
         for listing in listings:
             wrong = np.flatnonzero((listing.labels < 0) | (listing.labels >= classes))
             if len(wrong):
                 first = some([f"{shortened(listing.names[n])} with {listing.labels[n]}" for n in wrong])
                 raise UserError(f"data.num_classes={classes}", f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}")  # fmt: skip
+        if not len(val):
+            raise UserError(f"data.path={self.options.path}", "holds no validation samples: no class has two, of which one could be held out", "data.val_path='DIR/val-*.tar'")  # fmt: skip
         names = [str(label) for label in range(classes)]
         refuse_one_label(f"data.path={self.options.path}", train)
         refuse_untrained(f"data.path={self.options.path}", train, val, names, folders=False)
@@ -71,7 +79,9 @@ class Shards(ImageSource):
             source, "shards", len(train), len(val), self.shape(), classes, slow=True,
             test_samples=sum(map(len, rest)), splits=self._held_out(),
         )  # fmt: skip
-        facts = replace(facts, attention=attention(train, val, names, unused_labels(train, val, classes)))
+        facts = replace(
+            facts, attention=attention(train, val, names, [*self._odd(), *unused_labels(train, val, classes)])
+        )
         return self.sized(facts, listings)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
@@ -94,27 +104,58 @@ class Shards(ImageSource):
         parts, options, said = self._parts(), self.options, []
         named = [split for split in ("val", "test") if getattr(parts, split) and not getattr(options, f"{split}_path")]
         if named:
-            said.append(f"{' and '.join(named)} by the names of the files in data.path")
+            said.append(f"{' and '.join(named)} by the names in data.path")
         if not parts.val:
             said.append(f"validation is {options.val_fraction:g} of each class (data.val_fraction), held out by data.split_seed={options.split_seed}")  # fmt: skip
         return "; ".join(said)
 
+    def _odd(self) -> Iterator[str]:
+        """What is said of files that no split has, and of files that two splits have."""
+        parts, options = self._parts(), self.options
+        if parts.unused:
+            yield f"{some(parts.unused)}: no shards of a split, and not used"
+        if options.val_path == options.path:  # eval RUN DATA
+            return
+        for one, other, name in ((parts.train, parts.val, "validation"), (parts.train, parts.test, "test"), (parts.val, parts.test, "test")):  # fmt: skip
+            there = {os.path.realpath(path) for path in one}
+            if both := [one_line(str(path)) for path in other if os.path.realpath(path) in there]:
+                yield f"{len(both)} of {len(other)} {name} shards are {'training' if one is parts.train else 'validation'} shards as well: {some(both)}"  # fmt: skip
+
     def _parts(self) -> ShardFiles:
-        """The files of each split, by their keys, or by their names where all files of ``data.path`` tell a split."""
+        """The files of each split, by their keys, or by the names in ``data.path`` where these tell training from others.
+
+        Raises:
+            UserError: some names mean a split, and none beside them means training.
+        """
         files, options = self._found("path")[0], self.options
-        stems = {path: re.sub(r"[-_.]*\d+", "", path.name.partition(".")[0]) or "-" for path in files}
-        found = split_folders(set(stems.values()), f"data.path={options.path}")
-        if not found.train or found.others or not (found.val or found.test):
-            by_name = ShardFiles(files, [], [])
-        else:
-            by_name = ShardFiles(
-                *([p for p in files if stems[p] == name] for name in (found.train, found.val, found.test))
-            )
-        return ShardFiles(
-            by_name.train,
-            self._found("val_path")[0] if options.val_path else by_name.val,
-            self._found("test_path")[0] if options.test_path else by_name.test,
+        kinds = _kinds(files)
+        found = split_folders(set(kinds.values()), f"data.path={options.path}")
+        train, val, test = (
+            [path for path in files if kinds[path] == name] for name in (found.train, found.val, found.test)
         )
+        unused = tuple(one_line(str(path)) for path in files if kinds[path] in found.others)
+        if not train or not (val or test):
+            if options.val_path != options.path:  # eval RUN DATA takes all of DATA
+                self._refuse_mixed(kinds)
+            train, val, test, unused = files, [], [], ()
+        return ShardFiles(
+            train,
+            self._found("val_path")[0] if options.val_path else val,
+            self._found("test_path")[0] if options.test_path else test,
+            unused,
+        )
+
+    def _refuse_mixed(self, kinds: dict[Path, str]) -> None:
+        """Refuse files of validation or test beside others, of which no name says that they are for training."""
+        parts: dict[str, list[Path]] = {}
+        for path, kind in kinds.items():
+            parts.setdefault(held_out(kind) or "train", []).append(path)
+        if len(set(kinds.values())) == 1 or not {"val", "test"} & set(parts):
+            return
+        keys = {"train": "data.path", "val": "data.val_path", "test": "data.test_path"}
+        typed = {keys[split]: _patterns(paths) for split, paths in parts.items()}
+        named = [some([one_line(path.name) for path in paths]) for paths in parts.values()]
+        raise UserError(f"data.path={self.options.path}", f"the names do not tell which files are trained on: {' beside '.join(named)}", " ".join(f"{key}={value}" for key, value in sorted({"data.path": "'DIR/train-*.tar'", **typed}.items())))  # fmt: skip
 
     def _listing(self, key: str, files: list[Path]) -> Listing:
         folder = place_of(INDEX, files)
@@ -152,6 +193,23 @@ class Shards(ImageSource):
         if not found:
             raise UserError(f"data.{key}={given}", "there are no such files", f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'")  # fmt: skip
         return distinct(found)
+
+
+def _kinds(files: list[Path]) -> dict[Path, str]:
+    """File -> its name without numbers and suffix; or the folder and this, where the folders tell the splits."""
+    names = {path: re.sub(r"[-_.]*\d+", "", path.name.partition(".")[0]) or "-" for path in files}
+    if any(held_out(name) for name in names.values()):
+        return names
+    root = os.path.commonpath([path.parent for path in files])
+    return {
+        path: os.path.normpath(os.path.join(os.path.relpath(path.parent, root), name)) for path, name in names.items()
+    }
+
+
+def _patterns(files: list[Path]) -> str:
+    """What means these files, and those with other numbers, as a value to type."""
+    found = sorted({str(path.with_name(re.sub(r"\d+", "*", path.name))) for path in files})
+    return f"'{found[0]}'" if len(found) == 1 else f"'[{','.join(found)}]'"
 
 
 def braces(pattern: str) -> list[str]:
