@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import lzma
 import tarfile
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,10 +20,11 @@ from trainer.data.images.listing import Listing, class_folders, folder_of_classe
 from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits
 from trainer.data.prepared import made_once, place_of
-from trainer.data.regular_files import read_regular
+from trainer.data.regular_files import open_regular, read_regular
 from trainer.data.sets.matlab import NotMatlab, arrays
 from trainer.data.source import DataSource, Facts, Progress, digest_of
 from trainer.errors import UserError, why
+from trainer.wording import some
 
 SITE = Site(
     "Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "flowers-102", (
@@ -104,7 +107,9 @@ class DrawnFlowers(ImageSource):
             places = made_once(place_of("flowers-order", [archive]), lambda folder: _members(archive, folder))
             place = dict(zip(places["names"], range(len(places["names"])), strict=True))
             names = [Path(train.files[file]).name for file in train.file]
-            order = np.array(sorted(range(len(train)), key=lambda n: place.get(names[n], len(place))))
+            if lacks := [name for name in names if name not in place]:
+                raise _no_order(archive, f"lacks {len(lacks)} of {len(names)} training images: {some(lacks)}")
+            order = np.array(sorted(range(len(train)), key=lambda n: place[names[n]]))
         return replace(train, file=train.file[order], spans=train.spans[order], labels=train.labels[order], names=[train.names[n] for n in order])  # fmt: skip
 
     def _drawing(self) -> Drawing:
@@ -264,7 +269,19 @@ class Flowers102(DrawnFlowers):
 
 
 def _members(archive: Path, folder: Path) -> dict[str, list[str]]:
-    """Make the folder of a prepared note with the names of an archive's images, in its order."""
+    """Make the folder of a prepared note with the names of an archive's images, in its order.
+
+    Raises:
+        UserError: the archive is damaged, cut off, or something else.
+    """
     folder.mkdir(parents=True)
-    with tarfile.open(archive, "r|*") as members:
-        return {"names": [Path(member.name).name for member in members if member.name.endswith(".jpg")]}
+    try:
+        with open_regular(archive) as file, tarfile.open(fileobj=file, mode="r|*") as members:
+            return {"names": [Path(member.name).name for member in members if member.name.endswith(".jpg")]}
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise _no_order(archive, f"cannot be read ({why(error)})") from error
+
+
+def _no_order(archive: Path, reason: str) -> UserError:
+    """The error for an archive that does not tell the order of the images."""
+    return UserError("data.order=archive", f"{archive} {reason}", "data.order=listed, or fetch the archive anew")
