@@ -40,6 +40,16 @@ def test_jobs_that_go_by_different_metrics_have_no_best() -> None:
     assert sweep_table.best_of([job(1.0), job(0.5, watched="val/auc")]) is None
 
 
+def test_the_best_of_the_last_life_has_the_highest_step(tmp_path: Path) -> None:
+    """MLflow shows the value of the highest step as the latest one."""
+    lives = [job(0.1), job(0.2), job(0.3)], [job(0.4), job(0.2), job(0.3)], [job(0.4), job(0.5), job(0.3)]
+    for jobs in lives:
+        sweep_table.leave_best(jobs, tmp_path)
+    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [point["metrics"]["val/acc1"] for point in sorted(points, key=lambda p: p["step"])] == [0.3, 0.4, 0.5]
+    assert len({point["step"] for point in points}) == 3
+
+
 def test_an_interrupted_sweep_keeps_what_was_done_and_what_was_not(tmp_path: Path) -> None:
     jobs = [job(0.5, "a=1|2"), job(0.1, "a=3", status="killed"), sweep_table.waiting(["+recipe=x", "a=4"])]
     with sweep_table.write(jobs, tmp_path / "new").open(newline="") as file:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.runs import mlflow_runs, trainer
 
@@ -60,6 +62,18 @@ def test_all_jobs_of_both_lives_are_under_one_run(tmp_path: Path) -> None:
     assert len(now) == len(before) + 1 == 4, "job 0 goes on in its run, and job 1 begins in a new one"
     assert [run.data.tags["trainer.run_dir"] for run in now if parent_of(run) is None] == [str(tmp_path / "sweep")]
     assert {run.info.status for run in now} == {"FINISHED"}
+
+
+def test_a_fresh_sweep_in_the_same_folder_shows_its_own_best(swept: Path, tmp_path: Path) -> None:
+    shutil.copytree(swept / "sweep", tmp_path / "sweep")
+    done = trainer(*TYPED, "optimizer.lr=0.00001,0.00002", "resume=fresh", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [parent] = [run for run in mlflow_runs(tmp_path) if parent_of(run) is None]
+    with (tmp_path / "sweep" / "sweep.csv").open() as table:
+        best = max(float(row["best val/acc1"]) for row in csv.DictReader(table))
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    points = [point.value for point in client.get_metric_history(parent.info.run_id, "val/acc1")]
+    assert points == [pytest.approx(best, abs=1e-4)]
 
 
 def test_each_job_is_looked_for_in_its_own_folder(cut: Path) -> None:

@@ -26,6 +26,7 @@ from trainer.errors import (
     UserError,
 )
 from trainer.host import early_signals
+from trainer.host.files import start_empty
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.host.symlink_checks import check_sweep_folder
 from trainer.job.claim_folder import claim, held
@@ -37,6 +38,7 @@ from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
 from trainer.planning.kept_runs import AUTO
 from trainer.planning.tracking_store import try_tracking
+from trainer.run_folder.back_to_checkpoint import POINTS
 from trainer.terminal.screen import Screen
 from trainer.tracking.client import tracking
 
@@ -107,6 +109,8 @@ class Sweep:
         away = try_tracking(first.checked.config, first.plan)
         self.folder = claim(self.folder, not compose.named_by_time(self.master, "hydra.sweep.dir"), "hydra.sweep.dir")
         compose.write_config(self.folder / "multirun.yaml", self.master)
+        if not self._goes_on:
+            start_empty(self.folder / POINTS)
         with tracking(recorded_at(first.checked.config), away) as self.tracker:
             if self.tracker is not None:
                 self.tracker.open(self.folder, self._tracked())
@@ -121,6 +125,11 @@ class Sweep:
                     self._close(status)
         return [job.result for job in self.ended]
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a sweep that was in this folder before goes on."""
+        return any(one.ready.checked.config.resume.path == AUTO for one in self.points)
+
     def _tracked(self) -> dict[str, Any]:
         """The MLflow run over those of the jobs; with ``resume=auto`` the one that the sweep's folder had before."""
         from trainer.tracking.describe import describe, public
@@ -130,7 +139,6 @@ class Sweep:
         plan = replace(point.plan, run_dir=str(self.folder))
         run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
         named = sweep_name(public(self.overrides), self.swept)
-        goes_on = any(one.ready.checked.config.resume.path == AUTO for one in self.points)
         mine: dict[str, Any] = {
             "run_name": named,
             "params": self._values(),
@@ -138,7 +146,7 @@ class Sweep:
             "models": {},
             "artifacts": ["sweep.csv"],
         }
-        return {**run, **mine, "resumed": goes_on}
+        return {**run, **mine, "resumed": self._goes_on}
 
     def _values(self) -> dict[str, str]:
         """For each key that is swept, its values, without secrets, as the parameters of the sweep's own run."""

@@ -14,6 +14,7 @@ from trainer.errors import PREEMPTED
 from trainer.job.result import Result
 from trainer.metrics.best import falls
 from trainer.run_folder import csv_files
+from trainer.run_folder.back_to_checkpoint import POINTS
 from trainer.terminal.screen import Screen
 from trainer.wording import counted
 
@@ -115,12 +116,18 @@ def _linked(text: str, job: Row) -> str:
 
 
 def leave_best(jobs: Sequence[Row], folder: Path) -> None:
-    """Write the best job's metric as a point of the sweep's own run: MLflow's list shows it in the jobs' column."""
+    """Write the best job's metric as a point of the sweep's own run: MLflow's list shows it in the jobs' column.
+
+    Its step is the job's number. The list shows the value of the highest step, so after points of an earlier life it is a higher one.
+    """
     best = best_of(jobs)
     if best is None:
         return
-    point = {"step": best, "time": int(time.time() * 1000), "metrics": {jobs[best].watched: jobs[best].best}}
-    with (folder / "metrics.jsonl").open("a") as points:
+    path = folder / POINTS
+    before = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
+    step = max([best, *(step + 1 for step in before)])
+    point = {"step": step, "time": int(time.time() * 1000), "metrics": {jobs[best].watched: jobs[best].best}}
+    with path.open("a") as points:
         points.write(json.dumps(point) + "\n")
 
 
