@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import trainer
 from tests.strategies.launching import composed
 from trainer.checkpoint import store, tensor_tree
+from trainer.config.keys import Key, sections
 from trainer.errors import UserError
 from trainer.planning.callback_states import changes, moved, places_before
 from trainer.planning.changed_states import changed_states, check_ages
+from trainer.planning.config_before import completed
 from trainer.planning.measured_before import Measures
 from trainer.planning.resume import Resume
 
@@ -138,6 +142,33 @@ def test_changed_key_is_refused_or_said(state: str, checkpoint: Path) -> None:
 @pytest.mark.parametrize("changed", [(), ("optimizer.weight_decay=0.0001",), ("optimizer.lr_factors={classifier:0.5}",), ("optimizer.nesterov=true",), ("optimizer.lr=0.1",), ("data.num_workers=1",)])  # fmt: skip
 def test_what_is_taken_over_wholly_is_not_listed(changed: tuple[str, ...], checkpoint: Path) -> None:
     assert resumed(checkpoint, *changed).lost == ()
+
+
+def test_a_key_that_the_checkpoints_trainer_lacked_had_its_default(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, with what the plan and the worker compare; a key that has another value now is named."""
+    about = store.about(checkpoint)
+    lacking = copy.deepcopy(dict(about.config))
+    assert len([key for section in sections() for key in section.keys if _take_out(lacking, key)]) > 100
+    monkeypatch.setattr(store, "about", lambda folder: replace(about, config=lacking))
+    found = resumed(checkpoint)
+    assert found.lost == () and found.matters == () and found.harmless == ()
+    full = completed(lacking, about.config)
+    assert not any(Measures(full, about.config).why_not(metric) for metric in ("val/acc1", "val_ema/loss"))
+    assert full["early_stop"] == about.config["early_stop"]
+    assert "data.test_fraction was null" in str(resumed(checkpoint, "data.test_fraction=0.1").lost)
+
+
+def _take_out(config: dict[str, Any], key: Key) -> bool:
+    """Take a key with its default out of a config; whether it was there."""
+    *groups, name = key.path.split(".")
+    for group in groups:
+        config = config.get(group) or {}
+    if name == "_target_" or name not in config or config[name] != key.default:
+        return False
+    del config[name]
+    return True
 
 
 def test_refusal_lists_what_would_begin_anew(checkpoint: Path) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.keys import is_of, leaves, spelled
-from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.metrics.best import AVERAGED, RAW, WATCHED, best_metric
 from trainer.optim.schedules import is_plateau
+from trainer.planning.config_before import public
 
 TRAINING_ALONE = (
     "data.batch_size", "data.global_batch_size", "data.val_batch_size", "data.memory_limit_gib", "data.num_workers", "data.prefetch",
@@ -65,8 +65,7 @@ class Measures:
 
 def measures_of(config: RunConfig, before: Mapping[str, Any], other_data: bool = False) -> Measures:
     """The :class:`Measures` of a run against a checkpoint's config, which is without secrets."""
-    plain = config.plain()
-    return Measures(before, hide(plain, values(plain)), other_data)
+    return Measures(before, public(config), other_data)
 
 
 def is_other(before: str, now: str) -> bool:

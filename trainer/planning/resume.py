@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import store
-from trainer.config.keys import find as key_of
 from trainer.config.keys import is_of, leaves, spelled
-from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
@@ -20,6 +18,7 @@ from trainer.planning import async_resume
 from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.changed_states import check_ages, what_watches
+from trainer.planning.config_before import completed, public
 from trainer.planning.kept_runs import AUTO, FRESH, RUN_DIR, check_name, check_nothing_lost, own
 from trainer.planning.measured_before import begin_anew, measures_of
 from trainer.planning.plan import Plan
@@ -176,6 +175,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         UserError: the run cannot go on from it as it is configured.
     """
     about, mine = store.about(folder), own(folder, Path(plan.run_dir))
+    about = replace(about, config=completed(about.config, public(config)))
     here, folder = mine is not None, mine or folder
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
@@ -203,8 +203,8 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
 
 def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
-    current, matters, harmless = config.plain(), list[str](), list[str]()
-    for key, line in differences(about.config, hide(current, values(current)), plan.strategy != about.strategy):
+    matters, harmless = list[str](), list[str]()
+    for key, line in differences(about.config, public(config), plan.strategy != about.strategy):
         if is_of(key, HARMLESS) or async_resume.counts_for_others(plan, about, key):
             harmless.append(line)
         elif key != PRECISION:
@@ -314,7 +314,7 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
 
 def _kept_at_one_place(plan: Plan, about: store.About) -> str:
     """What workers and servers cannot hand over to each other; empty: nothing."""
-    told = about.config.get("strategy", {})
+    told = completed(about.config.get("strategy", {}), {"entry": asdict(Entry())}, "strategy.")
     if about.strategy == SYNC and (wire := told.get("wire", "full")) != "full":
         return f"what strategy.wire={wire} has rounded off would be lost"
     if told.get("comm_hook") == "powersgd":
@@ -331,11 +331,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strateg
 
     Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
     """
-    old, new = dict(leaves(before, "")), dict(leaves(now, ""))
+    old, new = dict(leaves(completed(before, now), "")), dict(leaves(now, ""))
     for key in sorted(old.keys() | new.keys()):
         own = other_strategy and key.startswith("strategy.") and key not in CLIPS
-        unknown_then = key not in old and (declared := key_of(key)) is not None and declared.default == new[key]
-        if old.get(key) != new.get(key) and not own and not unknown_then and not is_of(key, OF_THE_COMMAND):
+        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
             yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 

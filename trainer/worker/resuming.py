@@ -14,6 +14,7 @@ from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
 from trainer.planning.callback_states import moved
+from trainer.planning.config_before import completed
 from trainer.planning.measured_before import Measures, is_other
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
@@ -43,10 +44,11 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
         first = averaged(run.strategy, folder, first)
         own = replace(own, model=None, own=first.own)
     config = about.config if config is None else config
-    nodes = [list(one.get("callbacks") or ()) for one in (about.config, config)]
+    before = completed(about.config, config)
+    nodes = [list(one.get("callbacks") or ()) for one in (before, config)]
     go_on(run, folder, replace(own, callbacks=moved(own.callbacks, *nodes)), first)
-    _forget(run, Measures(about.config, config, is_other(about.data, data)))
-    run.stop = _stops(run, about.config, config)
+    _forget(run, Measures(before, config, is_other(about.data, data)))
+    run.stop = _stops(run, before, config)
     if isinstance(run.checkpoints, Checkpoints):
         run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
     if seat.rank == 0:
