@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.optim.carried_state import kept_state
+from trainer.optim.carried_state import kept_state, saved_state
 from trainer.optim.groups import grouped, optimizer_of, rates
 from trainer.optim.kept_state import Carried, KeptState, carry
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
-from trainer.optim.updater import Updater
+from trainer.optim.states import by_name, of_no_parameter
+from trainer.optim.updater import Updater, UpdaterState
 
 LAYERS = 4
 
@@ -229,3 +230,88 @@ def test_settings_that_the_optimizer_has_changed_itself_go_on_with_their_paramet
     second.load(**first.state())
     assert [g["dampening"] for g in second.optimizer.param_groups] == [0.25, 0.5, 0.5]
     assert {g["momentum"] for g in second.optimizer.param_groups} == {0.8}
+
+
+class Counts(torch.optim.SGD):
+    """Counts its steps in each of the places that an optimizer of one's own may use beside a parameter's state."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        self.state["global"]["n"] = self.count  # type: ignore[index]
+        for group in self.param_groups:
+            group["k"] = self.count
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        own = dict(state_dict)
+        self.count = own.pop("count")
+        super().load_state_dict(own)
+
+
+class Nested(Counts):
+    """Its ``state_dict`` has none of torch's keys, as that of a wrapper; and its ``state`` cannot be set."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": torch.optim.SGD.state_dict(self), "count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict["base"], "count": state_dict["count"]})
+
+
+def stepped(made: Updater, steps: int = 3) -> Updater:
+    for _ in range(steps):
+        for p in made.parameters:
+            p.grad = torch.ones_like(p)
+        made.step()
+    return made
+
+
+def counting(cls: type[Counts], *names: str, dampening: float = 0.0) -> Updater:
+    ps = [nn.Parameter(torch.ones(2)) for _ in names]
+    return Updater(cls(ps, lr=0.1, momentum=0.9, dampening=dampening), lambda step: 1.0, names=names)
+
+
+@pytest.mark.parametrize("cls", [Counts, Nested])
+def test_what_an_optimizer_of_ones_own_keeps_of_no_parameter_goes_on(cls: type[Counts]) -> None:
+    first = stepped(counting(cls, "a", "b"))
+    second = counting(cls, "a", "b", dampening=0.5)
+    second.load(**first.state())
+    own = second.optimizer
+    assert isinstance(own, cls)
+    assert own.param_groups[0]["dampening"] == 0.5, "the config's own changes count"
+    assert (own.count, own.state["global"], own.param_groups[0]["k"]) == (3, {"n": 3}, 3)  # type: ignore[index]
+    assert all(float(own.state[p]["momentum_buffer"][0]) > 2 for p in second.parameters)
+    assert stepped(second, 1).optimizer.param_groups[0]["k"] == 4
+
+
+def test_what_is_of_no_parameter_begins_anew_with_other_parameters_and_is_said() -> None:
+    first, second = stepped(counting(Counts, "a", "b")), counting(Counts, "b", "c")
+    second.load(**first.state())
+    own = second.optimizer
+    assert isinstance(own, Counts)
+    assert (own.count, "global" in own.state, "k" in own.param_groups[0]) == (0, False, False)
+    assert "momentum_buffer" in own.state[second.parameters[0]], "that of b is mapped by its name"
+    saved = UpdaterState(**first.state())
+    others = of_no_parameter(saved.optimizer, saved.made_with)
+    states_of_it = by_name(saved.optimizer, saved.names)
+    lines = list(
+        carry(saved_state(saved.kind, states_of_it, (), others), KeptState("SGD", {"a": [], "b": []})).lines("ab")
+    )
+    assert "count, global and k of its groups of the optimizer as a whole, because its class or its parameters have changed" in lines  # fmt: skip
+
+
+def test_setting_that_is_changed_in_place_is_not_taken_for_the_configs() -> None:
+    first, second = (updater(Layers(), "SGD") for _ in range(2))
+    for one in (first, second):
+        one.optimizer.param_groups[0]["seen"] = [0]
+        one.made_with = one._settings()
+    first.optimizer.param_groups[0]["seen"].append(1)
+    second.load(**first.state())
+    assert second.optimizer.param_groups[0]["seen"] == [0, 1]

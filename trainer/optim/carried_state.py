@@ -39,21 +39,19 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
     stand_ins = [torch.zeros((1,) * p.dim(), dtype=p.dtype, device=p.device) for p in parameters]
     for stand_in in stand_ins:
         stand_in.requires_grad_().grad = torch.zeros_like(stand_in)
-    state = optimizer.state
-    begun = {one: _small(state[p]) for p, one in zip(parameters, stand_ins, strict=True) if p in state}  # Adagrad's
-    optimizer.state = defaultdict(dict)
     try:
-        tried = copy.deepcopy(optimizer, {id(p): one for p, one in zip(parameters, stand_ins, strict=True)})
-        tried.state.update(begun)
+        state = optimizer.state
+        begun = {one: _small(state[p]) for p, one in zip(parameters, stand_ins, strict=True) if p in state}  # Adagrad's
+        copies: dict[int, Any] = {id(p): one for p, one in zip(parameters, stand_ins, strict=True)}
+        copies[id(state)] = defaultdict(dict, begun)  # the state is as large as the model: it is not copied
+        tried = copy.deepcopy(optimizer, copies)
         tried.step()
+        kept = [tried.state.get(stand_in, {}) for stand_in in stand_ins]
     except Exception:  # an optimizer of somebody's own may want more than a gradient
         yield from [None] * len(parameters)
         return
-    finally:
-        optimizer.state = state
-    for stand_in in stand_ins:
-        kept = tried.state.get(stand_in, {})
-        yield frozenset(key for key, value in kept.items() if value is not None)
+    for one in kept:
+        yield frozenset(key for key, value in one.items() if value is not None)
 
 
 def _small(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,10 +62,12 @@ def _small(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, **tensors}
 
 
-def saved_state(kind: str, states: States, tables: Collection[str] = ()) -> KeptState:
+def saved_state(
+    kind: str, states: States, tables: Collection[str] = (), of_no_parameter: Sequence[str] = ()
+) -> KeptState:
     """What is there of a saved state, for :func:`carry`."""
     keys = {name: [key for key, value in state.items() if value is not None] for name, state in states.items()}
-    return KeptState(kind, keys, tables)
+    return KeptState(kind, keys, tables, of_no_parameter)
 
 
 def load_by_name(
@@ -76,8 +76,10 @@ def load_by_name(
     kind: str,
     saved: Mapping[str, Any],
     saved_names: Sequence[str],
-) -> None:
+) -> bool:
     """Load an optimizer's saved ``state_dict``, each parameter's state by its name.
+
+    What is of no parameter is taken over where class and parameters are the same; returns whether they are.
 
     Args:
         optimizer: has made no update yet: what is not taken over stays as it begins.
@@ -87,7 +89,9 @@ def load_by_name(
     states, live = by_name(saved, saved_names), kept_state(optimizer, names)
     carried, now = carry(saved_state(kind, states, live.tables), live), optimizer.state_dict()
     found = taken(carried, states, _by_name(optimizer, names))
-    optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}))
+    source = saved if carried.same else None
+    optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
+    return carried.same
 
 
 def taken(carried: Carried, states: States, parameters: Mapping[str, torch.Tensor]) -> States:

@@ -32,11 +32,13 @@ class KeptState:
         kind: the class's name, e.g. ``Adam``; of dense parameters and tables ``Adam + SparseAdam``.
         keys: by parameter name; None: only an update can tell, and it could not be tried.
         tables: names of the parameters that are updated by rows.
+        of_no_parameter: names of what an optimizer of one's own keeps beside the state of its parameters.
     """
 
     kind: str
     keys: Mapping[str, Collection[str] | None]
     tables: Collection[str] = ()
+    of_no_parameter: Sequence[str] = ()
 
     def kind_of(self, name: str) -> str:
         """The class of the optimizer that updates a parameter; empty: not known (of older checkpoints)."""
@@ -54,6 +56,8 @@ class Carried:
         keys: that are taken over. zeros: buffers that begin at zero beside them.
         anew: what begins anew: the keys, and why; the names of the parameters. unused: keys that are dropped.
         gone: parameters with a saved state that are not trained any more.
+        same: the saved state is of the same class and parameters, so that what is of no parameter is taken over, too.
+        dropped: names of what is of no parameter, where it is not.
     """
 
     keys: dict[str, list[str]] = field(default_factory=dict)
@@ -61,6 +65,8 @@ class Carried:
     anew: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))
     unused: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     gone: list[str] = field(default_factory=list)
+    same: bool = False
+    dropped: Sequence[str] = ()
 
     def lines(self, trained: Collection[str]) -> Iterator[str]:
         """One line for everything that begins anew or is dropped, with the names of its parameters.
@@ -74,6 +80,8 @@ class Carried:
             yield f"{what} of {named(names, trained)}, which the optimizer does not need now"
         if self.gone:
             yield f"the optimizer's state of {named(self.gone, ())}, which is not trained any more"
+        if self.dropped:
+            yield f"{_listed(self.dropped)} of the optimizer as a whole, because its class or its parameters have changed"
 
 
 def carry(saved: KeptState, live: KeptState) -> Carried:
@@ -83,7 +91,9 @@ def carry(saved: KeptState, live: KeptState) -> Carried:
         saved: its ``keys`` are those that are there, none of a parameter that never had a gradient.
         live: its ``keys`` are those that the optimizer needs.
     """
-    found = Carried(gone=[name for name, keys in saved.keys.items() if keys and name not in live.keys])
+    gone = [name for name, keys in saved.keys.items() if keys and name not in live.keys]
+    same = saved.kind == live.kind and list(saved.keys) == list(live.keys)
+    found = Carried(gone=gone, same=same, dropped=() if same else saved.of_no_parameter)
     ever: dict[str, set[str]] = defaultdict(set)
     for name, keys in saved.keys.items():
         ever[saved.kind_of(name)].update(keys or ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 States = dict[str, dict[str, Any]]
@@ -20,15 +20,27 @@ PARTS = ("dense", "sparse")
 
 @dataclass(frozen=True)
 class Memory:
-    """An optimizer's ``state_dict`` as an object."""
+    """An optimizer's ``state_dict`` as an object.
 
-    state: Mapping[int, Mapping[str, Any]]
-    param_groups: Sequence[Mapping[str, Any]]
+    Attributes:
+        state: by the parameter's number; an optimizer of one's own may have state of no parameter under other keys.
+        others: what optimizers of one's own add beside the keys of torch's, e.g. Lookahead's slow weights.
+    """
+
+    state: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
+    param_groups: Sequence[Mapping[str, Any]] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ids(self) -> list[int]:
         """The numbers of the parameters, in the order of the groups."""
         return [number for group in self.param_groups for number in group["params"]]
+
+    @property
+    def of_no_parameter(self) -> dict[Any, Any]:
+        """The state whose key is no parameter's number."""
+        ids = set(self.ids)
+        return {key: value for key, value in self.state.items() if key not in ids}
 
 
 def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
@@ -37,7 +49,7 @@ def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
     Args:
         names: of the parameters, in the order of the optimizer's groups.
     """
-    left, found = iter(names), States()
+    left, found = iter(names), States({name: {} for name in names})
     for part in _parts(saved):
         found |= {name: dict(part.state.get(number, {})) for number, name in zip(part.ids, left, strict=False)}
     return found
@@ -54,15 +66,51 @@ def groups_by_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
     }
 
 
-def put(live: Mapping[str, Any], names: Sequence[str], states: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Convert states by parameter name to a ``state_dict`` with the groups of the live optimizer's."""
-    left = iter(names)
-    made = [
-        vars(replace(part, state={n: dict(states[name]) for n, name in zip(part.ids, left, strict=False) if states.get(name)}))
-        for part in _parts(live)
-    ]  # fmt: skip
-    return made[0] if "param_groups" in live else dict(zip(PARTS, made, strict=True))
+def of_no_parameter(saved: Mapping[str, Any], made_with: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of what an optimizer's ``state_dict`` (or a pair) has beside the state of its parameters and the settings of its groups.
+
+    Args:
+        made_with: the settings of the groups when they were made; what came later is the optimizer's own.
+    """
+    parts = _parts(saved)
+    groups = [group for part in parts for group in part.param_groups]
+    later = {key for group, made in zip(groups, made_with, strict=False) for key in added(group, made)}
+    keys = [str(key) for part in parts for key in (*part.others, *part.of_no_parameter)]
+    return [*keys, *(f"{key} of its groups" for key in sorted(later))]
+
+
+def added(group: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
+    """The keys that an optimizer has added to a parameter group since it was made."""
+    return [key for key in group if key not in made and key != "params"]
+
+
+def put(
+    live: Mapping[str, Any],
+    names: Sequence[str],
+    states: Mapping[str, Mapping[str, Any]],
+    source: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Convert states by parameter name to a ``state_dict`` with the groups of the live optimizer's.
+
+    Args:
+        source: the ``state_dict`` that what is of no parameter is taken from; None: the live one.
+    """
+    left, made = iter(names), []
+    for part, other in zip(_parts(live), _parts(live if source is None else source), strict=True):
+        state = {n: dict(states[name]) for n, name in zip(part.ids, left, strict=False) if states.get(name)}
+        own = {"state": {**other.of_no_parameter, **state}, "param_groups": part.param_groups}
+        made.append({**part.others, **other.others, **(own if part.param_groups else {})})
+    return dict(zip(PARTS, made, strict=True)) if _is_pair(live) else made[0]
 
 
 def _parts(saved: Mapping[str, Any]) -> list[Memory]:
-    return [Memory(**one) for one in ([saved] if "param_groups" in saved else [saved[part] for part in PARTS])]
+    return [_memory(saved[part]) for part in PARTS] if _is_pair(saved) else [_memory(saved)]
+
+
+def _is_pair(saved: Mapping[str, Any]) -> bool:
+    return set(saved) == set(PARTS)
+
+
+def _memory(saved: Mapping[str, Any]) -> Memory:
+    known = {key: saved[key] for key in ("state", "param_groups") if key in saved}
+    return Memory(**known, others={key: value for key, value in saved.items() if key not in known})

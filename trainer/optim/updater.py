@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from trainer.optim.carried_state import kind_of, load_by_name
 from trainer.optim.gradient_clipping import clip_norm, clip_value
 from trainer.optim.schedules import Plateau
-from trainer.optim.states import groups_by_name
+from trainer.optim.states import added, groups_by_name
 
 
 @dataclass(frozen=True)
@@ -138,36 +139,49 @@ class Updater:
         are."""
         self.steps = steps
         before = list(names) or self.names  # older checkpoints have none
-        load_by_name(self.optimizer, self.names, kind, optimizer, before)
-        self._take_settings(groups_by_name(optimizer, before), made_with)
+        same = load_by_name(self.optimizer, self.names, kind, optimizer, before)
+        self._take_settings(groups_by_name(optimizer, before), made_with, same)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         if self.plateau is not None and plateau is not None:
             self.plateau.load(**plateau)
 
     def _take_settings(
-        self, groups: Mapping[str, tuple[int, Mapping[str, Any]]], made_with: list[dict[str, Any]]
+        self, groups: Mapping[str, tuple[int, Mapping[str, Any]]], made_with: list[dict[str, Any]], same: bool
     ) -> None:
         """Set what an optimizer has changed of its own settings, from the group in which a group's first parameter was.
 
         Args:
             groups: by parameter name, the number of its group before, and that group.
             made_with: the settings of those groups when they were made.
+            same: class and parameters are, so that the keys that the optimizer added to a group are taken over, too.
         """
         names = iter(self.names)
-        for group, own in zip(self.optimizer.param_groups, self.made_with, strict=True):
+        for index, (group, own) in enumerate(zip(self.optimizer.param_groups, self.made_with, strict=True)):
             first = [next(names, "") for _ in group.get("params", ())][:1]
-            number, saved = groups.get(first[0], (-1, {})) if first else (-1, {})
+            loaded = (index, dict(group)) if same else (-1, {})  # by a state_dict that hides its groups, as a wrapper's
+            number, saved = groups.get(first[0], loaded) if first else (-1, {})
             if 0 <= number < len(made_with):
-                same = {key for key, value in own.items() if key in saved and made_with[number].get(key) == value}
-                group.update({key: saved[key] for key in same})
+                made = made_with[number]
+                taken = {key for key, value in own.items() if key in saved and _equal(made.get(key), value)}
+                later = [key for key in added(saved, made) if key not in own] if same else []
+                group.update({**own, **{key: saved[key] for key in (*taken, *later)}})
 
     def _settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""
-        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        return [
+            {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups
+        ]
 
     def _clip(self, limit: float) -> None:
         if any(p.grad is not None and p.grad.is_sparse for p in self.parameters):
             clip_norm(self.parameters, limit)
         else:
             nn.utils.clip_grad_norm_(self.parameters, limit)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two settings of an optimizer are the same; a setting may be a tensor."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one.cpu(), other.cpu())
+    return bool(one == other)

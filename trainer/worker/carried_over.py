@@ -14,7 +14,7 @@ from trainer.errors import UserError, why
 from trainer.optim.carried_state import saved_state
 from trainer.optim.kept_state import BETWEEN, KeptState, carry, named
 from trainer.optim.sparse import CLASSES
-from trainer.optim.states import by_name
+from trainer.optim.states import by_name, of_no_parameter
 from trainer.optim.updater import UpdaterState
 from trainer.planning.async_resume import GEO
 from trainer.planning.auto import ModelFacts
@@ -49,7 +49,8 @@ def begins_anew(plan: Plan, model: ModelFacts, folder: Path) -> list[str]:
         if (updater := part.strategy.get("updater")) is None:  # a strategy of somebody's own
             return []
         state = UpdaterState(**updater)
-        saved = saved_state(state.kind, by_name(state.optimizer, state.names), tables)
+        others = of_no_parameter(state.optimizer, state.made_with)
+        saved = saved_state(state.kind, by_name(state.optimizer, state.names), tables, others)
     else:
         saved = _of_servers(folder, model.optimizer)
         if plan.roles.get("server"):
