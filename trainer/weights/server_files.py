@@ -20,6 +20,8 @@ DENSE, TABLE = "dense", "table"
 """Begin the names of tensors: of pieces of dense parameters (``dense|NAME|START``), and of rows (``table|NAME|ids``)."""
 REMOVED, SINCE = "removed", "since"
 """Of an increment: ids that went (``table|NAME|removed``), and the version of the full part, in what the server told."""
+BEGAN = "began"
+"""In what the server told: by the table's name, the version at which its rule (Adam, ...) began; 0 in older files."""
 BY_ROW = ("ids", "rows", "touched")
 """Of a table, what has an entry for each row."""
 
@@ -68,6 +70,10 @@ class ServerFile:
     def version(self) -> int:
         """The number of updates that the server had applied."""
         return int(self.meta["version"]) - int(self.meta.get("skipped", 0))
+
+    def steps(self, table: str) -> int:
+        """The number of steps that the rule of a table has made."""
+        return int(self.meta["version"]) - int(self.meta.get(BEGAN, {}).get(table, 0))
 
     @property
     def life(self) -> int:

@@ -89,8 +89,8 @@ def _rows(
         key: (one.flatten() if rule == "rowwise_adagrad" else one.contiguous())
         for key, one in zip(COLUMNS[rule], cut, strict=True)
     }
-    version = parts[0].version
-    steps = {"adam": version, "adagrad": torch.tensor(float(version))}
+    made = parts[0].steps(name)
+    steps = {"adam": made, "adagrad": torch.tensor(float(made))}
     return state | ({"step": steps[rule]} if rule in steps else {})
 
 

@@ -18,7 +18,7 @@ from trainer.strategies.pserver.protocol.layout import TableSpec
 from trainer.strategies.pserver.server.admission import Waiting
 from trainer.strategies.pserver.server.shard import Saved, Shard
 from trainer.weights.fresh_rows import RowInit, fresh_table
-from trainer.weights.server_files import DENSE, TABLE
+from trainer.weights.server_files import BEGAN, DENSE, TABLE
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,15 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
     tables = {f"{spec.name}.weight": spec for spec in shard.layout.tables}
     dense = {name: value for name, value in model.items() if name not in tables}
     tensors, numbers = _dense(dense, states)
-    saved = KeptState(updater.kind, {}, tables)
+    saved, began = KeptState(updater.kind, {}, tables), {}
     for name, spec in tables.items():
         rule = CLASSES[shard.tables[spec.number].kernel.name].__name__
         state = states.get(name, {}) if saved.kind_of(name) in ("", rule) else {}
         tensors |= _rows(model[name], state, spec, shard)
+        began[spec.name] = updater.steps - int(state.get("step", 0))
     told: dict[str, Any] = {
         "optimizer": saved.kind_of(""), "samples": store.about(folder).samples, "version": updater.steps, "updates": updater.steps, "updates_per_step": 1, "numbers": numbers,
+        BEGAN: began,
     }  # fmt: skip
     return tensors, told if updater.plateau is None else {**told, "scale": updater.plateau["scale"]}
 

@@ -27,7 +27,7 @@ from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.weights.fresh_rows import RowInit
-from trainer.weights.server_files import DENSE, Piece, ServerFile, Tensors
+from trainer.weights.server_files import BEGAN, DENSE, Piece, ServerFile, Tensors
 from trainer.weights.server_files import pieces as pieces_of
 
 SUMS = SparseRule("sgd", 0.0, {})
@@ -156,7 +156,8 @@ class Shard:
                 part.grad = None
         for number, (ids, gradients) in rows.items():
             if len(ids):
-                self.tables[number].push(ids, gradients, self.sparse_lrs[number] * factor, self.version + 1, clock)
+                table = self.tables[number]
+                table.push(ids, gradients, self.sparse_lrs[number] * factor, self.version + 1 - table.began, clock)
         self.version += 1
         self.updates += merged
 
@@ -196,6 +197,7 @@ class Shard:
             "skipped": self.skipped,
             "updates": self.updates,
             "updates_per_step": self.updates_per_step,
+            BEGAN: {table.name: table.began for table in self.tables.values()},
         }
         return tensors, {**done, "numbers": numbers, **scale}
 
@@ -233,7 +235,7 @@ class Shard:
         self._fit_state(saved_by, live, fresh)
         # a server that was started again has fewer
         self.samples = max(int(numbers.get("samples", 0)) for _, numbers in parts)
-        self._load_tables([tensors for tensors, _ in parts])
+        self._load_tables(parts)
 
     def _load_vectors(self, parts: Sequence[Tensors]) -> None:
         """The parameters, and what the optimizer remembers of each element."""
@@ -271,15 +273,17 @@ class Shard:
         for name, value in saved["numbers"].items():
             self._remember(name, float(value))
 
-    def _load_tables(self, parts: Sequence[Tensors]) -> None:
-        """The rows that are at home here."""
+    def _load_tables(self, parts: Sequence[Saved]) -> None:
+        """The rows that are at home here. The steps of another rule than before count from now."""
         self.tables = self._fresh_tables()
         for number, table in self.tables.items():
             prefix = f"table|{table.name}|"
-            for tensors in parts:
+            for tensors, numbers in parts:
                 own = {n.removeprefix(prefix): tensors[n] for n in tensors if n.startswith(prefix)}
+                table.began = int(numbers.get(BEGAN, {}).get(table.name, 0))
                 if isinstance(tensors, ServerFile) and tensors.tables[table.name].kernel != table.kernel.name:
                     own |= {"rows": table.with_fresh_state(own["rows"])}
+                    table.began = self.version
                 table.load(own, partial(self.mine, number))
 
     def _remember(self, name: str, value: float) -> None:

@@ -56,6 +56,7 @@ class SparseTable:
         self.name, self.dim, self.dtype, self.init, self.kernel = name, dim, dtype, init, kernel
         self.admission, self.num_rows = admission, num_rows
         self.dropped = 0  # gradients of ids that were not admitted
+        self.began = 0  # the version at which the kernel made its first step, unless it is that of a former run
         self._key = table_key(seed, name)
         self._admission_key = table_key(seed, f"{name}/admission")
         self._index = index_of(num_rows)
@@ -95,7 +96,7 @@ class SparseTable:
 
         Args:
             lr: learning rate of this update.
-            step: number of this update of the whole table, from 1 and the same on all servers, for Adam.
+            step: number of this update of the whole table by this kernel, from 1 and the same on all servers, for Adam.
 
         Raises:
             ValueError: an id outside of the table, or gradients of another shape.

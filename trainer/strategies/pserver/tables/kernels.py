@@ -31,7 +31,7 @@ class Kernel(Protocol):
 
         Args:
             lr: learning rate of this update.
-            step: number of this update of the whole table, from 1.
+            step: number of this update of the whole table by this optimizer, from 1.
         """
 
 
