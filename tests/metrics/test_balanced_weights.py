@@ -24,12 +24,13 @@ from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import UserError
 from trainer.job.plan_table import rows
 from trainer.job.ready import Ready, get_ready
-from trainer.metrics.criterion import NEITHER
+from trainer.metrics.criterion import NEITHER, SAMPLES, WEIGHTS, stand_in
 from trainer.models.lenet import LeNet
 from trainer.planning.loss_checks import check_denominator
 from trainer.planning.plan import Plan
 from trainer.tracking.describe import tags
 from trainer.worker.loss_probe import denominator_of_classes
+from trainer.worker.probe import check_outputs
 
 LABELS = torch.arange(10).repeat_interleave(torch.arange(10) + 2)
 IMAGES = torch.rand(len(LABELS), 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -99,6 +100,32 @@ def test_what_cannot_be_balanced_is_refused_before_anything_is_written(
         return
     ready(tmp_path, *refused.value.instead.replace(" with your own numbers", "").split(), typed[1])  # the advice works
     assert why in "".join(ready(tmp_path, *typed, "plan=true").plan.lacks)
+
+
+class ForGpu(LeNet):
+    """A model that runs on no CPU."""
+
+    def forward(self, inputs: Any) -> Any:
+        raise RuntimeError("no kernel for this device")
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [(["loss.weight=balanced"], WEIGHTS), ([*CONTRASTIVE], NEITHER), (["loss.label_smoothing=0"], SAMPLES)],
+)
+def test_loss_is_tested_where_the_model_runs_on_a_gpu_alone(typed: list[str], found: str, tmp_path: Path) -> None:
+    config = ready(tmp_path, *typed).checked.config
+    facts = Facts("unequal noise", "drawn", 60, 60, (1, 8, 8), classes=10)
+    target = f"{__name__}.ForGpu"
+    on_gpu = config.replaced("device", "cuda").replaced("model", {**config.model, "_target_": target})
+    assert check_outputs(on_gpu, ForGpu(10, 1, 8), stand_in(config.loss, 10), facts).denominator == found
+
+
+def test_weights_for_fewer_classes_than_outputs_are_refused_with_what_to_type(tmp_path: Path) -> None:
+    typed = ["loss.weight=balanced", "model.num_classes=12"]
+    with pytest.raises(UserError, match=r"gives 10 weights, and the model .* makes 12 outputs") as refused:
+        ready(tmp_path, *typed)
+    assert (refused.value.what, refused.value.instead) == ("loss.weight=balanced", "model.num_classes=10")
 
 
 @pytest.fixture(scope="module")

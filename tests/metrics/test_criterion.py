@@ -86,6 +86,21 @@ def test_what_a_loss_is_divided_by_is_found(loss: nn.Module, kind: str) -> None:
     assert kind_of(loss, 4, 4, ["numbers"]) == kind
 
 
+@pytest.mark.parametrize("classes", [100, 1000])
+@pytest.mark.parametrize("hidden", [0, 50, 99])
+def test_one_class_that_differs_is_found_among_many(classes: int, hidden: int) -> None:
+    """A weight, or an ``ignore_index``, that only the code of the loss knows."""
+    other = torch.ones(classes)
+    other[hidden] = 2.0
+    for loss in (
+        Own(lambda o, y: F.cross_entropy(o, y, other)),
+        Own(lambda o, y: F.cross_entropy(o, y, ignore_index=hidden)),
+    ):
+        assert kind_of(loss, classes, classes, ["numbers"]) == NEITHER
+    assert kind_of(Own(focal), classes, classes, ["numbers"]) == SAMPLES
+    assert kind_of(Own(lambda o, y: F.cross_entropy(o, y, other), other), classes, classes, ["numbers"]) == WEIGHTS
+
+
 def test_shares_of_classes_are_divided_by_samples_and_binary_losses_are_means() -> None:
     assert kind_of(nn.CrossEntropyLoss(UNEQUAL), 4, 4, ["shares", "numbers"]) == WEIGHTS
     assert kind_of(nn.CrossEntropyLoss(UNEQUAL), 4, 4, ["shares"]) == SAMPLES
@@ -115,6 +130,19 @@ def test_validations_measure_the_loss_without_smoothing_and_with_weights() -> No
     assert float(criterion(outputs, labels, train=False)) == pytest.approx(float(plain)) != float(smooth)
 
 
+def test_smoothing_that_cannot_be_set_stays() -> None:
+    class Fixed(nn.Module):
+        label_smoothing = property(lambda self: 0.1)
+
+    class Tensor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("label_smoothing", torch.tensor([0.1, 0.2]))
+
+    for loss in (Fixed(), Tensor()):
+        assert Criterion(loss).measured is loss
+
+
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
@@ -132,3 +160,28 @@ def test_labels_are_read_off_the_data_sets_of_torch() -> None:
     whole = torch.utils.data.TensorDataset(torch.zeros(4, 1), torch.tensor([3, 1, 2, 0]))
     assert labels_of(torch.utils.data.Subset(whole, [0, 2])).tolist() == [3, 2]
     assert labels_of(object()) is None
+
+
+class Labelled(torch.utils.data.Dataset[Any]):
+    def __init__(self, labels: Any, targets: Any = None) -> None:
+        self.labels, self.targets = labels, targets
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["neg", "pos", "neg", "pos"], {"neg": 0, "pos": 1}, [0, 1], np.zeros((4, 2)), [[0], [1, 2]], "abcd", [0.5] * 4, 4, object()],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_class_number_of_each_sample_counts_as_not_known(labels: Any) -> None:
+    assert labels_of(Labelled(labels)) is None
+    assert labels_of(Labelled(labels, [3, 1, 2, 0])).tolist() == [3, 1, 2, 0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_labels_of_a_read_only_file_are_copied() -> None:
+    array = np.array([3.0, 1.0, 2.0, 0.0])
+    array.flags.writeable = False
+    assert labels_of(Labelled(array)).tolist() == [3, 1, 2, 0]

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,8 +20,10 @@ SUM, NEITHER, RANDOM = "sum", "neither", "random"
 """The loss of a batch is the sum of its parts' losses; does not follow from them; differs from call to call."""
 LONGEST = 80
 """Characters of a list of weights that is proposed."""
-ROWS = 32
-"""Samples of the batch that is compared with its parts, at most."""
+CLASSES = 32
+"""Classes of a batch that is compared with its parts, at most."""
+TRIED = 8192
+"""Classes that are tried, at most: of more, every second, third, ..., because the time grows with their square."""
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 
 Denominator = Callable[[torch.Tensor], float]
@@ -119,15 +122,30 @@ def stand_in(node: Mapping[str, Any], classes: int) -> nn.Module:
 
 
 def labels_of(dataset: Any) -> Any:
-    """The labels (N,) of a data set that holds them, its own or one of torch's or torchvision's; None: it does not say."""
+    """The labels (N,) of a data set that holds them, its own or one of torch's or torchvision's; None: it does not say.
+
+    Names of classes, shares of classes and whatever else is no class number for each sample count as not known.
+    """
     for name in ("labels", "targets"):
-        if (found := getattr(dataset, name, None)) is not None:
-            return torch.as_tensor(found)
+        if (found := _class_numbers(getattr(dataset, name, None), dataset)) is not None:
+            return found
     if isinstance(tensors := getattr(dataset, "tensors", None), tuple) and len(tensors) > 1:
-        return tensors[1]
+        return _class_numbers(tensors[1], dataset)
     if isinstance(dataset, torch.utils.data.Subset) and (found := labels_of(dataset.dataset)) is not None:
         return found[torch.as_tensor(dataset.indices)]
     return None
+
+
+def _class_numbers(found: Any, dataset: Any) -> torch.Tensor | None:
+    """What a data set holds as its labels, as a tensor (N,) of whole numbers; None: it is something else."""
+    try:
+        if not isinstance(found, torch.Tensor):
+            array = np.asarray(found)
+            found = torch.from_numpy(array if array.flags.writeable else array.copy())
+        fits = found.dim() == 1 and len(found) == len(dataset) and not found.is_complex()
+        return found if fits and bool((found == found.long()).all()) else None
+    except (TypeError, ValueError, RuntimeError):  # names, dicts, a list of lists; a stream has no length
+        return None
 
 
 def denominator_of(loss: nn.Module, kind: str) -> Denominator | None:
@@ -204,8 +222,8 @@ def _values(loss: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
 def _batches(
     loss: nn.Module, classes: int, outputs: int | None, form: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches to try, (outputs, labels). Outputs are probabilities, which losses of logits take as well.
-    The parts hold classes in other proportions, and classes of unequal weight; each has one that counts."""
+    """Batches to try, (outputs, labels), which together hold all classes. Outputs are probabilities, which losses of logits take
+    as well. The parts hold classes in other proportions, and classes of unequal weight; each has one that counts."""
     draw = torch.Generator().manual_seed(0)
     if outputs is None:
         for ones in (2, 7):
@@ -215,16 +233,17 @@ def _batches(
     weight, ignored = _weight(loss), getattr(loss, "ignore_index", -1)
     order = torch.arange(classes) if weight is None or len(weight) < classes else weight[:classes].argsort(descending=True)  # fmt: skip
     kept = order[order != ignored]
-    chosen = torch.cat([kept[:1], kept[-1:], kept[: ROWS // 2]])
-    labels = torch.cat([chosen[:1].repeat(3), chosen, order[order == ignored]])
-    guesses = labels.clone()  # right in the first part, and often wrong in the rest: their losses differ
-    guesses[len(labels) // 3 :: 2] = (guesses[len(labels) // 3 :: 2] + 1) % outputs
-    scores = torch.rand(len(labels), outputs, generator=draw).add(0.1)
-    scores = 0.1 * scores / scores.sum(1, keepdim=True) + 0.9 * nn.functional.one_hot(guesses, outputs)
-    if form == "shares":
-        labels = nn.functional.one_hot(labels, outputs).float()
-        labels = 0.7 * labels + 0.3 * labels.roll(1, 0)
-    yield scores, labels
+    first, last = kept[:1], kept[-1:]
+    for some in kept[:: -(-classes // TRIED)].split(CLASSES):
+        labels = torch.cat([first.repeat(4), last, some, order[order == ignored]])
+        guesses = labels.clone()  # right in the first part, and often wrong in the rest: their losses differ
+        guesses[len(labels) // 3 :: 2] = (guesses[len(labels) // 3 :: 2] + 1) % outputs
+        scores = torch.rand(len(labels), outputs, generator=draw).add_(0.1)
+        scores.mul_(0.1 / scores.sum(1, keepdim=True))[torch.arange(len(labels)), guesses] += 0.9
+        if form == "shares":
+            labels = nn.functional.one_hot(labels, outputs).float()
+            labels = 0.7 * labels + 0.3 * labels.roll(1, 0)
+        yield scores, labels
 
 
 def _weight(loss: nn.Module) -> torch.Tensor | None:
@@ -234,9 +253,13 @@ def _weight(loss: nn.Module) -> torch.Tensor | None:
 
 
 def _without_smoothing(loss: nn.Module) -> nn.Module:
-    """The same loss without label smoothing; the loss itself, where it has none."""
-    if not getattr(loss, "label_smoothing", 0.0):
+    """The same loss without label smoothing; the loss itself, where it has none, or one that cannot be set."""
+    share = getattr(loss, "label_smoothing", 0.0)
+    if not isinstance(share, (int, float)) or not share:
         return loss
     plain = copy.copy(loss)  # its buffers are the same
-    plain.label_smoothing = 0.0  # type: ignore[assignment]
+    try:
+        plain.label_smoothing = 0.0  # type: ignore[assignment]
+    except AttributeError:  # a property of the user's
+        return loss
     return plain

@@ -43,6 +43,7 @@ from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
+from trainer.planning.loss_checks import balanced_keys
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
@@ -131,7 +132,7 @@ def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 
 def _make_criterion(config: RunConfig, plan: Plan, seat: Seat, splits: Splits) -> Criterion:
     """Make the worker's loss. Balanced weights are the plan's; a trial of batch sizes, which has none, computes them."""
-    labels = None if plan.class_weights else labels_of(splits.train)
+    labels = labels_of(splits.train) if balanced_keys(config) and not plan.class_weights else None
     known = {name: found[0] if name == "pos_weight" else found for name, found in plan.class_weights.items()}
     weights = weights_of({**config.loss, **known}, plan.facts.classes, labels)
     dtype = torch.float64 if plan.chosen.precision == "fp64" else torch.float32

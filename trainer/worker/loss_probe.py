@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from trainer.config import keys
+from trainer.config.instantiate import blamed, call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
-from trainer.metrics.criterion import NEITHER, SAMPLES, kind_of
+from trainer.metrics.criterion import BALANCED, NEITHER, SAMPLES, kind_of
 from trainer.planning.single_samples import SingleSample
+from trainer.wording import counted
 from trainer.worker.sample_shapes import NotTaken, forward
 
 
@@ -21,6 +24,35 @@ class Found:
 
     concern: str = ""
     denominator: str = SAMPLES
+
+
+def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
+    """Check that there is an output for each class, and that the loss takes outputs and labels; returns what is odd about them.
+
+    Raises:
+        UserError: there are fewer outputs than classes, or the loss does not take them.
+    """
+    given, named = config.model.get("num_classes"), f"model ({config.model.get('_target_')})"
+    if outputs.shape[1] < facts.classes:
+        what = f"model.num_classes={given}" if given else named
+        instead = f"model.num_classes={facts.classes}" if given else ""
+        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}", instead)  # fmt: skip
+    scores, labels = torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long)
+    try:
+        value = loss(scores, labels)
+    except Exception as error:
+        _check_weights_for_outputs(config, facts, outputs.shape[1])
+        target, arguments = config.loss["_target_"], {k: v for k, v in config.loss.items() if k != "_target_"}
+        wrong = blamed(lambda some: call_target({**some, "_target_": target}, "loss")(scores, labels), arguments)
+        if wrong:
+            raise UserError(f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}") from error  # fmt: skip
+        raise UserError(f"loss ({config.loss['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
+    if value.dim():
+        raise UserError(f"loss ({config.loss['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
+    if outputs.shape[1] == facts.classes:
+        return ""
+    advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
+    return f"{named} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
 
 
 def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, outputs: int) -> str:
@@ -56,6 +88,29 @@ def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outp
     if found == NEITHER:
         raise UserError(what, "is not the mean over samples for logits (N,) and labels (N,)", instead)
     return found
+
+
+def denominator_without_outputs(config: RunConfig, loss: nn.Module, facts: Facts) -> str:
+    """What the loss of a batch is divided by, where the model runs on a GPU alone: it should have an output for each class."""
+    if facts.task == "binary":
+        return denominator_of_logits(config, loss, facts, torch.zeros(2))
+    wanted = config.model.get("num_classes")
+    return denominator_of_classes(config, loss, facts.classes, wanted if isinstance(wanted, int) else facts.classes)
+
+
+def _check_weights_for_outputs(config: RunConfig, facts: Facts, outputs: int) -> None:
+    """Refuse weights of classes for a model with more outputs than classes, where the loss wants a weight for each output.
+
+    Raises:
+        UserError: their numbers differ.
+    """
+    weight = config.loss.get("weight")
+    weights = facts.classes if weight == BALANCED else len(weight) if isinstance(weight, (list, tuple)) else outputs
+    if weights == outputs:
+        return
+    why = f"gives {counted(weights, 'weight')}, and the model ({config.model.get('_target_')}) makes {outputs} outputs"
+    instead = f"model.num_classes={facts.classes}" if "num_classes" in config.model else ""
+    raise UserError(f"loss.weight={keys.spelled(weight)}", why, instead)
 
 
 def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: SingleSample | None) -> None:

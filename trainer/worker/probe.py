@@ -31,10 +31,16 @@ from trainer.planning.kept_runs import FRESH
 from trainer.planning.single_samples import SingleSample
 from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
-from trainer.wording import counted
 from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
-from trainer.worker.loss_probe import Found, check_single_sample, denominator_of_classes, denominator_of_logits
+from trainer.worker.loss_probe import (
+    Found,
+    check_classes,
+    check_single_sample,
+    denominator_of_classes,
+    denominator_of_logits,
+    denominator_without_outputs,
+)
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -314,13 +320,13 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
         if isinstance(outputs, NotTaken) and (config.device != "cuda" or outputs.anywhere):
             raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {outputs}", fitting(config, facts, shape, train)) from outputs.error  # fmt: skip
     if isinstance(outputs, NotTaken):
-        return Found()
+        return Found("", denominator_without_outputs(config, loss, facts))
     _check_kind(config, model, outputs, facts)
     if train and config.validation:
         _check_validation(config, model, outputs, facts)
     if facts.task == "binary":
         return Found("", denominator_of_logits(config, loss, facts, outputs))
-    concern = _check_classes(config, loss, facts, outputs)
+    concern = check_classes(config, loss, facts, outputs)
     return Found(concern, denominator_of_classes(config, loss, facts.classes, outputs.shape[1]))
 
 
@@ -358,29 +364,6 @@ def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor
     if facts.val_shape is None or size is None:
         raise UserError(_named(config), why)
     raise UserError(f"data.val_size={size}", f"{_named(config)} {why}", f"data.val_size={facts.shape[-1]}")  # type: ignore[index]
-
-
-def _check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
-    given = config.model.get("num_classes")
-    if outputs.shape[1] < facts.classes:
-        what = f"model.num_classes={given}" if given else _named(config)
-        instead = f"model.num_classes={facts.classes}" if given else ""
-        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}", instead)  # fmt: skip
-    scores, labels = torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long)
-    try:
-        value = loss(scores, labels)
-    except Exception as error:
-        target, arguments = config.loss["_target_"], {k: v for k, v in config.loss.items() if k != "_target_"}
-        wrong = blamed(lambda some: call_target({**some, "_target_": target}, "loss")(scores, labels), arguments)
-        if wrong:
-            raise UserError(f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}") from error  # fmt: skip
-        raise UserError(f"loss ({config.loss['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
-    if value.dim():
-        raise UserError(f"loss ({config.loss['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
-    if outputs.shape[1] == facts.classes:
-        return ""
-    advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
-    return f"{_named(config)} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
 
 
 @contextmanager
