@@ -47,6 +47,46 @@ def test_keys_that_do_not(key: str) -> None:
     assert hide({key: "value"}) == {key: "value"}
 
 
+OF_VARIABLES = ["REG_TOKEN", "REGISTER_TOKEN", "NEW_TOKEN", "TEXT_TOKEN", "BAD_TOKEN", "EXTRA_TOKEN", "N_TOKEN", "SHARE_KEY", "COSMOS_PRIMARY_KEY", "DATA_KEY", "BATCH_KEY", "TOKEN_FILE", "IMAGE_KEY"]  # fmt: skip
+OF_MODELS = [
+    "token_mode", "token_merge", "token_map", "vocab_tokens", "keep_tokens", "pass_threshold", "pass_at_k", "pass@k", "auth_mode", "text_key", "mask_key",
+    "token_shift", "tokenMode", "forward_pass", "caption_key", "reg_token", "primary_key", "token_file",
+]  # fmt: skip
+BY_CHANCE = ["donkey", "turkey", "hockey", "surpass", "passion_flower", "passport", "credibility", "authentic", "underpass", "accredited"]  # fmt: skip
+RANDOM = "xK9Quartz77xB2"
+
+
+@pytest.mark.parametrize("key", OF_VARIABLES)
+def test_names_in_capitals_mean_what_they_say(key: str) -> None:
+    assert of_environment({key: RANDOM}) == {RANDOM} and hide({key: "value"}) == {key: HIDDEN}
+    assert text(f"export {key}={RANDOM}") == f"export {key}={HIDDEN}"
+
+
+@pytest.mark.parametrize("key", OF_MODELS)
+@pytest.mark.parametrize("value", ["concat", "img_0001", "<|begin_of_text|>", "/data/vocab.txt", 0.5, 123456, ["cls", "reg1"], {"a": 1, "_target_": "m.Vit2d3x4y5z6q"}])  # fmt: skip
+def test_keys_of_models_are_shown(key: str, value: object) -> None:
+    assert hide({key: value}) == {key: value} and values({key: value}) == set()
+    assert text(f"+model.{key}={value}") == f"+model.{key}={value}"
+
+
+@pytest.mark.parametrize("key", [key for key in OF_MODELS if "@" not in key])
+def test_but_for_a_random_value(key: str) -> None:
+    assert HIDDEN in str(hide({key: RANDOM})) and HIDDEN in str(hide({key: [RANDOM]})) and values({key: RANDOM}) == {RANDOM}  # fmt: skip
+    for line in (f"+model.{key}={RANDOM}", f"x {key}='{RANDOM}' y", f"{key}: {RANDOM}", f'{{"{key}": "{RANDOM}"}}'):
+        assert RANDOM not in text(line), line
+
+
+@pytest.mark.parametrize("key", BY_CHANCE)
+def test_words_that_contain_one_of_ours_by_chance_are_shown(key: str) -> None:
+    assert hide({key: RANDOM, "classes": {key: ["a"]}}) == {key: RANDOM, "classes": {key: ["a"]}}
+    assert text(f"{key}: many") == f"{key}: many"
+
+
+@pytest.mark.parametrize("key", ["token_secret", "pass_word", "auth_value", "token_auth", "token_key", "mask_token_password", "token_1", "pass_through_key"])  # fmt: skip
+def test_a_word_before_a_secrets_is_no_excuse(key: str) -> None:
+    assert hide({key: "value"}) == {key: HIDDEN}
+
+
 def test_numbers_are_hidden_where_the_key_can_mean_nothing_else() -> None:
     assert is_secret("password", 12345) and is_secret("api_key", 99)
     assert not is_secret("token", 2) and not is_secret("password", None) and not is_secret("use_password", True)
@@ -139,7 +179,7 @@ def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         ] == []
 
 
-TOKENS = ["ghp_" + "aB3" * 12, "github_pat_" + "aB3_" * 10, "hf_" + "aB3" * 11, "sk-" + "aB3" * 16, "sk-proj-" + "aB3-" * 10, "glpat-" + "aB3" * 7, "xoxb-123456789012-aB3aB3", "AKIA" + "AB3D" * 4]  # fmt: skip
+TOKENS = ["ghp_" + "aB3" * 12, "github_pat_" + "aB3_" * 10, "hf_" + "aB3" * 11, "sk-" + "aB3" * 16, "sk-proj-" + "aB3-" * 10, "glpat-" + "aB3" * 7, "xoxb-123456789012-aB3aB3", "AKIA" + "AB3D" * 4, "sk_live_" + "aB3" * 8, "gsk_" + "aB3" * 16, "glrt-" + "aB3" * 7]  # fmt: skip
 
 
 @pytest.mark.parametrize("token", TOKENS)
@@ -149,17 +189,22 @@ def test_a_token_is_known_by_its_shape_wherever_it_stands(token: str) -> None:
     assert hide({"note": [f"log in with {token}"]}) == {"note": [f"log in with {HIDDEN}"]}
 
 
+@pytest.mark.parametrize("address", ["https://hooks.slack.com/services/T0AB/B0CD/zK9Quartz77x", "https://discord.com/api/webhooks/123456789/zK9Quartz77x-and_more_of_it"])  # fmt: skip
+def test_an_address_that_anybody_may_write_to_is_hidden(address: str) -> None:
+    assert "Quartz" not in text(f"+callbacks.0.url={address}") and "Quartz" not in str(hide({"url": address}))
+
+
 @pytest.mark.parametrize("line", ["sk-learn", "hf_hub", "ghp_ is a prefix", "task-1-of-2", "desk-lamp-with-many-parts", "sk-learn-pipeline-of-steps", "eyJ"])  # fmt: skip
 def test_a_word_that_begins_like_a_token_is_none(line: str) -> None:
     assert text(line) == line
 
 
-@pytest.mark.parametrize("line", ["run --password=X7y now", "run --password X7y now", "run -password 'X7y z' now", "curl --oauth-secret X7y", "--db-pass=X7y", "--auth-token=X7y", "x.py --api_key X7y --n 3"])  # fmt: skip
+@pytest.mark.parametrize("line", ["run --password=X7y now", "run --password X7y now", "run -password 'X7y z' now", "curl --oauth-secret X7y", "--db-pass=X7y", "--db-pass X7y", "x --smtp_pass X7y", "--auth-token=X7y", "--auth-token X7y", "x.py --api_key X7y --n 3"])  # fmt: skip
 def test_flags_of_a_command_in_a_text_are_hidden(line: str) -> None:
     assert "X7y" not in text(line) and HIDDEN in text(line)
 
 
-@pytest.mark.parametrize("line", ["--password, or nothing", "the --token-type flag", "--tokenizer=bert --n 3", "--password --n 3"])  # fmt: skip
+@pytest.mark.parametrize("line", ["--password, or nothing", "the --token-type flag", "--tokenizer=bert --n 3", "--password --n 3", "the --token flag", "--tokens 4096", "--low-pass X7y"])  # fmt: skip
 def test_and_other_flags_stay(line: str) -> None:
     assert text(line) == line
 

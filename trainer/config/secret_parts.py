@@ -15,14 +15,17 @@ from trainer.config.secret_keys import PLAIN, TELLS_NOTHING, means_secret, sound
 
 HIDDEN = "(hidden)"
 LEAST_OF_WEAK = 5
+LONGEST_GLIMPSE = 100
 
 HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]{0,40}(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+)")  # fmt: skip
 SCHEME_OF_LOGIN = re.compile(r"(?i)\b(bearer|basic|negotiate)(\s+)([A-Za-z0-9._~+/=-]{6,})")
 TOKEN = re.compile(
-    r"(?<![\w-])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,60}\d)[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|"
-    r"(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)"
+    r"(?<![\w-])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|cbt|ptt|ft|soat)-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,60}\d)[\w-]{16,}|[sr]k_(?:live|test)_[A-Za-z0-9]{10,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|"
+    r"(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)|"
+    r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+|(?<=/api/webhooks/)\d+/[\w-]{20,}"
 )
-"""Tokens that say by themselves what they are: of GitHub, GitLab, Hugging Face, OpenAI and its like, Slack, AWS, Google, npm, PyPI, Databricks, and JWTs."""
+"""Tokens that say by themselves what they are: of GitHub, GitLab, Hugging Face, OpenAI and its like, Stripe, Groq, Replicate, Slack, AWS,
+Google, npm, PyPI, Databricks, JWTs, and the paths of webhooks of Slack and Discord."""
 FLAG = re.compile(r"(?<![\w-])--?([A-Za-z][\w-]*)[ \t]+(?=[^-\s])")
 """A flag of a command and its value: ``--password X``."""
 URI = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)([^\s'\"<>`]+)")
@@ -51,7 +54,7 @@ def is_secret(key: str, value: Any) -> bool:
     if value is None or isinstance(value, bool) or (isinstance(value, str) and from_elsewhere(value)):
         return False
     if isinstance(value, (str, Mapping, list, tuple)):
-        return bool(value) and sounds_secret(key)
+        return bool(value) and sounds_secret(key, value)
     return means_secret(key) or (isinstance(value, int) and _long_number(key, str(value)))
 
 
@@ -102,12 +105,14 @@ def parts(text: str) -> Iterator[SecretPart]:
     for found in TOKEN.finditer(text):
         yield SecretPart(found.start(), found.end(), (found[0], True))
     for found in FLAG.finditer(text):
-        if means_secret(found[1]) and (end := _end(text, found.end())) > found.end():
-            yield SecretPart(found.end(), end, *((piece, True) for piece in pieces(text[found.end() : end])))
+        if sounds_secret(found[1]) and (end := _end(text, found.end())) > found.end():
+            value, strong = text[found.end() : end], _needs_a_secret(found[1])
+            if strong or _long_number(found[1], value) or not (PLAIN.fullmatch(value) or MEASURED.fullmatch(value)):
+                yield SecretPart(found.end(), end, *((piece, strong) for piece in pieces(value)))
     done, first = 0, len(text) - len(text.lstrip())
     for found in NAMED.finditer(text):
         name = re.split(r"[./@]", found[2] or found[5])[-1]
-        if found.end() >= done and sounds_secret(name):
+        if found.end() >= done and sounds_secret(name, _glimpse(text, found.end())):
             for part in _of_named(text, found, name, found.start() <= first):
                 done = part.end
                 yield part
@@ -127,6 +132,17 @@ def parts(text: str) -> Iterator[SecretPart]:
             and value.lower() not in TELLS_NOTHING
         ):
             yield SecretPart(found.start(4), found.end(4), (value, means_secret(found[2])))
+
+
+def _needs_a_secret(flag: str) -> bool:
+    """Whether what stands after a flag of this name is a secret also if it is a plain word: not so after ``--token``."""
+    return means_secret(flag) or flag.lower().endswith(("-pass", "_pass"))
+
+
+def _glimpse(text: str, start: int) -> str:
+    """The first characters of a value that begins there: enough to see whether it is random."""
+    found = QUOTED.match(text, start, start + LONGEST_GLIMPSE) or BARE.match(text, start, start + LONGEST_GLIMPSE)
+    return found[0] if found else ""
 
 
 def _random(word: str) -> bool:
