@@ -75,23 +75,26 @@ def command() -> NoReturn:
 
 def _dispatch(argv: list[str]) -> int:
     """Do what the parsed flags of ``python -m trainer`` ask for: print help, config or plan, run a sweep or a job."""
+    from trainer.terminal import streams
+
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help
 
-        show_help(argv)
+        with streams.answering():
+            show_help(argv)
         return 0
     from trainer.cli.arguments import argument_parser, parse, typed_flags
     from trainer.errors import UserError
     from trainer.host import torchrun
     from trainer.host.folder_checks import check_working_folder
-    from trainer.terminal import streams
 
     check_working_folder()
     if torchrun.is_rank():
         from trainer.cli.torchrun import join
 
         return join(lambda: parse(argv))
-    args = parse(argv)
+    with streams.answering():  # --version
+        args = parse(argv)
     if "verbosity=quiet" not in args.overrides:
         streams.wait_for("reading the config")
     from trainer.cli import compose
@@ -103,12 +106,13 @@ def _dispatch(argv: list[str]) -> int:
         if args.cfg or args.info or args.shell_completion:
             from trainer.cli.show_config import show
 
-            show(app, args, config_name)
+            with streams.answering():
+                show(app, args, config_name)
             return 0
         if args.hydra_help:
             from trainer.cli.explain import sentences
 
-            with sentences(app, args.overrides, config_name):
+            with streams.answering(), sentences(app, args.overrides, config_name):
                 app.hydra_help(config_name, argument_parser(), args)
             return 0
         from trainer.cli import commands

@@ -64,9 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     with streams.guarded():
         redact.HERE.learn(redact.of_environment(os.environ))
         try:
-            asked = parser().parse_args(argv)
-            check_working_folder()
-            return dispatch(asked)
+            with streams.answering():
+                asked = parser().parse_args(argv)
+                check_working_folder()
+                return dispatch(asked)
         except UserError as error:
             print(f"error: {one_line(str(error))}", file=sys.stderr)
             return error.exit_code

@@ -75,7 +75,7 @@ def test_log_goes_on_without_whatever_else_it_cannot_write(how: str, tmp_path: P
     log = LogFile(number, "wb", closefd=how != "closed")
     os.close(reader if reader is not None else number) if how != "only read" else None
     assert [log.write(b"a line\n") for _ in range(3)] == [7, 7, 7]
-    assert log.gone and log.why == os.strerror(errno.EPIPE if how == "no reader" else errno.EBADF)
+    assert log.gone and log.error == (errno.EPIPE if how == "no reader" else errno.EBADF)
 
 
 def test_log_waits_for_a_reader_where_somebody_has_made_the_pipe_non_blocking() -> None:
@@ -88,7 +88,7 @@ def test_log_waits_for_a_reader_where_somebody_has_made_the_pipe_non_blocking() 
             target=lambda: [taken.append(some) for some in iter(lambda: os.read(reader, 1 << 16), b"")]
         )
         thread.start()
-        assert log.write(text) == len(text) and not log.why
+        assert log.write(text) == len(text) and not log.error
     thread.join(60)
     os.close(reader)
     assert b"".join(taken) == text

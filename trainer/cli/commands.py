@@ -166,7 +166,8 @@ def show_only(ready: Ready) -> Result:
     from trainer.job.result import planned
 
     is_debug = ready.checked.config.verbosity == "debug"
-    show_plan(ready.plan, "debug" if is_debug else "normal", kept_rows(ready))  # it was asked for, also with quiet
+    with streams.answering():
+        show_plan(ready.plan, "debug" if is_debug else "normal", kept_rows(ready))  # it was asked for, also with quiet
     return planned(ready)
 
 

@@ -203,11 +203,11 @@ class LogFile(io.FileIO):
     is gone, the terminal is closed) nothing is written any more.
 
     Attributes:
-        left_out: bytes. why: the error that left them out, once there was one; gone: it will not pass.
+        left_out: bytes. error: the number of what left them out, 0 before there was one; gone: it will not pass.
         fleeting: the file of the terminal that shows a line until anything else is printed there, and the process that shows it.
     """
 
-    left_out, why, gone = 0, "", False
+    left_out, error, gone = 0, 0, False
     fleeting: ClassVar[tuple[LogFile, int] | None] = None
 
     def show_fleeting(self, text: str) -> None:
@@ -236,7 +236,8 @@ class LogFile(io.FileIO):
                 self.left_out = 0
             self._write_all(data)
         except OSError as error:
-            self.why, self.gone = os.strerror(error.errno or 0), error.errno not in files.FULL
+            self.error = error.errno or errno.EIO
+            self.gone = self.error not in files.FULL
             self.left_out += size
         return size
 
@@ -252,7 +253,7 @@ def _lasting(stream: Any, number: int) -> Any:
     """The stream of that descriptor, whose file takes all bytes; any other stream, of a notebook or a test, as it is."""
     if stream is None:  # Python found the descriptor closed
         file = LogFile(number, "wb", closefd=False)
-        file.why, file.gone = os.strerror(errno.EBADF), True
+        file.error, file.gone = errno.EBADF, True
         return io.TextIOWrapper(file, "utf-8", "backslashreplace", write_through=True)
     try:
         if stream.fileno() != number or isinstance(_file(stream), LogFile):
@@ -285,9 +286,31 @@ def not_taken() -> str:
             finish(stream)
         while isinstance(inner := unguarded(stream), _Tee):
             stream = inner.stream
-        if isinstance(file := _file(stream), LogFile) and file.why:
-            lost.append(f"{name}: {file.why}")
+        if isinstance(file := _file(stream), LogFile) and file.error:
+            lost.append(f"{name}: {os.strerror(file.error)}")
     return "; ".join(lost)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Context manager: what is printed is the answer of a command, which has failed where a full disk has not taken all of it.
+    A reader who leaves, as ``head`` does, has what he wants.
+
+    Raises:
+        OSError: of standard output.
+    """
+    try:
+        yield
+    except SystemExit:  # argparse, after --help
+        _check_taken()
+        raise
+    _check_taken()
+
+
+def _check_taken() -> None:
+    finish(sys.stdout)
+    if isinstance(file := _file(sys.stdout), LogFile) and file.error in (*files.FULL, errno.EFBIG):
+        raise OSError(file.error, os.strerror(file.error), "standard output")
 
 
 def to_log(descriptor: int) -> None:
