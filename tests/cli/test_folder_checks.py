@@ -15,6 +15,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -30,7 +32,7 @@ from trainer.host.folder_checks import check_folder
 from trainer.planning import sqlite_store, tracking_store
 from trainer.planning.key_checks import check_name
 from trainer.planning.sqlite_store import Experiment
-from trainer.planning.tracking_store import check_store, experiment_of, tracking_uri, try_store
+from trainer.planning.tracking_store import check_store, check_tracking, experiment_of, tracking_uri, try_store
 
 DIGITS = "+recipe=digits_lenet"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and changing the user need root")
@@ -264,8 +266,15 @@ def test_the_experiment_that_a_platform_has_set_is_taken(tmp_path: Path, monkeyp
     assert experiment_of(mlflow(None), "digits").id == "17"
     with pytest.raises(UserError, match="MLFLOW_EXPERIMENT_ID=17: there is no such experiment"):
         check_store(mlflow(f"sqlite:///{tmp_path}/new.db"), experiment_of(mlflow(None), "digits"))
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "abc")
+    with pytest.raises(UserError, match="MLFLOW_EXPERIMENT_ID=abc: there is no such experiment"):
+        check_store(mlflow("mysql+sqlite3://127.0.0.1/x"), experiment_of(mlflow(None), "digits"))
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
     assert experiment_of(mlflow(None), "digits").name == "theirs"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "x" * 501)
+    config: Any = SimpleNamespace(tracking=mlflow(f"sqlite:///{tmp_path}/new.db"), name="digits")
+    with pytest.raises(UserError, match=r"MLFLOW_EXPERIMENT_NAME=x+.*: is longer than the 500 characters"):
+        check_tracking(config)
     assert experiment_of(TrackingConfig(experiment="typed"), "digits").name == "typed", "what is typed counts first"
 
 
@@ -297,6 +306,7 @@ def server() -> Iterator[str]:
 
 THERE = json.dumps({"experiment": {"experiment_id": "1", "lifecycle_stage": "active"}})
 GONE = json.dumps({"experiment": {"experiment_id": "1", "lifecycle_stage": "deleted"}})
+NO_ID = json.dumps({"error_code": "INVALID_PARAMETER_VALUE", "message": "Experiment ID must be a valid integer."})
 NONE = json.dumps({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such experiment"})
 
 
@@ -304,11 +314,11 @@ def test_a_server_is_tried_once_and_what_it_answers_decides(server: str, monkeyp
     for variable in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
 
-    def answer(code: int, body: str, login: str = "", user: str = "") -> str:
+    def answer(code: int, body: str, login: str = "", user: str = "", number: str = "") -> str:
         monkeypatch.setattr(Answers, "code", code)
         monkeypatch.setattr(Answers, "body", body)
         monkeypatch.setattr(Answers, "login", login)
-        return try_store(mlflow(f"http://{user}{server}"), Experiment("digits"))
+        return try_store(mlflow(f"http://{user}{server}"), Experiment("digits", "MLFLOW_EXPERIMENT_ID", number))
 
     assert answer(200, THERE) == "" and answer(404, NONE) == ""
     basic = "Basic " + base64.b64encode(b"me:word").decode()
@@ -320,6 +330,8 @@ def test_a_server_is_tried_once_and_what_it_answers_decides(server: str, monkeyp
     ):  # fmt: skip
         with pytest.raises(UserError, match=says):
             answer(code, body)
+    with pytest.raises(UserError, match="MLFLOW_EXPERIMENT_ID=abc: there is no such experiment"):
+        answer(400, NO_ID, number="abc")
     with pytest.raises(UserError, match="does not let") as caught:
         answer(200, THERE, basic, "me:wrong@")
     assert "wrong" not in str(caught.value)

@@ -20,6 +20,7 @@ from tests.runs import mlflow_runs, read, start, trainer
 from trainer import __version__, checkpoints
 from trainer.checkpoint import store
 from trainer.run_folder import lives
+from trainer.tracking import reopened_run, run_lookup
 from trainer.tracking.describe import _lived
 
 TYPED = (
@@ -179,3 +180,15 @@ def test_a_run_that_mlflow_does_not_know_is_a_sentence(
     done = trainer("+recipe=digits_lenet", f"resume={'ab' * 16}", "hydra.run.dir=none", *more, cwd=resumed[0])
     assert done.returncode == 2 and f"resume={'ab' * 16}: " in done.stderr and why in done.stderr
     assert "Traceback" not in done.stderr and not (resumed[0] / "none").exists()
+
+
+@pytest.mark.parametrize("run_id", ["ab" * 16, "my/run", "x" * 300])
+def test_an_id_that_mlflow_does_not_know_or_take_is_told_and_the_run_gets_its_own(
+    run_id: str, resumed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, str]] = []
+    monkeypatch.setattr(reopened_run, "tell", said.append)
+    uri = f"sqlite:///{resumed[0] / 'mlflow.db'}"
+    assert reopened_run.joined(MlflowClient(uri), {"join": run_id, "uri": uri}) is None
+    assert [one["warning"].startswith(f"MLFLOW_RUN_ID={run_id}: there is no such run at ") for one in said] == [True]
+    assert run_lookup._look(uri, run_id) == {}

@@ -39,6 +39,8 @@ OTHER_LOGINS = (
     "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH", "DATABRICKS_TOKEN",
 )  # fmt: skip
 """Environment variables by which MLflow logs in as only it can."""
+LONGEST_EXPERIMENT = 500
+"""Characters of a name in MLflow."""
 NEVER = (404, 405, 410, 501)
 """What a server answers that is none of MLflow's."""
 
@@ -97,6 +99,8 @@ def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None
         module = MODULES.get(driver, driver) or DRIVERS[dialect]
         if not _installed(module):
             raise UserError(what, f"needs the Python module {module}, which is not installed", f"tracking.uri={KEPT}")
+        if experiment is not None and not re.fullmatch(r"\d{0,18}", experiment.id):  # a database numbers them
+            sqlite_store.check_known(experiment, what)
         if dialect == "sqlite":
             sqlite_store.check(uri, rest, what, experiment)
     elif dialect not in OWN and scheme not in _plugins():
@@ -223,7 +227,8 @@ def _try_server(uri: str, what: str, experiment: Experiment) -> str:
 def _refusal(error: urllib.error.HTTPError, what: str, experiment: Experiment) -> str:
     """What an answer that is none says: nothing (there is no such experiment yet), that it may come back, or never."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
-        if json_text.loads(error.read(1 << 16)).get("error_code") == "RESOURCE_DOES_NOT_EXIST":
+        code = json_text.loads(error.read(1 << 16)).get("error_code")
+        if code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and experiment.id):
             sqlite_store.check_known(experiment, what)
             return ""
     if error.code in (401, 403) and not any(os.environ.get(name) for name in OTHER_LOGINS):
@@ -256,10 +261,13 @@ def _trusted(scheme: str) -> ssl.SSLContext | None:
 def check_tracking(config: RunConfig) -> None:
     """Refuse a tracking store that cannot work, and names of runs, experiments and tags that it does not accept."""
     tracking = config.tracking
-    check_store(tracking, experiment_of(tracking, config.name))
+    experiment = experiment_of(tracking, config.name)
+    check_store(tracking, experiment)
     for key, most in (("experiment", 256), ("run_name", 250)):
         if len(given := getattr(tracking, key) or "") > most:
             raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")
+    if len(experiment.name) > LONGEST_EXPERIMENT:
+        raise UserError(f"{experiment.named_by or 'name'}={experiment.name}", f"is longer than the {LONGEST_EXPERIMENT} characters that MLflow takes for an experiment", "tracking.experiment=NAME")  # fmt: skip
     _check_registered(tracking)
     for name, value in tracking.tags.items():
         if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):

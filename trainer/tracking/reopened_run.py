@@ -18,10 +18,12 @@ CHANGED = "trainer.changed."
 """Tags of parameters that have another value than in the first life: MLflow keeps a parameter as it was."""
 OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_workers", "trainer.not_copied")
 """Tags that tell how a life ended."""
+NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+"""MLflow's answers for an id that no run has, and for one that none can have (``my/run``)."""
 
 
 def find(client: Any, run_id: str) -> Any:
-    """Find the MLflow run to reopen; None if it was deleted or belongs to another store.
+    """Find the MLflow run to reopen; None if it was deleted or belongs to another store, or if that is no id of a run.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
@@ -29,7 +31,7 @@ def find(client: Any, run_id: str) -> Any:
     try:
         found = client.get_run(run_id)
     except Exception as error:
-        if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+        if getattr(error, "error_code", "") not in NO_SUCH_RUN:
             raise
         return None
     return None if found.info.lifecycle_stage == "deleted" else found

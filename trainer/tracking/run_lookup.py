@@ -14,7 +14,7 @@ from trainer.host import json_text
 from trainer.planning.tracking_store import check_store, named, tracking_uri
 from trainer.tracking import mlflow_settings
 from trainer.tracking.client import environment
-from trainer.tracking.reopened_run import RUN_DIR
+from trainer.tracking.reopened_run import NO_SUCH_RUN, RUN_DIR
 
 PATIENCE_S = 60.0
 INSTEAD = "resume=FOLDER of the run"
@@ -65,7 +65,7 @@ def _look(uri: str, run_id: str) -> dict[str, str]:
     try:
         run = mlflow_settings.client(uri).get_run(run_id)
     except Exception as error:  # whatever MLflow raises for a server that is away
-        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+        if getattr(error, "error_code", "") in NO_SUCH_RUN:
             return {}
         return {"error": text(first_line(error)[:300])}
     return {"there": "yes", "folder": run.data.tags.get(RUN_DIR, "")}
