@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.runs import read, trainer
+from trainer.cli import saved_run
 from trainer.config.instantiate import needs_skeleton
 from trainer.models import skeleton
 
@@ -84,6 +86,28 @@ def test_what_pickle_does_not_take_and_what_holds_a_secret_has_no_skeleton() -> 
         meta = nn.Linear(2, 2)
     again = skeleton.built(skeleton.skeleton(meta) or b"")
     assert again.weight.is_meta  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("other", ["group", "others", "owner", "link"])
+def test_a_skeleton_that_another_user_may_have_written_is_not_unpickled(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check is of the file that is read: what had the name before and what has it later do not matter."""
+    path, asked = tmp_path / skeleton.FILE, saved_run.Words("eval", "RUN", "", [])
+    path.write_bytes(skeleton.skeleton(Tied()) or b"")
+    path.chmod(0o600)
+    model = {"_target_": "mine.Net"}
+    assert saved_run._as_built(model, tmp_path, asked)["_target_"] == saved_run.AS_BUILT
+    assert skeleton.of_run(tmp_path) == path.read_bytes() and isinstance(skeleton.as_built(str(path)), Tied)
+    if other == "owner":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    elif other == "link":
+        path.symlink_to(path.rename(tmp_path / "elsewhere"))
+    else:
+        path.chmod(0o620 if other == "group" else 0o602)
+    assert saved_run._as_built(model, tmp_path, asked) == model and skeleton.of_run(tmp_path) is None
+    with pytest.raises(OSError):
+        skeleton.as_built(str(path))
 
 
 def test_models_that_are_built_without_fetching_need_none() -> None:

@@ -25,7 +25,7 @@ from trainer.config.schema import TrackingConfig, option_of
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
 from trainer.hashing import hash_of
-from trainer.host import json_text
+from trainer.host import json_text, private
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted
 
@@ -293,7 +293,9 @@ def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str,
     path = run / SKELETON
     if any(is_of(key_of(override), ["model"]) for override in asked.overrides):
         return model
-    if not path.is_file() or path.stat().st_uid != os.getuid():  # it is a pickle
+    try:
+        private.read_unshared(path)  # it is a pickle, and read again where the model is built
+    except OSError:
         return model
     return {**model, "_target_": AS_BUILT, "skeleton_file": literal(str(path))}
 

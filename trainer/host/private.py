@@ -127,9 +127,29 @@ def read(path: Path) -> str:
     Raises:
         OSError: it is not there, a link, or no file of this user's.
     """
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with open(number) as file:
-        found = os.fstat(number)
-        if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
-            raise PermissionError(f"{path} is no file of this user's")
+    with open(_opened(path)) as file:
         return file.read()
+
+
+def read_unshared(path: Path) -> bytes:
+    """Read a file that belongs to this user and that no other user can write to, following no link.
+
+    Whoever may write to its folder can put another file in its place, but none that belongs to this user.
+
+    Raises:
+        OSError: it is not there, a link, no file of this user's, or others can write to it.
+    """
+    with open(_opened(path), "rb") as file:
+        if os.fstat(file.fileno()).st_mode & OTHERS_WRITE:
+            raise PermissionError(f"other users can write to {path}")
+        return file.read()
+
+
+def _opened(path: Path) -> int:
+    """The descriptor of a file of this user's: what is checked is what is read, whatever the name means by then."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(number)
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        os.close(number)
+        raise PermissionError(f"{path} is no file of this user's")
+    return number

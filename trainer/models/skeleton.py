@@ -6,7 +6,7 @@ of each parameter and buffer of the state_dict stand shape and type. Everything 
 buffers that are not saved, tensors shared by several layers.
 
 A pickle names the classes of its objects and runs code of theirs. It is read where the config of the same folder would be
-instantiated, which runs the same code.
+instantiated, which runs the same code, and only if it is a file of this user's that nobody else can write to.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from trainer.host import private
 
 FILE = "skeleton.pkl"
 """In the run's folder."""
@@ -51,9 +53,11 @@ def built(content: bytes) -> nn.Module:
 
 
 def of_run(run_dir: Path) -> bytes | None:
-    """The skeleton in a run's folder; None: the run left none."""
-    path = run_dir / FILE
-    return path.read_bytes() if path.is_file() else None
+    """The skeleton in a run's folder; None: the run left none, or another user may have written it."""
+    try:
+        return private.read_unshared(run_dir / FILE)
+    except OSError:
+        return None
 
 
 def as_built(skeleton_file: str, **arguments: Any) -> nn.Module:
@@ -61,8 +65,11 @@ def as_built(skeleton_file: str, **arguments: Any) -> nn.Module:
 
     Args:
         arguments: of that class, for whatever else in the config takes its values from them.
+
+    Raises:
+        OSError: another user may have written the file since the command began.
     """
-    return built(Path(skeleton_file).read_bytes())
+    return built(private.read_unshared(Path(skeleton_file)))
 
 
 def _described(module: nn.Module) -> dict[str, Any]:
