@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import torch
 
 from tests.data.criteo.test_files import numbers, text
 from tests.data.images.test_shard_samples import PLAIN, tar
-from tests.pictures import cifar, config, flowers_102, mnist, mnist_json, silent
+from tests.pictures import cifar, config, flowers_102, image_folder, mnist, mnist_json, silent
 from trainer.config import schema
 from trainer.data.criteo.source import Criteo
 from trainer.data.sets.cifar import Cifar10
+from trainer.data.sets.digits import Digits
 from trainer.data.sets.flowers import Flowers102
+from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.sets.mnist import Mnist
 from trainer.data.sets.mnist_json import MnistJson
 from trainer.data.sets.shards import Shards
@@ -136,6 +139,46 @@ def test_shards_with_one_sample_of_each_class_have_nothing_to_hold_out(tmp_path:
     shards(tmp_path, {"a-0.tar": range(3)})
     with pytest.raises(UserError, match="no validation samples: no class has two"):
         Shards(**config(schema.ShardsData, cache="none", path=str(tmp_path / "*.tar"))).facts(1)
+
+
+def test_facts_say_which_samples_choose_the_model_and_which_test_it(tmp_path: Path) -> None:
+    """The plan has this row (`splits`)."""
+
+    def said(kind: Any, declared: type, **options: Any) -> str:
+        splits: str = kind(**config(declared, **options)).facts(1).splits
+        return splits
+
+    held = "validation is 0.2 of the digits (data.val_fraction)"
+    assert said(Digits, schema.DigitsData) == f"{held}, held out by data.split_seed=0"
+    assert said(Digits, schema.DigitsData, test_fraction=0.1) == f"{held}, the test 0.1 (data.test_fraction), held out by data.split_seed=0"  # fmt: skip
+    image_folder(tmp_path / "images")
+    shutil.copytree(tmp_path / "images" / "val", tmp_path / "images" / "test")
+    (tmp_path / "images" / "val").rename(tmp_path / "images" / "dev")
+    folder = {"root": str(tmp_path / "images"), "cache": "none"}
+    assert said(ImageFolder, schema.ImageFolderData, **folder) == "validation is in dev/, the test in test/"
+    (tmp_path / "images" / "dev").rename(tmp_path / "dev_elsewhere")
+    assert said(ImageFolder, schema.ImageFolderData, **folder).endswith(
+        "held out by data.split_seed=0, the test in test/"
+    )
+    path = mnist_json(tmp_path / "m.json.gz", (24, 8, 5))
+    assert (
+        said(MnistJson, schema.MnistJsonData, path=str(path))
+        == "validation is the file's part valid, the test its part eval"
+    )
+    assert "the set's test images" in said(MnistJson, schema.MnistJsonData, path=str(path), val_split="eval")
+    flowers_102(tmp_path, [102, 7, 1], [1], [2], [3])
+    flowers = {"root": str(tmp_path), "cache": "none", "train_split": "trnid+valid"}
+    assert said(Flowers102, schema.Flowers102Data, **flowers).endswith(
+        "validated on tstid, the set's test images, as in the reference"
+    )
+    (tmp_path / "rows.txt").write_bytes(text(range(100)))
+    rows = {"path": str(tmp_path / "rows.txt"), "hash_size": 100}
+    assert said(Criteo, schema.CriteoData, **rows, val_fraction=0.25).startswith("validation is 0.25 of the rows")
+    both = said(Criteo, schema.CriteoData, **rows, val_path=rows["path"], test_path=rows["path"])
+    assert both == "validation is data.val_path, the test data.test_path"
+    keys = {"val_path": str(tmp_path / "b-0.tar"), "test_path": str(tmp_path / "c-0.tar")}
+    made = of_shards(tmp_path, "a-0.tar b-0.tar c-0.tar", path=str(tmp_path / "a-0.tar"), **keys)
+    assert made.facts(1).splits == "val by data.val_path; test by data.test_path"
 
 
 @pytest.mark.parametrize("cache", [True, False])

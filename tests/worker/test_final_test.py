@@ -96,6 +96,21 @@ def test_without_validations_the_model_at_the_end_is_tested_and_with_test_false_
     assert not NAMES & set(result.metrics)
 
 
+@pytest.mark.parametrize(("limit", "said"), [(2, "; a part of the samples: limit_val_batches=2"), (3, "")])
+def test_a_test_of_a_part_of_the_samples_says_so(
+    limit: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """180 samples are three batches of 64."""
+    package.run(
+        [*TESTED, "max_steps=1", f"limit_val_batches={limit}", "data.val_batch_size=64", f"hydra.run.dir={tmp_path}"]
+    )
+    line = [line for line in (tmp_path / "workerlog.0").read_text().splitlines() if "] test " in line]
+    assert len(line) == 1 and line[0].endswith(f"by val/acc1{said})")
+    assert f"at most {limit} batches of each worker in a validation and the test" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_a_run_that_goes_on_after_its_last_update_is_tested_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

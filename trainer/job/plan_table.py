@@ -231,9 +231,12 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         if facts.splits:
             yield "  splits", facts.splits
         if plan.tests:
+            of = f"the best model by {plan.best}" if plan.best else "the model at the end (validation=false)"
+            yield "  test", f"once at the end, with {of}"
+        if plan.limit_val and (measured := _measured(plan)):
             yield (
-                "  test",
-                f"once at the end, with {'the best model' if plan.best else 'the model at the end (validation=false)'}",
+                "  measured",
+                f"at most {counted(plan.limit_val, 'batch')} of each worker in {measured} (limit_val_batches)",
             )
         if plan.stream:
             yield "  a stream", plan.stream
@@ -247,6 +250,12 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "cache", facts.cache
     if broken := facts.left_out:
         yield "left out", f"{counted(len(broken), 'broken image')}: {', '.join(map(shortened, list(broken)[:3]))}"
+
+
+def _measured(plan: Plan) -> str:
+    """What is measured: validations, the test, both, or in an evaluation what it asks for; empty: nothing."""
+    measured = {"a validation": plan.best, "the test": plan.tests} if plan.mode == "train" else {"the evaluation": True}
+    return " and ".join(name for name, is_measured in measured.items() if is_measured)
 
 
 def _places(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -76,7 +76,7 @@ class Plan:
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
         best: the validation metric that marks the best model; empty: none does, because nothing is validated.
-        tests: the test samples are measured at the end of the training.
+        tests: the test samples are measured at the end of the training. limit_val: batches of a split that a worker measures; 0: all.
         lower: of the user's own metrics whose class says so, whether less is better.
         endpoint: where the processes meet.
         environment: the variables of each role's first process, by which it knows the others of its role.
@@ -151,6 +151,7 @@ class Plan:
     transport: str = ""
     labels: list[int] = field(default_factory=list)
     tests: bool = False
+    limit_val: int = 0
     whole_path: bool = False
     started_in: str = ""
     taken: str = ""
@@ -320,11 +321,11 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
 
 def _of_weights(checked: Checked) -> dict[str, Any]:
     """What is measured or predicted besides: with which weights and classes in mode=eval and predict, the test in a training."""
-    config, told = checked.config, checked.config.predict
-    each = "image" if checked.sees_pictures else "row"
+    config, told, each = checked.config, checked.config.predict, "image" if checked.sees_pictures else "row"
     predict = Predicted(str(told.input), checked.samples, each, told.output) if config.mode == "predict" else None
     tests = config.mode == "train" and config.test and bool(checked.facts.test_samples)
-    return {"weights": config.weights or "", "labels": [*checked.classes.labels], "predict": predict, "tests": tests}
+    labels, limit = [*checked.classes.labels], config.limit_val_batches or 0
+    return {"weights": config.weights or "", "labels": labels, "predict": predict, "tests": tests, "limit_val": limit}
 
 
 def _length(checked: Checked) -> tuple[int, int, int]:
@@ -369,16 +370,15 @@ def _count_batches(config: RunConfig, samples: int, batch_size: int, workers: in
     from trainer.data.sampler import DistributedBatchSampler, training_sampler
 
     if leased:
-        drop_last = config.sampler.drop_last
-        return ceil(len(DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False)) / workers)
+        everything = DistributedBatchSampler(samples, batch_size, drop_last=config.sampler.drop_last, pad=False)
+        return ceil(len(everything) / workers)
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
 
 def _meeting_address(launch: schema.LaunchConfig) -> str:
     """The address where the run's processes meet; a placeholder if the first host has no name yet."""
-    address = str(launch.master_addr)
-    unsaid = launch.nnodes > 1 and launch.role is None and address == schema.LaunchConfig.master_addr
-    return UNSAID if unsaid else address
+    unsaid = launch.nnodes > 1 and launch.role is None and launch.master_addr == schema.LaunchConfig.master_addr
+    return UNSAID if unsaid else str(launch.master_addr)
 
 
 def _endpoint(launch: schema.LaunchConfig) -> str:

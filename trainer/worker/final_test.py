@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer.checkpoint.store import BEST, CHECKPOINTS
 from trainer.config.instantiate import for_saved_weights
-from trainer.data.evaluated_split import TEST
+from trainer.data.evaluated_split import TEST, EvaluatedSplit
 from trainer.metrics.best import TESTED
 from trainer.models.skeleton import built
 from trainer.planning.assignment import Assignment
@@ -62,8 +62,15 @@ def measure(run: Training, model: nn.Module, of: str) -> torch.Tensor:
     found = {**run.task.validation(sums), **own}
     # what is known of the best that any model could reach is known of the validation data
     values = {f"{TESTED}{name}": value for name, value in found.items() if not name.endswith("_share")}
-    run.report.test(run.epoch, run.step, values, of)
+    run.report.test(run.epoch, run.step, values, of + _part(run.feed.evaluated[TEST]))
     return sums
+
+
+def _part(split: EvaluatedSplit) -> str:
+    """What is said of a split that is measured in part; empty where all of it is."""
+    limit = split.addresses.limit
+    whole = limit is None or (split.has_numbers and limit >= len(split.sampler))
+    return "" if whole else f"; a part of the samples: limit_val_batches={limit}"
 
 
 def _best_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Module | None:

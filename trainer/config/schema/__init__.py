@@ -103,7 +103,9 @@ class Config:
     epochs: int = key(10, "passes over the training data", "epochs", ge=1)
     max_steps: Optional[int] = key(None, "the run ends after this number of updates, or after epochs", "updates", ge=1)
     limit_train_batches: Optional[int] = key(None, "greatest number of batches per epoch", "batches", ge=1)
-    limit_val_batches: Optional[int] = key(None, "greatest number of batches per validation", "batches", ge=1)
+    limit_val_batches: Optional[int] = key(
+        None, "greatest number of batches per validation, and of the test", "batches", ge=1
+    )
     validation: bool = key(
         True, "measure validation samples as execution.val_every tells; false: never, data need none"
     )

@@ -68,7 +68,12 @@ class RowFiles(DataSource):
         tested = rows.get("test", 0)
         guessed = tuple(name for name in facts.estimated if name not in rows)
         return replace(
-            found, attention=facts.attention, measured=facts.measured, test_samples=tested, estimated=guessed
+            found,
+            attention=facts.attention,
+            measured=facts.measured,
+            test_samples=tested,
+            estimated=guessed,
+            splits=facts.splits,
         )
 
     def open(self, facts: Facts) -> Splits:
@@ -146,9 +151,21 @@ class Criteo(RowFiles):
         far = spans.far_from(first.integers, self._spans(facts)) if self._are_known(facts) else ""
         odd = filter(None, (other_names(options.path, options.val_path), far))
         train, val, test = rows["train"], rows["val"], rows.get("test", 0)
+        said = (
+            "validation is data.val_path"
+            if options.val_path
+            else f"validation is {options.val_fraction:g} of the rows (data.val_fraction), chosen by a hash of their places"
+        )
+        said += ", the test data.test_path" if options.test_path else ""
         guessed = tuple(name for name in files if note is None or name not in note.rows)
         return replace(
-            facts, train_samples=train, val_samples=val, test_samples=test, attention="; ".join(odd), estimated=guessed
+            facts,
+            train_samples=train,
+            val_samples=val,
+            test_samples=test,
+            attention="; ".join(odd),
+            estimated=guessed,
+            splits=said,
         )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:

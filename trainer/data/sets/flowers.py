@@ -166,7 +166,8 @@ class Flowers102(DrawnFlowers):
 
     def _facts(self, source: str, kind: str, train: int, val: int, test: int = 0) -> Facts:
         trained, held_out, left = PARTS[self.options.train_split]
-        lists = f"trained on {' and '.join(trained)}, validated on {held_out}" + (f", tested on {left}" if test else "")
+        on = f"{held_out}, the set's test images, as in the reference" if held_out == "tstid" else held_out
+        lists = f"trained on {' and '.join(trained)}, validated on {on}" + (f", tested on {left}" if test else "")
         return Facts(source, kind, train, val, self.shape(), CLASSES, slow=True, test_samples=test, splits=lists)
 
     def _instead(self, reason: str) -> Facts:

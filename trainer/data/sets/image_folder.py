@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,11 @@ class ImageFolder(ImageSource):
         return folder_layout(Path(self.options.root), self.options.val)
 
     def _held_out(self, layout: FolderLayout) -> str:
-        """What is said of validation images that are a part of the training images; empty: they have a folder."""
+        """What is said of the folders of validation and test images, or of the part of the training images that is held out."""
+        options, test = self.options, "" if layout.test is None else f", the test in {one_line(layout.test.name)}/"
         if layout.val is not None:
-            return ""
-        options = self.options
-        return f"validation is {options.val_fraction:g} of each class in {one_line(str(layout.train))} (data.val_fraction), held out by data.split_seed={options.split_seed}"  # fmt: skip
+            return f"validation is in {one_line(os.path.relpath(layout.val, layout.root))}/{test}"
+        return f"validation is {options.val_fraction:g} of each class in {one_line(str(layout.train))} (data.val_fraction), held out by data.split_seed={options.split_seed}{test}"  # fmt: skip
 
     def _found(self) -> tuple[Listing, ...]:
         layout, limits = self._layout(), Limits.of(self.options)

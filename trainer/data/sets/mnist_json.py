@@ -51,7 +51,10 @@ class MnistJson(DataSource):
                 raise UserError(f"data.path={self.options.path}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
         kept = f"{4 * PIXELS * sum(counts.values()) / 2**20:.0f} MiB of arrays, mapped by all workers ({self._place()})"
         test = counts[TEST] if val != TEST else 0
-        return Facts(f"MNIST in {self.options.path}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept, test_samples=test)  # fmt: skip
+        said = f"validation is the file's part {val}" + (f", the test its part {TEST}" if test else "")
+        if val == TEST:
+            said += ", the set's test images (data.val_split=valid keeps these for the test)"
+        return Facts(f"MNIST in {self.options.path}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept, test_samples=test, splits=said)  # fmt: skip
 
     def _counted(self) -> dict[str, int]:
         counts = dict.fromkeys(SPLITS, 0)

@@ -100,11 +100,12 @@ class Shards(ImageSource):
         return *train.split(options.val_fraction, options.split_seed), *test
 
     def _held_out(self) -> str:
-        """What is said of splits that no key names: by the names of the files, or a part of the training samples."""
+        """What is said of the splits: by the names of the files, by their keys, or a part of the training samples."""
         parts, options, said = self._parts(), self.options, []
         named = [split for split in ("val", "test") if getattr(parts, split) and not getattr(options, f"{split}_path")]
         if named:
             said.append(f"{' and '.join(named)} by the names in data.path")
+        said += [f"{split} by data.{split}_path" for split in ("val", "test") if getattr(options, f"{split}_path")]
         if not parts.val:
             said.append(f"validation is {options.val_fraction:g} of each class (data.val_fraction), held out by data.split_seed={options.split_seed}")  # fmt: skip
         return "; ".join(said)
