@@ -22,7 +22,9 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import UserError
+from trainer.job.balanced_weights import weighed
 from trainer.job.plan_table import rows
+from trainer.job.prepared_data import prepared
 from trainer.job.ready import Ready, get_ready
 from trainer.metrics.criterion import NEITHER, SAMPLES, WEIGHTS, stand_in
 from trainer.models.lenet import LeNet
@@ -126,6 +128,19 @@ def test_weights_for_fewer_classes_than_outputs_are_refused_with_what_to_type(tm
     with pytest.raises(UserError, match=r"gives 10 weights, and the model .* makes 12 outputs") as refused:
         ready(tmp_path, *typed)
     assert (refused.value.what, refused.value.instead) == ("loss.weight=balanced", "model.num_classes=10")
+
+
+@pytest.mark.parametrize("typed", ["sampler=class_balanced", "loss.weight=balanced"])
+def test_labels_are_counted_once_and_again_where_the_data_are_others(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Facts] = []
+    usual = Unequal.open
+    monkeypatch.setattr(Unequal, "open", lambda self, facts: [opened.append(facts), usual(self, facts)][1])
+    job = prepared(ready(tmp_path, typed))
+    assert len(opened) == 1 and bool(job.plan.class_weights) == (typed == "loss.weight=balanced")
+    changed = job.with_facts(replace(job.checked.facts, attention="others"))
+    assert weighed(changed).plan.class_weights == job.plan.class_weights and len(opened) == 2
 
 
 @pytest.fixture(scope="module")

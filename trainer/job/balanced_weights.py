@@ -27,13 +27,14 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
     config = ready.checked.config
     keys = balanced_keys(config)
     of_samples = config.mode == "train" and config.sampler.order == "class_balanced"
-    if config.mode == "predict" or ready.checked.elsewhere or ready.plan.class_weights or not (keys or of_samples):
+    if config.mode == "predict" or ready.checked.elsewhere or ready.counted or not (keys or of_samples):
         return ready
     known = class_weights_of(config)
     if keys and all(
         len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.facts.classes) for name in keys
     ):
-        return replace(ready, plan=replace(ready.plan, class_weights={name: known[name] for name in keys}))
+        weights = {name: known[name] for name in keys}
+        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
     try:
         labels = _labels(ready)
     except Exception:
@@ -41,7 +42,8 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
             return ready
         raise
     with ready.checked.lacks:
-        return replace(ready, plan=replace(ready.plan, class_weights=_weights(ready, keys, of_samples, labels)))
+        weights = _weights(ready, keys, of_samples, labels)
+        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
     return ready
 
 

@@ -50,6 +50,7 @@ class Ready:
         resume: where it goes on from; None: it begins.
         tested: what the run had measured of the test data before it is resumed, see :class:`Assignment`.
         digest: the fingerprint of its data, which then are prepared; empty: not taken.
+        counted: the labels of its training data are counted, where they have to be.
         sized: this job, checked with a batch size per worker; None: its batch size is known.
         of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting; the samples
             of an update stay.
@@ -65,6 +66,7 @@ class Ready:
     resume: Resume | None = None
     digest: str = ""
     tested: tuple[int, dict[str, float]] = (0, {})
+    counted: bool = False
     sized: Callable[[int], Ready] | None = None
     of_hosts: Callable[[int, int, int], Ready] | None = None
 
@@ -88,7 +90,7 @@ class Ready:
             name: getattr(self.plan, name)
             for name in ("left_out", "lease_batches", "whole_path", "started_in", "own_code", "taken")
         }
-        return replace(self, checked=checked, plan=replace(plan, **kept))
+        return replace(self, checked=checked, plan=replace(plan, **kept), counted=False)
 
     @property
     def secrets(self) -> set[str]:
