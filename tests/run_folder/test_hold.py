@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ import pytest
 from tests import runs
 from tests.pace import wait_for
 from trainer.__main__ import main
+from trainer.errors import UserError
 from trainer.job import claim_folder
-from trainer.run_folder.hold import BUSY, Hold, busy, user_name
+from trainer.run_folder.hold import BUSY, Hold, refusal, user_name
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "execution.threads=1", "execution.log_every=1", "hydra.run.dir=run")
+STRANGER = 65534
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:2,until:go}]"
 FILES = ("config.yaml", "plan.json", "lives.json", ".hydra/overrides.yaml", ".hydra/config.yaml")
 
@@ -45,32 +48,53 @@ def test_a_stranger_who_may_read_the_folder_holds_nobody_up(tmp_path: Path) -> N
 def test_who_only_looks_makes_no_file_and_a_link_is_not_followed(tmp_path: Path) -> None:
     assert Hold(tmp_path, make=False).take() and list(tmp_path.iterdir()) == []
     (tmp_path / ".lock").symlink_to(tmp_path / "other")
-    assert Hold(tmp_path).take() and not (tmp_path / "other").exists()
+    refused(tmp_path, rf"\.lock in it is no ordinary file, .* rm -r {tmp_path}/\.lock; or another folder")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    refused(tmp_path, rf"\.lock in it is a folder, .* Type instead: rm -r {tmp_path}/\.lock; or another folder")
 
 
 def test_who_holds_a_folder_is_named(tmp_path: Path) -> None:
     one, other = Hold(tmp_path), Hold(tmp_path)
-    assert one.take() and busy(other) == BUSY
+    assert one.take() and refusal(other, "", "").why == BUSY
     one.sign()
     who = rf"process {os.getpid()} of user \S+ on host {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\d "
-    assert re.search(who, busy(other)) and not other.take()
+    assert re.search(who, refusal(other, "", "").why) and not other.take()
     (tmp_path / ".lock").write_text("[" * 5000)
-    assert busy(other) == BUSY
+    assert refusal(other, "", "").why == BUSY
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_folder_that_another_user_holds_is_refused_with_his_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("mode", "who_can"), [(0o777, "you"), (0o1777, user_name(0)), (0o755, user_name(0))])
+def test_a_lock_of_another_user_is_refused_at_once_with_his_name_and_what_removes_it(
+    mode: int, who_can: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / ".lock").touch(0o600)
-    os.chown(tmp_path / ".lock", 65534, 65534)
+    (folder := tmp_path / "run").mkdir()
+    folder.chmod(mode)
+    (folder / ".lock").touch(0o600)
+    monkeypatch.chdir(folder)  # a stranger may not enter those above it
+    os.seteuid(STRANGER)
+    try:
+        advice = rf"rm -f \.lock \({who_can} can\), once no run of {user_name(0)} works there; or another folder"
+        refused(Path(), rf"\.lock in it belongs to user {user_name(0)}, .* Type instead: {advice}")
+        if who_can == "you":
+            os.remove(".lock")
+            assert Hold(Path()).take()
+    finally:
+        os.seteuid(0)
 
-    def refuses(*_: object) -> int:
-        raise PermissionError
 
-    monkeypatch.setattr(os, "open", refuses)
-    hold = Hold(tmp_path)
-    assert not hold.share() and f"user {user_name(65534)}, who owns {tmp_path / '.lock'}" in busy(hold)
+def refused(folder: Path, sentence: str) -> None:
+    """A run in the folder is refused at once, and nobody is said to work there."""
+    said: list[str] = []
+    began = time.monotonic()
+    with pytest.raises(UserError, match=sentence) as caught, claim_folder.alone(folder, said.append):
+        pass
+    assert not said and time.monotonic() - began < claim_folder.PATIENCE_S / 3
+    assert BUSY not in str(caught.value) and not Hold(folder).share()
 
 
 def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(

@@ -16,7 +16,7 @@ from trainer.checkpoint.remote import Remote, Retired, named, nothing_at
 from trainer.errors import UserError
 from trainer.job.fetch_checkpoints import bring
 from trainer.run_folder.back_to_checkpoint import CARRIED
-from trainer.run_folder.hold import Hold, busy
+from trainer.run_folder.hold import Hold, refusal
 from trainer.terminal.screen import Screen
 from trainer.wording import sized
 
@@ -182,7 +182,7 @@ def fetched(address: str, run_dir: Path) -> int:
     hold = Hold(run_dir)
     try:
         if not hold.take():
-            raise UserError(str(run_dir), busy(hold), "another folder")
+            raise refusal(hold, str(run_dir), "another folder")
         _check_its_own(remote, run_dir)
         screen = Screen()
         screen.print(f"fetches {remote.address}/{step} ({sized(remote.size(step))})", soft_wrap=True)

@@ -18,7 +18,7 @@ from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
 from trainer.run_folder import lives, tracking_file
 from trainer.run_folder.back_to_checkpoint import bring, go_back
-from trainer.run_folder.hold import Hold, busy
+from trainer.run_folder.hold import Hold, refusal
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
 
@@ -103,9 +103,10 @@ def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], Non
 
 
 def _busy(hold: Hold, run_dir: Path) -> UserError:
-    return UserError(
-        f"hydra.run.dir={run_dir}", busy(hold), "another folder, or the same command when that run has ended"
+    instead = (
+        "another folder" if hold.shut is not None else "another folder, or the same command when that run has ended"
     )
+    return refusal(hold, f"hydra.run.dir={run_dir}", instead)
 
 
 def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:

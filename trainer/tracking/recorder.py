@@ -20,7 +20,7 @@ from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError
 from trainer.host import interpreter, json_text
 from trainer.run_folder import tracking_file
-from trainer.run_folder.hold import Hold, busy
+from trainer.run_folder.hold import Hold, refusal
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.tracking_file import Remembered
 from trainer.tracking import mlflow_settings, reopened_run
@@ -164,7 +164,7 @@ def resend(run_dir: Path) -> int:
     hold = Hold(run_dir)
     try:
         if not hold.take():
-            raise UserError(f"resend {run_dir}", busy(hold), "the same command when that run has ended")  # fmt: skip
+            raise refusal(hold, f"resend {run_dir}", "the same command when that run has ended")
         return _resend(run_dir)
     finally:
         hold.leave()
