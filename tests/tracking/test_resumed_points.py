@@ -290,6 +290,36 @@ def test_resend_of_a_run_that_goes_on_is_refused_and_sends_nothing(
     assert store.runs["run0"].info.status == "KILLED" and store.points["run0"]
 
 
+@pytest.mark.parametrize(
+    ("damaged", "text"),
+    [
+        *((file, text) for file in ("result.json", "tracking.json") for text in ('{"a', "[]", "[" * 5000)),
+        ("tracking.json", '{"uri": 1, "experiment": "", "run_id": null}'),
+        ("no run", ""),
+    ],
+    ids=lambda text: text[:13],
+)
+def test_resend_refuses_what_it_cannot_read_and_leaves_nothing(
+    damaged: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import mlflow
+
+    store = Store()
+    if damaged != "no run":
+        again(followed(tmp_path, store))
+        write(tmp_path, 0, 9, 1000)
+        (tmp_path / damaged).write_text(text)
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: store)
+    there = sorted(tmp_path.iterdir())
+    code, said = recorder.main(["resend", str(tmp_path)]), capsys.readouterr().err
+    assert code == 2 and said.startswith(f"error: resend {tmp_path}: ") and said.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == there
+    if damaged == "result.json":
+        assert "result.json in it cannot be read" in said and f"rm {tmp_path}/result.json, and the same" in said
+        (tmp_path / damaged).unlink()
+        assert recorder.main(["resend", str(tmp_path)]) == 0 and store.points["run0"]
+
+
 def test_an_experiment_that_another_run_makes_meanwhile_is_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     class Raced(Store):
         asked = 0

@@ -269,7 +269,7 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
         UserError: a key is another one: the model would see other ids.
     """
     try:
-        theirs = json_text.read(run / "model.json")["rows"] if run is not None else None
+        theirs = json_text.read_object(run / "model.json")["rows"] if run is not None else None
     except (OSError, ValueError, KeyError):
         return
     for key, value in node.items():

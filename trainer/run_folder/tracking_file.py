@@ -69,11 +69,14 @@ def _updates(lines: bytes) -> tuple[int, int]:
 def read(run_dir: Path) -> Remembered | None:
     """Read ``tracking.json`` of a run's folder; None if it was never tracked, or the file cannot be read."""
     try:
-        told = json_text.read(run_dir / FILE)
+        told = json_text.read_object(run_dir / FILE)
         known = {one.name: told[one.name] for one in fields(Remembered) if one.name in told}
         if known.get("again") is not None:
             known |= {"again": tuple(known.pop("again"))}
-        return Remembered(**known)
+        found = Remembered(**known)
+        numbers = (found.sent_bytes, found.doubtful_bytes)
+        whole = isinstance(found.uri, str) and isinstance(found.run, dict) and all(isinstance(n, int) for n in numbers)
+        return found if whole else None
     except (OSError, ValueError, TypeError):
         return None
 

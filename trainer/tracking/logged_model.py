@@ -45,16 +45,17 @@ class Choice:
 def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
     """Find the best or the last model of a run's folder to log in MLflow; None if the run has left none."""
     try:
-        result = json_text.read(run_dir / "result.json")
-    except (OSError, ValueError):
+        result = json_text.read_object(run_dir / "result.json")
+        best_step, steps = result["best_step"], result["steps"]
+    except (OSError, ValueError, KeyError):
         return None
-    best, best_step = run_dir / "checkpoints" / "best.safetensors", result["best_step"]
+    best = run_dir / "checkpoints" / "best.safetensors"
     if which == "best" and not (best_step and best.is_file()):
         which = "last"
     weights = best if which == "best" else run_dir / "model.safetensors"
     if not all(path.is_file() for path in (run_dir / example.SPEC, run_dir / example.SAMPLE, weights)):
         return None
-    step = best_step if which == "best" else result["steps"]
+    step = best_step if which == "best" else steps
     tested = step == (best_step or step)  # the test is of the best model, where there is one
     return Choice(name, weights, which, step, tuple(_measured(run_dir, step, tested)))
 

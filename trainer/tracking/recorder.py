@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.config import redact
 from trainer.config.secret_parts import HIDDEN
-from trainer.errors import UserError
+from trainer.errors import UserError, why
 from trainer.host import interpreter, json_text
 from trainer.run_folder import tracking_file
 from trainer.run_folder.hold import Hold, refusal
@@ -26,6 +26,7 @@ from trainer.run_folder.tracking_file import Remembered
 from trainer.tracking import mlflow_settings, reopened_run
 from trainer.tracking.mlflow_run import LOGS, Follower
 from trainer.tracking.recorder_answers import tell
+from trainer.wording import quoted
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
@@ -161,26 +162,40 @@ def resend(run_dir: Path) -> int:
     Raises:
         UserError: the folder is of no tracked run, or of one that goes on.
     """
+    _finished(run_dir)  # a folder of no run gets no lock
     hold = Hold(run_dir)
     try:
         if not hold.take():
             raise refusal(hold, f"resend {run_dir}", "the same command when that run has ended")
-        return _resend(run_dir)
+        return _resend(run_dir, *_finished(run_dir))
     finally:
         hold.leave()
 
 
-def _resend(run_dir: Path) -> int:
-    told = tracking_file.read(run_dir)
+def _finished(run_dir: Path) -> tuple[Remembered, dict[str, Any]]:
+    """A tracked run's tracking.json and its result; the latter is empty if its launcher was killed.
+
+    Raises:
+        UserError: the folder is of no tracked run, or its result cannot be read.
+    """
+    told, path = tracking_file.read(run_dir), run_dir / "result.json"
     if told is None or not told.run.get("uri"):
         raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE)  # fmt: skip
+    try:
+        return told, json_text.read_object(path)
+    except FileNotFoundError:
+        return told, {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"resend {run_dir}", f"{path.name} in it cannot be read: {why(error)}", f"rm {quoted(str(path))}, and the same command sends it as a run that was killed") from error  # fmt: skip
+
+
+def _resend(run_dir: Path, told: Remembered, result: dict[str, Any]) -> int:
     if HIDDEN in told.uri:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             print(f"error: the password of {told.uri} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
             return 2
         told.run["uri"] = os.environ["MLFLOW_TRACKING_URI"]
     follower = _going_on(run_dir, told)
-    result = json_text.read(run_dir / "result.json") if (run_dir / "result.json").exists() else {}
     if not result:
         print(
             "The run's launcher was killed: nobody has looked for secrets in the workers' logs, so they are not sent."
