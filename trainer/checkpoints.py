@@ -16,6 +16,7 @@ from trainer.host import interpreter
 from trainer.host.folder_checks import check_working_folder
 from trainer.terminal import streams
 from trainer.visible import one_line
+from trainer.wording import quoted
 
 ABOUT = "Look at the checkpoints of a run, compare them, and export their models."
 MODULE = "python -m trainer.checkpoints"
@@ -113,7 +114,7 @@ def _here(path: str) -> Path:
         UserError: it is an address.
     """
     if is_address(path):
-        raise UserError(path, "it is not on this machine", f"python -m trainer.checkpoints fetch {path} FOLDER")
+        raise UserError(path, "it is not on this machine", f"python -m trainer.checkpoints fetch {quoted(path)} FOLDER")
     return Path(path)
 
 

@@ -1,7 +1,8 @@
-"""Wording of messages: 1 worker, 2 workers; 1.3 GB; a, b and 3 more; words quoted for a shell; the kind of a value."""
+"""Wording of messages: 1 worker, 2 workers; 1.3 GB; a, b and 3 more; words quoted for a shell and for Hydra; the kind of a value."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -47,3 +48,24 @@ def quoted(word: str) -> str:
     """Quote a word for a shell, in double quotes if it contains single ones, as a user would type it."""
     plain = "'" in word and not set(word) & set('"$`\\!\n')
     return f'"{word}"' if plain else shlex.quote(word)
+
+
+def literal(text: str) -> str:
+    r"""Escape a text as a value of a config: ``${`` would be read as an interpolation, and ``\${`` is not."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def override(key: str, text: str) -> str:
+    r"""Return the override ``key=text``; the text is in single quotes where Hydra would read it otherwise.
+
+    In quotes a backslash counts only before a quote and before ``${``, so there it is doubled.
+    """
+    if re.fullmatch(r"[\w/.:@%+-]+", text, re.ASCII) and not text.isdecimal():
+        return f"{key}={text}"
+    inside = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), literal(text))
+    return f"{key}='{inside}'"
+
+
+def typed(key: str, value: object) -> str:
+    """``key=value`` as it is typed in a shell: quoted for Hydra, and that for the shell, where it is needed."""
+    return quoted(override(key, str(value)))

@@ -12,10 +12,13 @@ import pytest
 import trainer
 from trainer.cli.commands import check_same_folder, plain, typed_keys
 from trainer.cli.compose import compose, hydra_app
+from trainer.cli.explain import sentences
 from trainer.cli.last_lines import _of_worker
 from trainer.errors import UserError
+from trainer.host.symlink_checks import check_run_folder
 from trainer.job.ready import get_ready
 from trainer.optim.refused import SCHEDULES, TORCHS
+from trainer.wording import override
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "launch.workers=1", "device=cpu")
 
@@ -54,6 +57,46 @@ def test_text_with_quotes_inside_is_proposed_in_quotes_that_are_read() -> None:
     [word] = shlex.split(advice('name=a"b)c'))
     with hydra_app() as app:
         assert plain(compose(app, [*DIGITS, word]))["name"] == 'a"b)c'
+
+
+def test_a_folder_with_a_space_is_proposed_as_one_word(tmp_path: Path) -> None:
+    run = tmp_path / "it's my run" / "checkpoints" / "step-000000001"
+    run.mkdir(parents=True)
+    (run / "checkpoint.json").touch()
+    (tmp_path / "it's my run" / "plan.json").touch()
+    with hydra_app() as app, pytest.raises(UserError) as refused:
+        check_same_folder(compose(app, [*DIGITS, "resume=auto"]), "hydra.run.dir", tmp_path / "TIME")
+    [word, auto] = shlex.split(refused.value.instead)
+    with hydra_app() as app:
+        assert compose(app, [*DIGITS, word, auto]).hydra.run.dir == str(tmp_path / "it's my run")
+    weights = override("weights", str(tmp_path / "it's my run"))
+    with hydra_app() as app, pytest.raises(UserError) as refused, sentences(app, ["mode=eval", weights]):
+        compose(app, ["mode=eval", weights])
+    assert shlex.split(refused.value.instead)[3:] == ["eval", str(tmp_path / "it's my run")]
+    (link := tmp_path / "it's my run" / "result.json").symlink_to("elsewhere")
+    with pytest.raises(UserError) as refused:
+        check_run_folder(tmp_path / "it's my run")
+    assert shlex.split(refused.value.instead)[:2] == ["rm", f"{link},"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [
+        (["tracking=mlflow", "tracking.tags={a: b c, d: 'e'}"], {"a": "b c", "d": "e"}),
+        (["tracking=mlflow", "tracking.tags.a=b c"], {"a": "b c"}),
+    ],
+)
+def test_entries_of_a_mapping_are_proposed_with_a_plus(typed: list[str], taken: dict[str, str]) -> None:
+    with hydra_app() as app, pytest.raises(UserError) as refused, sentences(app, [*DIGITS[:1], *typed]):
+        compose(app, [*DIGITS[:1], *typed])
+    [word] = shlex.split(refused.value.instead)
+    assert word.startswith("+") and planned("tracking=mlflow", word).checked.config.tracking.tags == taken
+
+
+def test_a_value_from_elsewhere_is_proposed_in_quotes() -> None:
+    with hydra_app() as app, pytest.raises(UserError) as refused, sentences(app, [*DIGITS, "epochs=${oc.env:NOPE}"]):
+        plain(compose(app, [*DIGITS, "epochs=${oc.env:NOPE}"]))
+    assert refused.value.instead == "'epochs=${oc.env:NOPE,DEFAULT}'", "a shell would look for a variable of its own"
 
 
 ARGUMENTS = {

@@ -148,7 +148,7 @@ WRITING = [
     digits("=3", "=3", "no key before", instead="KEY=3"),
     digits("epochs=${", "epochs=${", "${KEY}"),
     digits("data.batch_size=16,32", "data.batch_size=16,32", "sweep", instead="-m data.batch_size=16,32"),
-    digits("epochs=range(1,3)", "epochs=range(1,3)", "sweep", instead="-m epochs=range(1,3)"),
+    digits("epochs=range(1,3)", "epochs=range(1,3)", "sweep", instead="-m 'epochs=range(1,3)'"),
     digits("epochs=${foo}", "epochs=${foo}", "no key foo", instead="epochs=10"),
     digits("epochs=${sed}", "no key sed", instead="epochs=${seed}"),
     digits("hydra.run.dir=${foo}", "hydra.run.dir=${foo}", "no key foo"),

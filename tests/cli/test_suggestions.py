@@ -120,7 +120,7 @@ DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
         (f"{DIGITS} compile=nope", "compile=false", True),
         (f"{DIGITS} compile=perhaps", "compile=false", True),
         (f"{DIGITS} ema.decay=1", "ema.decay=0.999", True),
-        (f"{CTR} data.train=nothere/*.tsv", "data=criteo data.path=nothere/*.tsv", False),
+        (f"{CTR} data.train=nothere/*.tsv", "data=criteo 'data.path=nothere/*.tsv'", False),
         (f"{DIGITS} data.limit_train_batches=4", "limit_train_batches=4", True),
         (f"{DIGITS} data.max_steps=4", "max_steps=4", True),
         (f"{DIGITS} +data.epochs=3", "epochs=3", True),

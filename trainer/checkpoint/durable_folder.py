@@ -21,6 +21,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.host import json_text
 from trainer.host.files import PRIVATE
+from trainer.wording import quoted
 
 MARKER = "COMPLETE"
 
@@ -53,7 +54,7 @@ def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
     check_own(folder)
     partial = partial_of(folder)
     if partial.is_symlink():
-        raise UserError(str(partial), "it is a link, which is not followed", f"rm {partial}")
+        raise UserError(str(partial), "it is a link, which is not followed", f"rm {quoted(str(partial))}")
     make_folder(partial)
     path = partial / name
     seal_of(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round

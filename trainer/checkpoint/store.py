@@ -18,6 +18,7 @@ from trainer.checkpoint import durable_folder
 from trainer.checkpoint.of_life import place_of
 from trainer.errors import UserError, why
 from trainer.host import files, json_text
+from trainer.wording import quoted
 
 FORMAT = 1
 GIVEN_UP = "aside-"
@@ -209,7 +210,9 @@ def one_in(path: Path, say: Callable[[str], None]) -> Path:
         return check(there[0])
     newest = newest_whole(there[0].parent, say)
     if newest is None:
-        raise UserError(str(path), "none of its checkpoints is whole", f"python -m trainer.checkpoints verify {path}")
+        raise UserError(
+            str(path), "none of its checkpoints is whole", f"python -m trainer.checkpoints verify {quoted(str(path))}"
+        )
     return newest
 
 

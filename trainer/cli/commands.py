@@ -18,6 +18,7 @@ from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.kept_runs import AUTO, FRESH
 from trainer.terminal import streams
+from trainer.wording import typed
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -148,7 +149,7 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
     there = sorted(folder.parent.glob(f"*/{store.CHECKPOINTS}/step-*/{store.ABOUT}"), key=lambda path: path.parts[-4])
     newest = short(there[-1].parents[2]) if there else f"{short(folder.parent)}/NAME"
     why = f"the folder has the time in its name ({key}), so that no command finds the checkpoints of the one before"
-    raise UserError("resume=auto", why, f"{key}={newest} resume=auto")
+    raise UserError("resume=auto", why, f"{typed(key, newest)} resume=auto")
 
 
 def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:

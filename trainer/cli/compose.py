@@ -13,11 +13,11 @@ from trainer.cli import hydra_features
 from trainer.cli.arguments import hydra_overrides
 from trainer.cli.explain import sentences
 from trainer.cli.hydra_schema import register
-from trainer.cli.hydra_text import literal
 from trainer.config import keys, schema
 from trainer.config.redact import HERE, hide, values
 from trainer.errors import UserError, first_line
 from trainer.host.text_checks import check_text
+from trainer.wording import literal, typed
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -221,7 +221,7 @@ def named_folder(config: DictConfig, key: str) -> Path:
     given = OmegaConf.select(config, key)
     if "://" in str(given):  # as a path it would be a folder called s3: here
         why = "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to an address"
-        raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME checkpoint.to={given}")
+        raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME {typed('checkpoint.to', given)}")
     if given is None or not str(given).strip():
         raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
     check_text(f"{key}={given}", str(given), f"{key}=ANOTHER_FOLDER")

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.hydra_text import literal, override
 from trainer.config.redact import command
 from trainer.errors import UserError
+from trainer.wording import literal, override
 
 PATHS = ("root", "path", "val_path", "test_path")
 """Keys of ``data`` that name files or folders."""

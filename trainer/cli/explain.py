@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
 from trainer.errors import UserError, WrongValue, first_line
 from trainer.optim.refused import REFUSED
+from trainer.wording import quoted
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -74,23 +74,23 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
         meant = near or (name if len(name) <= LONGEST_KEY else "KEY")
         return UserError(typed, "an override is KEY=VALUE", f"{meant}=VALUE")
     if "${" in value:
-        return UserError(typed, "a value from elsewhere is ${KEY} or ${oc.env:NAME}", f"{name}=${{KEY}}")
+        return UserError(typed, "a value from elsewhere is ${KEY} or ${oc.env:NAME}", quoted(f"{name}=${{KEY}}"))
     closing = "".join({"[": "]", "{": "}"}[c] for c in reversed(value) if c in "[{")
     if value.count("[") + value.count("{") > value.count("]") + value.count("}"):
-        return UserError(typed, "a bracket is not closed", typed + closing)
+        return UserError(typed, "a bracket is not closed", quoted(typed + closing))
     if value.lstrip("+-").isdigit():
         return UserError(typed, "is a number of too many digits", f"{name}=1")
     if value.startswith(("{", "[")):
         return _malformed_container(typed, name, value)
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    return UserError(typed, "Hydra cannot read this value; text with special characters goes into quotes", shlex.quote(f'{name}="{quoted}"'))  # fmt: skip
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return UserError(typed, "Hydra cannot read this value; text with special characters goes into quotes", quoted(f'{name}="{escaped}"'))  # fmt: skip
 
 
 def _malformed_container(typed: str, name: str, value: str) -> UserError:
     """A mapping or list that Hydra's grammar does not take on the command line."""
     plain = QUOTED_KEY.sub(r"\1\3\4", value)
     if plain != value and _is_readable(f"{name}={plain}"):
-        return UserError(typed, "Hydra takes the keys of a mapping without quotes", shlex.quote(f"{name}={plain}"))
+        return UserError(typed, "Hydra takes the keys of a mapping without quotes", quoted(f"{name}={plain}"))
     group, _, key = name.lstrip("+~").partition(".")
     there = f"{group}: {{{key}: {value}}}" if key else f"{group}: {value}"
     return UserError(
@@ -175,7 +175,9 @@ def _no_training_said(vocabulary: Vocabulary) -> UserError:
     why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
     verb, more = mode.removeprefix("mode="), " INPUT" if mode == "mode=predict" else ""
     if any((folder / "plan.json").is_file() for folder in (weights, *weights.parents[:2])):
-        return UserError(mode, f"{why}, or the run's folder alone", f"python -m trainer {verb} {weights}{more}")
+        return UserError(
+            mode, f"{why}, or the run's folder alone", f"python -m trainer {verb} {quoted(str(weights))}{more}"
+        )
     return UserError(mode, why, "+recipe=NAME")
 
 
@@ -192,7 +194,7 @@ def _twice(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 def _exists(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     typed = vocabulary.typed(found[1])
-    return UserError(typed, "this key exists already, so it takes no plus", typed.lstrip("+"))
+    return UserError(typed, "this key exists already, so it takes no plus", quoted(typed.lstrip("+")))
 
 
 def _nothing_to_delete(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
@@ -203,7 +205,9 @@ def _nothing_to_delete(vocabulary: Vocabulary, found: re.Match[str]) -> UserErro
 
 def _swept(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     name, _, value = found[1].partition("=")
-    return UserError(found[1], "several values make a sweep", f"-m {found[1]} (for a list: {name}=[{value}])")
+    return UserError(
+        found[1], "several values make a sweep", f"-m {quoted(found[1])} (for a list: {quoted(f'{name}=[{value}]')})"
+    )
 
 
 def _swept_hydra(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
@@ -254,25 +258,27 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
     if other and (
         owners := [o for o in vocabulary.options(group) if o in option and other in vocabulary.option_keys(group, o)]
     ):
-        return UserError(what, f"there is no such key; {group}={owners[0]} has {group}.{other}", f"{group}={owners[0]} {group}.{other}={value}")  # fmt: skip
+        return UserError(what, f"there is no such key; {group}={owners[0]} has {group}.{other}", f"{group}={owners[0]} {quoted(f'{group}.{other}={value}')}")  # fmt: skip
+    if name in vocabulary.option_keys(group, option) and (entries := keys.find(path)) and entries.kind is dict:
+        return UserError(what, "holds entries of your own, and a new one takes a plus", quoted(f"+{path}={value}"))
     if owners := [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]:
-        return UserError(what, f"{group}={option} has no such key, {group}={owners[0]} has it", f"{group}={owners[0]} {path}={value}", [path])  # fmt: skip
+        return UserError(what, f"{group}={option} has no such key, {group}={owners[0]} has it", f"{group}={owners[0]} {quoted(f'{path}={value}')}", [path])  # fmt: skip
     parent = keys.find(path.rpartition(".")[0])
     if parent is not None:
         inside = parent.kind is dict
-        return UserError(what, f"is not in {parent.path} yet" if inside else f"there is no such key; {parent.path} is a value", f"+{path}={value}" if inside else f"{parent.path}={value}")  # fmt: skip
+        return UserError(what, f"is not in {parent.path} yet" if inside else f"there is no such key; {parent.path} is a value", quoted(f"+{path}={value}" if inside else f"{parent.path}={value}"))  # fmt: skip
     known = vocabulary.option_keys(group, option)
     why = f"there is no such key; {group}={option} has {', '.join(k for k in known if k != '_target_')}"
     if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], given):
         return UserError(what, why, _set(near, value, file))
     if group in vocabulary.open_groups:
-        return UserError(what, f"{why}; a further argument of the constructor takes a plus", f"+{path}={value}")
+        return UserError(what, f"{why}; a further argument of the constructor takes a plus", quoted(f"+{path}={value}"))
     return UserError(what, why)
 
 
 def _set(path: str, value: str, file: str) -> str:
     """How to give a key a value: in a file only the key is named, its value is there."""
-    return path if file else f"{path}={value}"
+    return path if file else quoted(f"{path}={value}")
 
 
 def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> UserError | None:
@@ -322,12 +328,14 @@ def _no_source(vocabulary: Vocabulary, path: str, text: str) -> UserError:
     what = vocabulary.typed(path) if path else (holders or ["the config"])[0]
     path = path or what.partition("=")[0]
     if found := re.search(r"Environment variable '([^']+)' not found", text):
-        return UserError(what, f"there is no environment variable {found[1]}", f"{path}=${{oc.env:{found[1]},DEFAULT}}")
+        return UserError(
+            what, f"there is no environment variable {found[1]}", quoted(f"{path}=${{oc.env:{found[1]},DEFAULT}}")
+        )
     declared = keys.find(path)
     instead = declared.instead(None) if declared is not None else ""
     if found := re.search(r"Interpolation key '([^']+)' not found", text):
         near = keys.nearest_key(found[1], vocabulary.keys())
-        return UserError(what, f"there is no key {found[1]} to take the value from", f"{path}=${{{near}}}" if near else instead)  # fmt: skip
+        return UserError(what, f"there is no key {found[1]} to take the value from", quoted(f"{path}=${{{near}}}") if near else instead)  # fmt: skip
     return UserError(what, text.split("\n")[0], instead)
 
 

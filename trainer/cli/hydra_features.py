@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.keys import key_of, spelled
 from trainer.errors import UserError
+from trainer.wording import quoted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,10 +58,10 @@ def check_typed(overrides: Sequence[str], sweep: bool) -> None:
             raise UserError(override, *FEATURES[key][1:])
         elif sweep and key == "hydra.run.dir":
             why = "is for a single run; a sweep has a folder with one for each job"
-            raise UserError(override, why, f"hydra.sweep.dir={value}")
+            raise UserError(override, why, quoted(f"hydra.sweep.dir={value}"))
         elif not sweep and key.startswith("hydra.sweep"):
             why = "is for sweeps, and this is a single run"
-            raise UserError(override, why, f"hydra.run.dir={value}" if key == "hydra.sweep.dir" else "-m")
+            raise UserError(override, why, quoted(f"hydra.run.dir={value}") if key == "hydra.sweep.dir" else "-m")
         elif key.startswith(("hydra.", "hydra/")) and _is_hydras(key) and not _is_used(key):
             raise UserError(override, "trainer does not read this key of Hydra's", f"without {key}")
 

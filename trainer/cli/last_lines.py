@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.text import Text
 
 from trainer.checkpoint import store
-from trainer.cli import hydra_text
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
 from trainer.job.batch_size_search import repeatable
@@ -20,7 +19,7 @@ from trainer.run_folder import lives, repeat
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
 from trainer.visible import one_line
-from trainer.wording import counted, quoted
+from trainer.wording import counted, override, quoted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
 LEFT = {
@@ -76,7 +75,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
     typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
     there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [
-        hydra_text.override("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
+        override("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
     return f"{'resume':<{INDENT}}{' '.join((*repeat.starter(), *words))}"

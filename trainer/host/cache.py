@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.wording import quoted
 
 ROOT = 0
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -86,7 +87,7 @@ def _check(folders: Iterable[Path], what: str, every: bool = False) -> None:
         if not mine and found.st_uid != ROOT:
             raise UserError(f"the cache {folder}", f"belongs to another user ({_name(found.st_uid)}), who could put {what} of theirs there", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
         if _others_write(found) and not mode & stat.S_ISVTX:
-            instead = f"chmod go-w {folder}" if mine else "TRAINER_CACHE=FOLDER of your own"
+            instead = f"chmod go-w {quoted(str(folder))}" if mine else "TRAINER_CACHE=FOLDER of your own"
             raise UserError(f"the cache {folder}", f"can be written by other users (mode {mode:04o}), who could put {what} of theirs there", instead)  # fmt: skip
         if mine and not mode & OTHERS and not every:
             return

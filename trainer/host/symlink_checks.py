@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.errors import UserError
+from trainer.wording import quoted
 
 WRITTEN = (
     "*.json", "*.jsonl", "*.yaml", "*.png", "*.csv", "*.npz", "*.pkl", "*.gz", "*.safetensors", "workerlog.*", "serverlog.*",
@@ -28,7 +29,7 @@ def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.
         raise UserError(
             f"{key}={folder}",
             f"has a link, {link.relative_to(folder)} -> {os.readlink(link)}, and a run does not write through links",
-            f"rm {link}, or {key}=ANOTHER",
+            f"rm {quoted(str(link))}, or {key}=ANOTHER",
         )
 
 
@@ -40,7 +41,7 @@ def check_sweep_folder(folder: Path, jobs: Sequence[Path], hydras: str | None = 
     """
     for one in [folder, *jobs]:
         if one.is_symlink() and one != folder:
-            raise UserError(f"hydra.sweep.dir={folder}", f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links", f"rm {one}, or hydra.sweep.dir=ANOTHER")  # fmt: skip
+            raise UserError(f"hydra.sweep.dir={folder}", f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links", f"rm {quoted(str(one))}, or hydra.sweep.dir=ANOTHER")  # fmt: skip
         check_run_folder(one, hydras, "hydra.sweep.dir")
 
 

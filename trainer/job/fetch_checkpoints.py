@@ -20,6 +20,7 @@ from trainer.planning.plan import Plan
 from trainer.run_folder import tracking_file
 from trainer.run_folder.back_to_checkpoint import CARRIED
 from trainer.terminal.status import read_status
+from trainer.wording import quoted
 
 Say = Callable[[str], None]
 
@@ -111,7 +112,7 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
         say(f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it")
         return here is None
     if plan.nnodes > 1:
-        raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {remote.address} {run_dir}")  # fmt: skip
+        raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {quoted(remote.address)} {quoted(str(run_dir))}")  # fmt: skip
     from trainer.job.claim_folder import alone
 
     durable_folder.make_folder(run_dir)
@@ -160,7 +161,7 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
     mine, other = (Remote(address_of(str(config.checkpoint.to), run_dir, whole)) for whole in (plan.whole_path, not plan.whole_path))  # fmt: skip
     if mine.address != other.address and (found := other.found()):
         why = f"there is no copy at {mine.address}, and {found[0]} is at {other.address}: hydra.run.dir was typed in another way"  # fmt: skip
-        raise UserError("resume=auto", why, f"python -m trainer.checkpoints fetch {other.address} {run_dir} first, or resume=fresh")  # fmt: skip
+        raise UserError("resume=auto", why, f"python -m trainer.checkpoints fetch {quoted(other.address)} {quoted(str(run_dir))} first, or resume=fresh")  # fmt: skip
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:

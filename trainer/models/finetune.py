@@ -15,6 +15,7 @@ from trainer.host.https import unreachable
 from trainer.models.classifiers import HEADS, unfilled
 from trainer.weights import fit, paddle_files, tensor_files
 from trainer.weights.state_dicts import renamed
+from trainer.wording import quoted
 
 
 def finetuned(
@@ -113,7 +114,7 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
         try:
             return entry.get_state_dict(progress=False, check_hash=True, weights_only=True)  # type: ignore[no-any-return]
         except UnpicklingError as error:
-            raise UserError(f"model.weights={weights}", f"{_cached(entry.url)} holds more than tensors by name", f"rm {_cached(entry.url)}, which is then fetched anew") from error  # fmt: skip
+            raise UserError(f"model.weights={weights}", f"{_cached(entry.url)} holds more than tensors by name", f"rm {quoted(str(_cached(entry.url)))}, which is then fetched anew") from error  # fmt: skip
         except (OSError, RuntimeError) as error:
             raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
     paddle_files.refuse(Path(weights), "model.weights")

@@ -19,7 +19,7 @@ from trainer.planning.class_names import class_names_of, run_of
 from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 from trainer.weights import paddle_files
-from trainer.wording import some
+from trainer.wording import some, typed
 
 if TYPE_CHECKING:
     from trainer.data.rows import RowReader
@@ -75,7 +75,7 @@ def weights_file(path: Path) -> Path:
                     return Path(os.path.abspath(newest))
             if (path / durable_folder.MARKER).is_file():
                 run = Path(os.path.abspath(path)).parents[1]
-                raise UserError(f"weights={path}", "this folder has persistables, which parameter servers start from (strategy.load_from), and no weights", f"weights={run if (run / 'plan.json').is_file() else 'RUN'}")  # fmt: skip
+                raise UserError(f"weights={path}", "this folder has persistables, which parameter servers start from (strategy.load_from), and no weights", typed("weights", run if (run / "plan.json").is_file() else "RUN"))  # fmt: skip
             raise UserError(f"weights={path}", "this folder has no model.safetensors, which a run leaves when it is done, and no whole checkpoint", "weights=FILE")  # fmt: skip
         path = path / "model.safetensors"
     if not path.is_file():
@@ -287,7 +287,9 @@ def _check_output(output: str | None) -> None:
     if output is not None and not Path(output).absolute().parent.is_dir():
         raise UserError(f"predict.output={output}", f"there is no folder {Path(output).parent}", "predict.output=FILE")
     if output is not None and Path(output).is_dir():
-        raise UserError(f"predict.output={output}", "is a folder", f"predict.output={Path(output) / 'predictions.csv'}")
+        raise UserError(
+            f"predict.output={output}", "is a folder", typed("predict.output", Path(output) / "predictions.csv")
+        )
 
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:

@@ -9,6 +9,7 @@ from trainer.checkpoint import store
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.terminal.status import read_status
+from trainer.wording import typed
 
 AUTO, FRESH = "auto", "fresh"
 RUN_DIR = "hydra.run.dir"
@@ -79,4 +80,4 @@ def check_name(asked: str, folder: Path, run_dir: Path) -> None:
     if mine is None or store.NAME.fullmatch(mine.name.removesuffix(".previous")):
         return
     why = "is of a training that was given up" if mine.name.startswith(store.GIVEN_UP) else "is not called step-N"
-    raise UserError(f"resume={asked}", f"{why}, and a run goes on in its own folder from a step-N alone", f"resume={asked} hydra.run.dir=ANOTHER_FOLDER")  # fmt: skip
+    raise UserError(f"resume={asked}", f"{why}, and a run goes on in its own folder from a step-N alone", f"{typed('resume', asked)} hydra.run.dir=ANOTHER_FOLDER")  # fmt: skip

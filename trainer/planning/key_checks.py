@@ -14,6 +14,7 @@ from trainer.errors import UserError, WrongValue
 from trainer.optim.refused import TORCHS, option_for
 from trainer.strategies.builtin import AUTO
 from trainer.visible import one_line
+from trainer.wording import quoted
 
 LONGEST_NAME = 200
 """Bytes of a run's name: MLflow keeps 256 of an experiment's, and most file systems 255 of a folder's."""
@@ -31,7 +32,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
             if name.partition(".")[0] in keys.OF_OTHERS:
                 raise UserError(f"{name}={keys.spelled(value)}", *keys.OF_OTHERS[name.partition(".")[0]])
             near = keys.nearest_key(name, every_key(), value)
-            raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and f"{near}={keys.spelled(value)}")  # fmt: skip
+            raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and quoted(f"{near}={keys.spelled(value)}"))  # fmt: skip
         if name in root and name not in schema.GROUPS:
             _check_value(root[name], value)
     for name, declared in root.items():
@@ -72,7 +73,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
         elif closed and not path.startswith("tracking.tags."):
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
-            raise UserError(path, f"there is no such key; this {group} has {names}", near and f"{near}={keys.spelled(value)}")  # fmt: skip
+            raise UserError(path, f"there is no such key; this {group} has {names}", near and quoted(f"{near}={keys.spelled(value)}"))  # fmt: skip
     if group not in schema.CONSTRUCTED:
         for path, declared in known.items():
             if path not in present and declared.kind is not dict:

@@ -14,6 +14,7 @@ from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.cache import cache_root, make
 from trainer.planning.started_one_by_one import on_one_machine, peers
+from trainer.wording import quoted
 
 VARIABLE = "TRAINER_RUN_SECRET"
 LEAST = 32
@@ -83,7 +84,7 @@ def _of_file(name: str, what: str) -> str:
         if found.st_uid != os.geteuid():
             raise UserError(what, "belongs to another user", MAKE)
         if found.st_mode & OTHERS:
-            raise UserError(what, f"can be read or written by other users (mode {stat.S_IMODE(found.st_mode):04o})", f"chmod 600 {name}, after a new secret if others may have read this one")  # fmt: skip
+            raise UserError(what, f"can be read or written by other users (mode {stat.S_IMODE(found.st_mode):04o})", f"chmod 600 {quoted(name)}, after a new secret if others may have read this one")  # fmt: skip
         if not (secret := os.read(number, MOST).decode(errors="replace").strip()):
             raise UserError(what, "is empty", MAKE)
         return secret

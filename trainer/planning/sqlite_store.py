@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import UserError
-from trainer.wording import quoted
+from trainer.wording import quoted, typed
 
 KEPT = "sqlite:///mlflow.db"
 WRITTEN_OTHERWISE = re.compile(r"[%?#]")
@@ -51,20 +51,20 @@ def check(uri: str, rest: str, what: str, experiment: Experiment | None) -> None
     """
     instead = f"tracking.uri={KEPT}"
     if not rest.startswith("/"):
-        raise UserError(what, "a file follows three slashes, and a path from the root four", f"tracking.uri=sqlite:///{rest or 'mlflow.db'}")  # fmt: skip
+        raise UserError(what, "a file follows three slashes, and a path from the root four", typed("tracking.uri", f"sqlite:///{rest or 'mlflow.db'}"))  # fmt: skip
     path, mark, options = rest[1:].partition("?")
     if mark and not re.match(r"\w+=", options):
-        raise UserError(what, "options of SQLite follow a ?, and a ? of the path is written as %3F", f"tracking.uri={address(Path(rest[1:]))}")  # fmt: skip
+        raise UserError(what, "options of SQLite follow a ?, and a ? of the path is written as %3F", typed("tracking.uri", address(Path(rest[1:]))))  # fmt: skip
     name = urllib.parse.unquote(path)
     if name in ("", ":memory:"):
         raise UserError(what, "names no file, and what is in memory is lost with the process", instead)
     file = Path(name).absolute()
     if name != path and Path(path).parent.is_dir() and not file.parent.is_dir():
-        raise UserError(what, "a % of the path is written as %25", f"tracking.uri={address(Path(path))}")
+        raise UserError(what, "a % of the path is written as %25", typed("tracking.uri", address(Path(path))))
     if not file.parent.is_dir():
         raise UserError(what, f"there is no folder {file.parent}", instead)
     if file.is_dir():
-        raise UserError(what, "is a folder", f"tracking.uri={address(Path(name) / 'mlflow.db')}")
+        raise UserError(what, "is a folder", typed("tracking.uri", address(Path(name) / "mlflow.db")))
     for place in (file, file.parent):  # the folder too: SQLite makes its journal there
         if place.exists() and not os.access(place, os.W_OK):
             raise UserError(what, f"{place} cannot be written", "tracking.uri=sqlite:////FOLDER/mlflow.db (or tracking=none)")  # fmt: skip
@@ -143,4 +143,4 @@ def _revisions() -> tuple[frozenset[str], frozenset[str]]:
 
 def deleted(experiment: Experiment) -> UserError:
     """The refusal of an experiment that was deleted."""
-    return UserError(f"the experiment {experiment.name}", "was deleted in MLflow, which keeps its name until it is removed for good", f"tracking.experiment={'NAME' if experiment.id else f'{experiment.name}_2'} (or mlflow experiments restore, or mlflow gc)")  # fmt: skip
+    return UserError(f"the experiment {experiment.name}", "was deleted in MLflow, which keeps its name until it is removed for good", f"{typed('tracking.experiment', 'NAME' if experiment.id else f'{experiment.name}_2')} (or mlflow experiments restore, or mlflow gc)")  # fmt: skip

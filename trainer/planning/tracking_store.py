@@ -25,6 +25,7 @@ from trainer.errors import UserError, first_line
 from trainer.host import json_text
 from trainer.planning import sqlite_store
 from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
+from trainer.wording import typed
 
 if TYPE_CHECKING:
     from trainer.planning.plan import Plan
@@ -107,7 +108,7 @@ def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None
         near = difflib.get_close_matches(dialect, (*OWN, *DRIVERS), 1)
         there = "http, https, sqlite, postgresql, mysql and mssql"
         instead = f"{near[0]}://{text(uri).partition('://')[2]}" if near else KEPT
-        raise UserError(what, f"MLflow knows no address that begins with {scheme}://; it takes {there}", f"tracking.uri={instead}")  # fmt: skip
+        raise UserError(what, f"MLflow knows no address that begins with {scheme}://; it takes {there}", typed("tracking.uri", instead))  # fmt: skip
 
 
 def _check_plain(uri: str, what: str) -> None:
@@ -115,17 +116,17 @@ def _check_plain(uri: str, what: str) -> None:
     if uri.split(":")[0] in (*OWN[2:], *_plugins()):
         return
     if re.fullmatch(r"[\w.-]+:\d{1,5}(/.*)?", uri) or uri.startswith("localhost"):
-        raise UserError(what, "does not say how the server is spoken to", f"tracking.uri=http://{uri}")
+        raise UserError(what, "does not say how the server is spoken to", typed("tracking.uri", f"http://{uri}"))
     if found := re.match(r"(https?|sqlite|postgresql|mysql|mssql):/*(.*)", uri):
         slashes = "///" if found[1] == "sqlite" else "://"
-        raise UserError(what, "is not written as an address", f"tracking.uri={found[1]}{':' if found[1] == 'sqlite' else ''}{slashes}{found[2]}")  # fmt: skip
+        raise UserError(what, "is not written as an address", typed("tracking.uri", f"{found[1]}{':' if found[1] == 'sqlite' else ''}{slashes}{found[2]}"))  # fmt: skip
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
         raise _folder(what, uri.removeprefix("file:"))
 
 
 def _folder(what: str, path: str) -> UserError:
     file = Path(path) if Path(path).suffix in (".db", ".sqlite") else Path(path) / "mlflow.db"
-    return UserError(what, "MLflow no longer keeps runs in folders of files", f"tracking.uri={address(file)}")
+    return UserError(what, "MLflow no longer keeps runs in folders of files", typed("tracking.uri", address(file)))
 
 
 def _check_address(uri: str, what: str) -> None:

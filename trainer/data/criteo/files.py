@@ -9,7 +9,7 @@ from typing import Any
 from trainer.data.folder_walk import distinct
 from trainer.data.regular_files import open_regular
 from trainer.errors import UserError, why
-from trainer.wording import some
+from trainer.wording import some, typed
 
 
 def find(given: Any, key: str) -> list[Path]:
@@ -55,5 +55,5 @@ def _check(path: Path, key: str) -> None:
         raise UserError(f"{key}={path}", "is empty")
     if path.suffix == ".gz" and magic != b"\x1f\x8b":
         raise UserError(
-            f"{key}={path}", "ends in .gz and is no gzip file", f"{key}={path.with_suffix('')} if it is text"
+            f"{key}={path}", "ends in .gz and is no gzip file", f"{typed(key, path.with_suffix(''))} if it is text"
         )

@@ -14,7 +14,7 @@ from trainer.data.images.listing import class_folders
 from trainer.data.images.split_folders import SplitFolders, split_folders
 from trainer.errors import UserError
 from trainer.visible import one_line
-from trainer.wording import counted, some
+from trainer.wording import counted, some, typed
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".xls", ".parquet", ".txt", ".mat")
 """Suffixes of files that may say which image has which label."""
@@ -107,7 +107,7 @@ def _refuse_other_layouts(what: str, root: Path, train: Path, classes: tuple[str
     inside = f". That folder has others in it ({some(deeper)})" if deeper else ""
     instead = "at least two folders, each a class"
     if deeper:
-        instead = f"data.root={_shown(only)}" if train == root else f"folders of classes in {_shown(train)} itself"
+        instead = typed("data.root", only) if train == root else f"folders of classes in {_shown(train)} itself"
     raise UserError(
         what,
         f"{_shown(train)} has a single class, {one_line(only.name)}, of which any model is right{inside}{tables}",
