@@ -271,11 +271,23 @@ def test_the_experiment_that_a_platform_has_set_is_taken(tmp_path: Path, monkeyp
         check_store(mlflow("mysql+sqlite3://127.0.0.1/x"), experiment_of(mlflow(None), "digits"))
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
     assert experiment_of(mlflow(None), "digits").name == "theirs"
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "x" * 501)
-    config: Any = SimpleNamespace(tracking=mlflow(f"sqlite:///{tmp_path}/new.db"), name="digits")
-    with pytest.raises(UserError, match=r"MLFLOW_EXPERIMENT_NAME=x+.*: is longer than the 500 characters"):
-        check_tracking(config)
     assert experiment_of(TrackingConfig(experiment="typed"), "digits").name == "typed", "what is typed counts first"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("x" * 501, "is longer than the 500 characters"), ("a\udcff", "which is not UTF-8")]
+)
+def test_an_experiment_of_a_platform_that_mlflow_does_not_take_is_refused(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as base:
+        base.execute("CREATE TABLE experiments (name, experiment_id, lifecycle_stage)")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", name)
+    config: Any = SimpleNamespace(tracking=mlflow(f"sqlite:///{tmp_path}/a.db"), name="digits")
+    with pytest.raises(UserError, match=f"MLFLOW_EXPERIMENT_NAME=.*{says}"):
+        check_tracking(config)
+    config.tracking = TrackingConfig("none")
+    check_tracking(config)
 
 
 class Answers(http.server.BaseHTTPRequestHandler):

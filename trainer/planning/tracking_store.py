@@ -22,7 +22,7 @@ from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
-from trainer.host import json_text
+from trainer.host import json_text, text_checks
 from trainer.planning import sqlite_store
 from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
 from trainer.wording import typed
@@ -263,18 +263,26 @@ def check_tracking(config: RunConfig) -> None:
     """Refuse a tracking store that cannot work, and names of runs, experiments and tags that it does not accept."""
     tracking = config.tracking
     experiment = experiment_of(tracking, config.name)
+    if tracking.kind != "none":
+        _check_experiment(experiment)
     check_store(tracking, experiment)
     for key, most in (("experiment", 256), ("run_name", 250)):
         if len(given := getattr(tracking, key) or "") > most:
             raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")
-    if len(experiment.name) > LONGEST_EXPERIMENT:
-        raise UserError(f"{experiment.named_by or 'name'}={experiment.name}", f"is longer than the {LONGEST_EXPERIMENT} characters that MLflow takes for an experiment", "tracking.experiment=NAME")  # fmt: skip
     _check_registered(tracking)
     for name, value in tracking.tags.items():
         if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):
             raise UserError(f"tracking.tags.{name}", "is no name that MLflow takes: letters, digits, _ - . : / and spaces", "+tracking.tags.NAME=VALUE")  # fmt: skip
         if len(str(value)) > 8000:
             raise UserError(f"tracking.tags.{name}", "is longer than the 8000 characters that MLflow takes")
+
+
+def _check_experiment(experiment: Experiment) -> None:
+    """Refuse an experiment's name that MLflow does not accept."""
+    what = f"{experiment.named_by or 'name'}={experiment.id or experiment.name}"
+    text_checks.check_text(what, experiment.name, "tracking.experiment=NAME")
+    if len(experiment.name) > LONGEST_EXPERIMENT:
+        raise UserError(what, f"is longer than the {LONGEST_EXPERIMENT} characters that MLflow takes for an experiment", "tracking.experiment=NAME")  # fmt: skip
 
 
 def _check_registered(tracking: TrackingConfig) -> None:
