@@ -17,6 +17,7 @@ import pytest
 from tests.pace import patient
 from tests.strategies.launching import Case, hand_over, start
 from trainer.errors import RunFailed
+from trainer.strategies.local_sgd import LocalSgd
 from trainer.strategies.process_group import ProcessGroup, cause
 
 STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo", "pserver_ssp"]
@@ -178,3 +179,21 @@ def test_a_meeting_that_ended_before_its_time_tells_when_and_why(said: str, told
     group.roll_call = SimpleNamespace(missing=lambda: [1])  # type: ignore[assignment]
     group.seat = SimpleNamespace(rank=0, names=lambda ranks: [f"worker {rank}" for rank in ranks])  # type: ignore[assignment]
     assert str(group._failed("a sum", RuntimeError(said), 10.2)) == told
+
+
+@pytest.mark.parametrize("samples", [0, 5])
+def test_local_sgd_averages_before_a_validation_by_the_updates_that_all_workers_have_made(samples: int) -> None:
+    """With ``sampler.pad=false`` a worker may have no sample since the last average, where another one has some."""
+    made: Any = object.__new__(LocalSgd)
+    made.options = SimpleNamespace(begin_step=0, k_steps=2)
+    made.updates, made.since, made.denominator, made.coming = 2, 0, 0.0, None
+    made.updater = SimpleNamespace(step=lambda: None, state=dict)
+    met: list[str] = []
+    made._average, made.model = lambda: met.append("average"), None
+    made.group = SimpleNamespace(agree_on_buffers=lambda model: met.append("buffers"))
+    made.synchronize()
+    assert met == ["buffers"], "nobody has made an update since"
+    made.step(samples)
+    made.synchronize()
+    assert met == ["buffers", "average", "buffers"]
+    assert made.save(Path()).own == {"since": (3, 1, float(samples))}

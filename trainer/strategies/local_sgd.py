@@ -15,7 +15,7 @@ from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
 
 SINCE = "since"
-"""In a worker's share of a checkpoint: updates so far; since the last average samples, and the loss's denominators."""
+"""In a worker's share of a checkpoint: updates so far; since the last average updates, and the loss's denominators."""
 
 
 class LocalSgd(Strategy):
@@ -29,7 +29,7 @@ class LocalSgd(Strategy):
         super().__init__(config, seat)
         self.group = ProcessGroup(seat, self.options)
         self.updates = 0
-        self.samples = 0
+        self.since = 0  # the last average: updates, which all workers make, also where one has no sample in them
         self.coming: float | None = None
         self.denominator = 0.0
 
@@ -57,7 +57,7 @@ class LocalSgd(Strategy):
     def _done(self, samples: int) -> None:
         """An update is over, after which the workers may meet."""
         self.updates += 1
-        self.samples += samples
+        self.since += 1
         self.denominator += samples if self.coming is None else self.coming
         if self.updates <= self.options.begin_step or self.updates % self.options.k_steps == 0:
             self._average()
@@ -69,14 +69,13 @@ class LocalSgd(Strategy):
         return -(-following // self.options.k_steps) * self.options.k_steps
 
     def save(self, folder: Path) -> Share:
-        return Share({"updater": self.updater.state()}, {SINCE: (self.updates, self.samples, self.denominator)})
+        return Share({"updater": self.updater.state()}, {SINCE: (self.updates, self.since, self.denominator)})
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        self.updates, self.samples, *rest = share.own[SINCE]
-        self.denominator = (
-            rest[0] if rest else float(self.samples)
-        )  # of a former version: losses were divided by samples
+        self.updates, self.since, *rest = share.own[SINCE]
+        # of a former version: samples since the average, by which losses were divided
+        self.denominator = rest[0] if rest else float(self.since)
 
     def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
         behind = [one[SINCE][-1] for one in own]
@@ -102,13 +101,13 @@ class LocalSgd(Strategy):
         parts = mine.split([p.numel() for p in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
-        self.samples, self.denominator = 0, 0.0
+        self.since, self.denominator = 0, 0.0
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_reduce_sum(values)
 
     def synchronize(self) -> None:
-        if self.samples:
+        if self.since:
             self._average()
         self.group.agree_on_buffers(self.model)
 
