@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from trainer.data.source import Splits
 from trainer.errors import UserError
 from trainer.models.lenet import LeNet
 from trainer.tracking.logged_model import chosen
+from trainer.worker import final_test
+from trainer.worker.before_validation import BeforeValidation
+from trainer.worker.loop import Training
 
 TESTED = ["+recipe=digits_lenet", "tracking=none", "data.test_fraction=0.1"]
 NAMES = {"test/loss", "test/acc1", "test/acc5", "test/f1"}
@@ -86,6 +91,55 @@ def test_eval_measures_the_split_that_it_is_told(falling: Path, tmp_path: Path) 
         package.run([*TESTED[:2], "mode=eval", "eval.split=test", best])
     with pytest.raises(UserError, match=r"eval\.split=test: mode=train does not take it"):
         package.run([*TESTED, "eval.split=test"])
+
+
+class Unpicklable(LeNet):
+    """A model of one's own that leaves no skeleton; it counts how often it is made."""
+
+    made = 0
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.function = lambda inputs: inputs
+        Unpicklable.made += 1
+
+
+def test_best_weights_are_tested_in_the_trained_model_and_no_second_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wild = ["scheduler=constant", "optimizer.lr=0.8", "limit_train_batches=4", "seed=3"]
+    own = [f"model._target_={__name__}.Unpicklable", f"hydra.run.dir={tmp_path}/run"]
+    seen: list[int] = []
+    own_test = final_test.test
+    monkeypatch.setattr("trainer.worker.train.test", lambda *all: (seen.append(Unpicklable.made), own_test(*all)))
+    package.run([*TESTED, "epochs=4", *wild, *own])
+    assert seen == [Unpicklable.made]
+    result = read(tmp_path / "run" / "result.json")
+    assert result["best_step"] < result["steps"] and "skeleton.pkl" not in os.listdir(tmp_path / "run")
+    assert_of(result["metrics"], tmp_path / "run" / "checkpoints" / "best.safetensors")
+
+
+def test_checkpoint_of_a_test_that_is_left_has_the_trained_weights() -> None:
+    model = LeNet(10, 1, 8)
+    run: Any = SimpleNamespace(model=model, ema=None, trained={})
+    run.take_back = lambda: Training.take_back(run)
+    before, own = BeforeValidation(run, alone=True), {n: t.clone() for n, t in model.state_dict().items()}
+    run.trained = {n: t.clone() for n, t in own.items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(7.0)
+    with before.restored(run):
+        assert all(torch.equal(t, own[n]) for n, t in model.state_dict().items())
+
+
+def test_best_weights_by_another_metric_are_not_tested(tmp_path: Path) -> None:
+    """The file of the best model is still there, and it is that of the metric before."""
+    run = [*TESTED, "scheduler=constant", "epochs=1", "limit_train_batches=4", f"hydra.run.dir={tmp_path}/run"]
+    package.run(run)
+    again = package.run([*run, "resume=auto", "best.metric=val/loss", "resume.allow_changes=true"])
+    said = (tmp_path / "run" / "workerlog.0").read_text().splitlines()[-1]
+    assert "the model at the end, no best one by val/loss" in said and "the best model" not in said
+    assert_of(again.metrics, tmp_path / "run" / "model.safetensors")
 
 
 def test_without_validations_the_model_at_the_end_is_tested_and_with_test_false_none(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ class BeforeValidation:
 
 @contextmanager
 def _own_weights(run: Training) -> Iterator[None]:
-    """Context manager: the model has its own weights, and not the averaged ones that are being validated."""
+    """Context manager: the model has its own weights, and not the averaged or the best ones that are being measured."""
+    run.take_back()
     if run.ema is not None and run.ema.placed:
         with run.ema.in_place():  # which changes places once more
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from trainer.data.evaluated_split import TEST, EvaluatedSplit
 from trainer.metrics.best import TESTED
 from trainer.models.skeleton import built
 from trainer.planning.assignment import Assignment
-from trainer.strategies.contract import Seat, Strategy, Traits
+from trainer.planning.plan import Plan
+from trainer.strategies.contract import FullModel, Seat, Strategy, Traits
 from trainer.weights import fit, tensor_files
 from trainer.worker.loop import Training, examined
 from trainer.worker.model import construct, prepared
@@ -40,23 +42,33 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
         run.report.test(run.epoch, run.step, known, "measured before: nothing was trained since")
         return
     leavable = nullcontext() if run.checkpoints is None else run.checkpoints.validating(run)
+    watched = run.report.watched
     with leavable:
-        best = _best_model(run, assignment, seat)
-        watched = run.report.watched
-        of = f"the best model, of update {watched.step} by {watched.metric}" if best is not None else "the model at the end"  # fmt: skip
-        measure(run, best or run.model, of)
+        if not _has_best(run, assignment.plan):
+            forgotten = assignment.plan.best and watched.value is None
+            measure(run, run.model, f"the model at the end{f', no best one by {watched.metric}' * bool(forgotten)}")
+            return
+        of = f"the best model, of update {watched.step} by {watched.metric}"
+        if not _takes_weights(run, assignment.plan):
+            measure(run, _second_model(run, assignment, seat), of)
+            return
+        run.trained = {n: t.to("cpu", copy=True) for n, t in run.model.state_dict().items() if isinstance(t, torch.Tensor)}  # fmt: skip
+        _load_best(run, run.model, assignment.plan, seat)
+        measure(run, run.model, of, settle=lambda: None)  # all have the same weights, which none is to replace
+        run.take_back()
 
 
 @torch.no_grad()
-def measure(run: Training, model: nn.Module, of: str) -> torch.Tensor:
+def measure(run: Training, model: nn.Module, of: str, settle: Callable[[], None] | None = None) -> torch.Tensor:
     """Measure the test data with a model and report ``test/...``; returns the task's sums over all workers.
 
     Args:
         of: which weights these are, in words.
+        settle: called before on all workers; None: the strategy's ``synchronize``.
     """
     model.eval()
     with run.report.evaluating():
-        sums, index, own = examined(run, run.strategy.synchronize, TEST, model)
+        sums, index, own = examined(run, settle or run.strategy.synchronize, TEST, model)
     if run.run_dir is not None:
         run.report.take_over(run.run_dir) if index == 0 else run.report.hand_over()
     found = {**run.task.validation(sums), **own}
@@ -73,31 +85,53 @@ def _part(split: EvaluatedSplit) -> str:
     return "" if whole else f"; a part of the samples: limit_val_batches={limit}"
 
 
-def _best_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Module | None:
-    """The best model of all validations, equal on all workers; None: there is none, or its file is not whole."""
-    plan = assignment.plan
-    path = Path(plan.run_dir) / CHECKPOINTS / BEST
+def _has_best(run: Training, plan: Plan) -> bool:
+    """Whether there is a best model of all validations, as the first worker knows: its file is whole, and of the watched metric."""
+    path = _path(plan)
 
     def known(index: int, count: int) -> bool:
-        there = plan.best and index == 0 and path.is_file() and not tensor_files.left_out(path)
-        return bool(run.strategy.all_reduce_sum(torch.tensor([float(bool(there))], dtype=torch.float64)).item())
+        there = plan.best and index == 0 and run.report.watched.value is not None and path.is_file()
+        found = bool(there) and not tensor_files.left_out(path)
+        return bool(run.strategy.all_reduce_sum(torch.tensor([float(found)], dtype=torch.float64)).item())
 
-    if not run.strategy.agree(known):
-        return None
+    return run.strategy.agree(known)
+
+
+def _takes_weights(run: Training, plan: Plan) -> bool:
+    """Whether the trained model can take the best weights, so that no second one is built beside it and its optimizer.
+
+    It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the end do not
+    fit the best weights.
+    """
+    held = plan.traits.lockstep and plan.traits.skips and not isinstance(run.strategy, FullModel)
+    return held and {name for name, _ in run.model.named_buffers()} <= set(run.model.state_dict())
+
+
+def _second_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Module:
+    """Build the model once more, with its tables, and load the best weights."""
     config = assignment.config.replaced("model", for_saved_weights(assignment.config.model))
     bare = construct(config) if run.skeleton is None else built(run.skeleton)
-    model = prepared(bare, config, replace(plan, traits=Traits()), torch.device(seat.device))  # with its tables
+    model = prepared(bare, config, replace(assignment.plan, traits=Traits()), torch.device(seat.device))
+    _load_best(run, model, assignment.plan, seat)
+    return model
+
+
+def _load_best(run: Training, model: nn.Module, plan: Plan, seat: Seat) -> None:
+    """Load the best weights on all workers; where there are several hosts, from the first worker."""
     if seat.size == seat.local_size:
-        fit.load(path, model)
-        return model
+        fit.load(_path(plan), model)
+        return
 
     def shared(index: int, count: int) -> None:
         if index == 0:
-            fit.load(path, model)
+            fit.load(_path(plan), model)
         _share(model, run.strategy, index == 0)
 
     run.strategy.agree(shared)
-    return model
+
+
+def _path(plan: Plan) -> Path:
+    return Path(plan.run_dir) / CHECKPOINTS / BEST
 
 
 @torch.no_grad()

@@ -84,6 +84,7 @@ class Training:
         epoch, update: of the training, and updates done in that epoch.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
         closed: what comes after the last of the epoch's updates is done, its validation among it.
+        trained: the model's own tensors by name, on the CPU, while the best weights are in their place for the final test.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
         compiling: what is said to be done in the first update, where that is long.
@@ -119,6 +120,7 @@ class Training:
     validated: tuple[int, dict[str, float]] = (-1, {})
     stop: str = ""
     closed: bool = False
+    trained: dict[str, torch.Tensor] = field(default_factory=dict)
     examined: dict[str, torch.Tensor] = field(default_factory=dict)
     compiling: str = ""
     skeleton: bytes | None = None
@@ -135,6 +137,14 @@ class Training:
     def over(self) -> bool:
         """Whether no update comes any more."""
         return self.step >= self.rhythm.total_steps or bool(self.stop)
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """Put the model's own tensors back, where others are in their place."""
+        own = self.model.state_dict()
+        for name, tensor in self.trained.items():
+            own[name].copy_(tensor)
+        self.trained = {}
 
 
 def fit(run: Training) -> dict[str, float]:
