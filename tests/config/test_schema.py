@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf, open_dict, read_write
 
 from tests.pictures import needs
@@ -14,6 +15,7 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, folder, hydra_app
 from trainer.cli.help import options
 from trainer.config import keys, schema
+from trainer.config.instantiate import call_target
 from trainer.host import hardware
 from trainer.planning import validate
 
@@ -170,3 +172,17 @@ def test_one_of_each_unit_is_a_word() -> None:
         "image", "level", "minute", "pixel", "process", "push", "restart", "rewind", "row", "sample", "second", "slot", "step",
         "steps or event time", "thread", "unit", "update", "use", "validation", "value",
     }  # fmt: skip
+
+
+class Started(torch.nn.Linear):
+    """A model that wants the argument that recipes of the reference's models bring along."""
+
+    def __init__(self, init: str) -> None:
+        super().__init__(2, 2)
+        self.init = init
+
+
+def test_init_that_a_recipe_has_left_over_reaches_a_model_that_cannot_do_without() -> None:
+    assert call_target({"_target_": f"{__name__}.Started", "init": "default"}, "model").init == "default"
+    made = call_target({"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2, "init": "default"}, "model")
+    assert isinstance(made, torch.nn.Linear), "and no other one"

@@ -24,6 +24,8 @@ from trainer.metrics.criterion import (
     labels_of,
     weights_of,
 )  # fmt: skip
+from trainer.models.log_loss import LogLoss
+from trainer.models.squared_error import SquaredError
 
 UNEQUAL = torch.tensor([1.0, 5.0, 0.2, 0.0])
 
@@ -128,6 +130,17 @@ def test_validations_measure_the_loss_without_smoothing_and_with_weights() -> No
     assert float(criterion(outputs, labels)) == pytest.approx(float(smooth))
     plain = F.cross_entropy(outputs, labels, UNEQUAL)
     assert float(criterion(outputs, labels, train=False)) == pytest.approx(float(plain)) != float(smooth)
+
+
+@pytest.mark.parametrize("loss", [LogLoss(), SquaredError("class_number"), nn.BCEWithLogitsLoss()], ids=str)
+def test_losses_of_outputs_in_16_bits_are_computed_in_32(loss: nn.Module) -> None:
+    """bfloat16 has 8 bits: 1 - sigmoid(6) is 0.0025, and between 0.996 and 1 it has no number."""
+    logits = torch.tensor([6.0, 7.0, -5.0, 0.5], dtype=torch.bfloat16)
+    outputs = torch.stack([logits, logits.flip(0)], 1) if isinstance(loss, SquaredError) else logits
+    labels = torch.tensor([257, 0, 1, 300]) if isinstance(loss, SquaredError) else torch.tensor([0.0, 1.0, 1.0, 0.0])
+    truth = loss(outputs.double(), labels if isinstance(loss, SquaredError) else labels.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float(Criterion(loss)(outputs, labels)) == pytest.approx(float(truth), rel=1e-5)
 
 
 def test_smoothing_that_cannot_be_set_stays() -> None:

@@ -38,7 +38,8 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
         UserError: there is no such target, or it does not take these arguments, or refuses them.
     """
     target, what = locate(node["_target_"], f"{key}._target_"), f"{key}._target_={node['_target_']}"
-    arguments = {k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments(key, node))}
+    left_out = ("_target_", *schema.not_arguments(key, node, required_by(target)))
+    arguments = {k: v for k, v in node.items() if k not in left_out}
     if re.split(r"[.\[]", key)[0] in NESTED:
         arguments = {k: _made(v, f"{key}.{k}") for k, v in arguments.items()}
     if not callable(target):
@@ -150,6 +151,16 @@ def needs_skeleton(node: Mapping[str, Any]) -> bool:
     target = str(node["_target_"])
     plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
     return not isinstance(plain, str) and target.replace(":", ".").partition(".")[0] not in BUILT_ANYWHERE
+
+
+def required_by(target: Any) -> list[str]:
+    """The arguments without which a class or function cannot be called; none where nobody can tell."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in named and p.default is inspect.Parameter.empty]
 
 
 def locate(target: str, key: str = "_target_") -> Any:

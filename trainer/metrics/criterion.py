@@ -33,7 +33,7 @@ class Criterion(nn.Module):
     """The loss of a run, with what a batch's loss is divided by.
 
     A batch without a denominator (all its labels are ignored, or have weight 0) has loss 0, where torch's is 0/0.
-    Validations measure the loss without ``label_smoothing``, as people compare it.
+    Validations measure the loss without ``label_smoothing``, as people compare it. Outputs in 16 bits are widened to 32.
 
     Args:
         loss: called with (outputs, labels), returns one number for the batch.
@@ -51,6 +51,8 @@ class Criterion(nn.Module):
     ) -> torch.Tensor:
         if not denominator:
             return outputs.sum() * 0.0  # with a gradient, which other workers wait for
+        if outputs.dtype in (torch.bfloat16, torch.float16):  # autocast leaves sigmoid and softmax in 16 bits
+            outputs = outputs.float()
         value: torch.Tensor = (self.loss if train else self.measured)(outputs, labels)
         return value
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle  # of the user's own classes, see above  # nosec B403
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ def skeleton(module: nn.Module, secrets: Iterable[str] = ()) -> bytes | None:
     content = io.BytesIO()
     try:
         _Pickler(content, module).dump(module)
-        same = _described(built(content.getvalue())) == _described(module)
+        # unfilled: all workers of a host do this at once, and nobody writes to the memory of a large model
+        same = _described(_Unpickler(io.BytesIO(content.getvalue()), torch.empty).load()) == _described(module)
     except Exception:  # whatever the attributes of a user's class raise when they are pickled
         return None
     leaks = any(secret.encode("utf-8", "surrogatepass") in content.getvalue() for secret in secrets)
@@ -98,14 +99,15 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """The unpickler for it: one tensor for each number."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, make: Callable[..., torch.Tensor] = torch.zeros) -> None:
         super().__init__(file)
+        self.make = make
         self.tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
         """The tensor that stands for ``pid``."""
         number, parameter, shape, dtype, requires_grad, is_meta = pid
         if number not in self.tensors:
-            tensor = torch.zeros(shape, dtype=dtype, device="meta" if is_meta else "cpu")
+            tensor = self.make(shape, dtype=dtype, device="meta" if is_meta else "cpu")
             self.tensors[number] = nn.Parameter(tensor, requires_grad) if parameter else tensor
         return self.tensors[number]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.config import schema
-from trainer.config.instantiate import locate
+from trainer.config.instantiate import locate, required_by
 from trainer.config.target_source import check_target
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, first_line
@@ -116,6 +116,7 @@ def before_start(what: str, node: Mapping[str, Any]) -> str:
     """
     step = getattr(locate(str(node["_target_"]), "model._target_"), what, None)
     if callable(step) and not isinstance(step, type):
-        said = step(**{k: v for k, v in node.items() if k not in ("_target_", *schema.not_arguments("model", node))})
+        left_out = ("_target_", *schema.not_arguments("model", node, required_by(step)))
+        said = step(**{k: v for k, v in node.items() if k not in left_out})
         return said if isinstance(said, str) else ""
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
@@ -196,9 +196,14 @@ STARTED = tuple(
 """The models of the reference's examples, which have ``model.init``."""
 
 
-def not_arguments(key: str, node: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys of a config node (``key``: optimizer, model, ...) that its constructor does not get."""
-    own_class = node.get("init") == "default"  # what a recipe has left over a model of the user's own
+def not_arguments(key: str, node: Mapping[str, Any], required: Collection[str] = ()) -> tuple[str, ...]:
+    """Keys of a config node (``key``: optimizer, model, ...) that its constructor does not get.
+
+    Args:
+        required: arguments without which its class cannot be called.
+    """
+    # what a recipe has left over a model of the user's own
+    own_class = node.get("init") == "default" and "init" not in required
     started = key == "model" and (node.get("_target_") in STARTED or own_class)
     unset = [name for name in UNLESS_NULL.get(key, ()) if node.get(name) is None]
     return (*NOT_ARGUMENTS.get(key, ()), *(("init",) if started else ()), *unset)
