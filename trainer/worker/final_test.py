@@ -86,13 +86,14 @@ def _part(split: EvaluatedSplit) -> str:
 
 
 def _has_best(run: Training, plan: Plan) -> bool:
-    """Whether there is a best model of all validations, as the first worker knows: its file is whole, and of the watched metric."""
+    """Whether there is a best model of all validations, whose file the first worker sees whole, and which is of the watched metric."""
     path = _path(plan)
 
     def known(index: int, count: int) -> bool:
-        there = plan.best and index == 0 and run.report.watched.value is not None and path.is_file()
-        found = bool(there) and not tensor_files.left_out(path)
-        return bool(run.strategy.all_reduce_sum(torch.tensor([float(found)], dtype=torch.float64)).item())
+        there = plan.best and index == 0 and path.is_file() and not tensor_files.left_out(path)
+        # a worker that was started again has not seen the validations before
+        flags = torch.tensor([bool(there), run.report.watched.value is not None], dtype=torch.float64)
+        return bool((run.strategy.all_reduce_sum(flags) > 0).all())
 
     return run.strategy.agree(known)
 
