@@ -49,6 +49,12 @@ def config(**launch: Any) -> RunConfig:
         ({"PET_NNODES": "1:3"}, {}, "PET_NNODES=1:3", "launch.env=none"),
         ({"JOB_COMPLETION_INDEX": "2"}, {}, "JOB_COMPLETION_INDEX=2", "launch.env=none"),
         (FLEET, {}, "PADDLE_TRAINERS_NUM=2", "launch.env=paddle"),
+        ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-1"}, {}, "SM_HOSTS=", "launch.nnodes=2 launch.node_rank=N"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, {}, "NNODES=2 NODE_RANK=0", "launch.nnodes=2 'launch.node_rank=${oc.env:NODE_RANK}'"),
+        ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "0", **OPEN_MPI}, {}, "JSM_NAMESPACE_SIZE=2", "jsrun -n 1 python -m trainer ... launch.nproc=2"),
+        ({"JSM_NAMESPACE_SIZE": "2"}, {}, "JSM_NAMESPACE_SIZE=2", "jsrun -n 1"),
+        ({"LSB_DJOB_NUMPROC": "4", "LSF_PM_TASKID": "1"}, {}, "LSB_DJOB_NUMPROC=4 LSF_PM_TASKID=1", "launch.nnodes=HOSTS"),
+        ({"PBS_TASKNUM": "2"}, {}, "PBS_TASKNUM=2", "launch.nnodes=HOSTS"),
         (STEP, {"env": None}, "SLURM_STEP_NUM_TASKS=4", "launch.env=none"),
     ],
 )  # fmt: skip
@@ -73,6 +79,10 @@ def test_one_of_several_copies_of_a_run_is_refused(
         ({**POD, "WORLD_SIZE": "1"}, {}), ({**POD, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, {}),  # one pod of four processes
         ({**POD, "RANK": "1"}, {"nnodes": 2, "node_rank": 1}), (TRAIN_JOB, {"nnodes": 2}),
         ({"JOB_COMPLETION_INDEX": "1"}, {"nnodes": 2, "node_rank": 1}),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, {}), ({"SM_HOSTS": '["a","b"]'}, {"nnodes": 2}),
+        ({"NNODES": "2"}, {}), ({"NNODES": "2", "NODE_RANK": "1"}, {"nnodes": 2, "node_rank": 1}), ({"NNODES": "1", "NODE_RANK": "0"}, {}),
+        ({"LSB_DJOB_NUMPROC": "4"}, {}), ({"PBS_TASKNUM": "1"}, {}),  # batch scripts, which run once
+        ({"PBS_TASKNUM": "3"}, {"nnodes": 2, "node_rank": 1}),
         (STEP, {"role": "worker", "rank": 0}), ({"WORLD_SIZE": "four", "SLURM_PROCID": ""}, {}),
     ],
 )  # fmt: skip

@@ -26,6 +26,8 @@ class Tasks:
         here: how many of them are on this host. hosts: on how many hosts they are. host: which of these this one is.
         once: the command that starts one task; '' where a manifest says how many there are.
         of_processes: size counts processes to be, of which a task has several.
+        both: size says something only beside rank: alone it may count what nobody has started.
+        first: rank of the first task. Where it is 1, that is the batch script, and ranks say nothing of hosts.
     """
 
     launcher: str
@@ -36,6 +38,8 @@ class Tasks:
     host: str = ""
     once: str = ""
     of_processes: bool = False
+    both: bool = False
+    first: int = 0
 
 
 SLURM = Tasks("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "srun -n1")
@@ -43,6 +47,7 @@ KUBEFLOW = Tasks("Kubeflow", "PET_NNODES", "PET_NODE_RANK", host="PET_NODE_RANK"
 PYTORCH = Tasks("a launcher that sets WORLD_SIZE", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", host="RANK", of_processes=True)  # fmt: skip
 PADDLE = Tasks("a launcher of Paddle Fleet", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
 LAUNCHERS = (
+    Tasks("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", once="jsrun -n 1"),
     Tasks("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", once="mpirun -n 1"),
     Tasks("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", once="mpirun -n 1"),
     Tasks("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", once="mpirun -n 1"),
@@ -52,9 +57,13 @@ LAUNCHERS = (
     Tasks("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", once="horovodrun -np 1"),
     Tasks("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", hosts="FLUX_JOB_NNODES", once="flux run -n 1"),
     SLURM,
+    Tasks("blaunch", "LSB_DJOB_NUMPROC", "LSF_PM_TASKID", both=True),
+    Tasks("pbsdsh", "", "PBS_TASKNUM", first=1),
     PADDLE,
     KUBEFLOW,
     PYTORCH,
+    Tasks("a launcher that sets NNODES", "NNODES", "NODE_RANK", hosts="NNODES", host="NODE_RANK", both=True),
+    Tasks("SageMaker", "SM_HOSTS", "SM_CURRENT_HOST", hosts="SM_HOSTS"),
     Tasks("a Job of Kubernetes", "", "JOB_COMPLETION_INDEX", host="JOB_COMPLETION_INDEX"),
     Tasks("AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", host="AWS_BATCH_JOB_NODE_INDEX"),
 )
@@ -82,7 +91,9 @@ def check_alone(config: RunConfig, environment: Mapping[str, str] = os.environ) 
         if one is PYTORCH and _number(environment, KUBEFLOW.size) is not None:
             continue  # KUBEFLOW has answered: a pod may have several processes
         one = _of_slurm(environment) if one is SLURM else one
-        size, rank = _number(environment, one.size), _number(environment, one.rank) or 0
+        size, rank = _number(environment, one.size), (_number(environment, one.rank) or one.first) - one.first
+        if (one.both and one.rank not in environment) or (launch.nnodes > 1 and one.first):
+            continue
         if launch.nnodes > 1 and one.of_processes:
             size = None
         if (size or rank + 1) > launch.nnodes:
@@ -127,6 +138,9 @@ def _instead(one: Tasks, environment: Mapping[str, str], size: int | None) -> st
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    """A variable's whole number; MAX of MIN:MAX; None where it is not set, or is something else."""
-    word = environment.get(name, "").strip().rpartition(":")[2]
+    """A variable's whole number; MAX of MIN:MAX; of a JSON list, how many it has; None where it is not set, or is something else."""
+    word = environment.get(name, "").strip()
+    if word.startswith("["):
+        return word.count(",") + 1
+    word = word.rpartition(":")[2]
     return int(word) if word.isascii() and word.isdecimal() else None
