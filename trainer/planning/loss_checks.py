@@ -45,8 +45,10 @@ def _check_numbers(name: str, value: Any, checked: Checked) -> None:
     if isinstance(value, dict) and isinstance(value.get("data"), (list, tuple)):
         raise UserError(what, "numbers are enough: they become a tensor on the device", f"loss.{name}={_list(value.get('data'))}")  # fmt: skip
     if numbers is None or not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
-        wanted = "a number" if name == "pos_weight" else "a list with a number for each class"
-        raise UserError(what, f"must be {wanted}, or {BALANCED}", f"loss.{name}={BALANCED}")
+        wanted = (
+            "a number" if name == "pos_weight" else "a list with a number for each class, in the order of the classes"
+        )
+        raise UserError(what, f"must be {wanted}, or {BALANCED}", f"loss.{name}={BALANCED} (or loss.{name}={ones} with your own numbers)")  # fmt: skip
     wrong = next((n for n in numbers if not math.isfinite(n) or n < 0), None)
     if wrong is not None:
         raise UserError(what, f"holds {keys.spelled(wrong)}, and a weight is a finite number, at least 0", f"loss.{name}={ones}")  # fmt: skip

@@ -82,8 +82,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     if not elsewhere:
         with lacks:
             check_compiler(config, device)
-    merge = config.strategy.gradient_merge.k_steps
-    searches = False
+    merge, searches = config.strategy.gradient_merge.k_steps, False
     with lacks:
         searches = searched(config, typed)
     if searches:
@@ -96,9 +95,10 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
         searches=searches, classes=classes, head=head,
     )  # fmt: skip
-    for step in (check_orders, check_data, check_enough, check_optimization, check_weights):
+    for step in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
             step(checked)
+    check_weights(checked)  # a plan needs the loss, too, and cannot make it with what is refused here
     if config.mode != "train":
         return _looking(checked)
     with lacks:
