@@ -76,6 +76,20 @@ def test_what_no_point_can_use_is_refused(typed: str, says: str, run: Run, folde
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("name=${x}", "name=${x}: there is no key x"),
+        ("hydra.sweep.dir=${x}", "hydra.sweep.dir=${x}: there is no key x"),
+        ("tracking.experiment=${oc.env:NOPE_NOT_SET}", "there is no environment variable NOPE_NOT_SET"),
+    ],
+)
+def test_a_value_from_nowhere_is_said_in_one_sentence(typed: str, says: str, run: Run, folder: Path) -> None:
+    code, _, error = run("-m", DIGITS, "seed=1,2", typed)
+    assert code == 2 and says in error and error.count("\n") == 1, error
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("typed", ["strategy=single launch.nproc=2", "strategy=single launch.servers=1", "strategy=single strategy.k_steps=2"])  # fmt: skip
 def test_a_single_run_still_refuses(typed: str, run: Run) -> None:
     assert run(DIGITS, *typed.split())[0] == 2
@@ -93,6 +107,9 @@ def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: l
         (["seed=0,1", "optimizer.lr=0.1,0.2", "hydra.sweep.subdir=lr_${optimizer.lr}"], "job 2 (seed=1 optimizer.lr=0.1): would write over job 0"),
         (["seed=1,1"], "job 1: is the same run as job 0"),
         (["seed=1,2", "hydra.sweep.subdir=."], "where the sweep has its own files"),
+        (["seed=1,2", "hydra.sweep.subdir=multirun.yaml"], "/multirun.yaml as a folder, which is a file"),
+        (["seed=1,2", "hydra.sweep.dir=.", "hydra.sweep.subdir=multirun.yaml/${seed}"], "/multirun.yaml as a folder, which is a file"),
+        (["name=sweep.csv,b", "hydra.sweep.dir=.", "hydra.sweep.subdir=${name}"], "/sweep.csv as a folder, which is a file"),
         (["name=a,a/b", "hydra.sweep.subdir=${name}"], "a/b is below a"),
         (["seed=1,2", "hydra.run.dir=x"], "Type instead: hydra.sweep.dir=x"),
         (["seed=1,2", "tracking.run_name=x", "hydra.sweep.subdir=${tracking.run_name}"], "names the folder x for both"),

@@ -108,7 +108,6 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
         UserError: an unknown key, option or recipe (with the nearest match), or a value of the wrong type.
     """
     from hydra.types import RunMode
-    from omegaconf import OmegaConf
 
     mode = RunMode.MULTIRUN if multirun else RunMode.RUN
     overrides = hydra_overrides(overrides)
@@ -126,9 +125,8 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
         config.hydra.mode = mode
         if not multirun:
             place(config)
-            place(config, Path(os.path.abspath(str(OmegaConf.select(config, "hydra.run.dir")))))
-            with only(config, hydra=False):
-                OmegaConf.to_container(config, resolve=True)
+            place(config, Path(os.path.abspath(str(_folder(config, "hydra.run.dir")))))
+            check_sources(config)
         return config
 
 
@@ -159,6 +157,26 @@ def _check_schema(app: Hydra, config: DictConfig) -> None:
             path = str(getattr(default, "path", "") or "")
             if path.startswith("/schema/") and not default.package:
                 raise UserError(f"{path} (in {file}.yaml)", f"its keys would go to {group}.schema", f"{path}@_here_")
+
+
+def _folder(config: DictConfig, key: str) -> Any:
+    """What a config names by a key such as ``hydra.run.dir``; what is wrong with ``name``, which is in it, is said of ``name``."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationResolutionError
+
+    try:
+        return OmegaConf.select(config, key)
+    except InterpolationResolutionError:
+        OmegaConf.select(config, "name")
+        raise
+
+
+def check_sources(config: DictConfig) -> None:
+    """Raise OmegaConf's own error, which :func:`trainer.cli.explain.sentences` explains, for an interpolation that leads nowhere."""
+    from omegaconf import OmegaConf
+
+    with only(config, hydra=False):
+        OmegaConf.to_container(config, resolve=True)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -214,11 +232,9 @@ def named_folder(config: DictConfig, key: str) -> Path:
     Raises:
         UserError: it names none, or an address; or that folder, the working folder or trainer's own is not UTF-8.
     """
-    from omegaconf import OmegaConf
-
     for what, where in (("the working folder", os.getcwd()), ("the folder of trainer's own files", str(PACKAGE))):
         check_text(f"{what} {where}", where, "a folder whose path is UTF-8")  # Hydra's files name both
-    given = OmegaConf.select(config, key)
+    given = _folder(config, key)
     if "://" in str(given):  # as a path it would be a folder called s3: here
         why = "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to an address"
         raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME {typed('checkpoint.to', given)}")

@@ -11,6 +11,7 @@ from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_at, show_only
 from trainer.cli.compose import plain
+from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
 from trainer.cli.sweep_points import Point, check_points, expand, swept_keys
@@ -68,7 +69,8 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
         UserError: it cannot run.
     """
     master = compose_sweep(app, overrides, config_name)
-    folder = compose.named_folder(master, "hydra.sweep.dir")
+    with sentences(app, overrides, config_name):
+        folder = compose.named_folder(master, "hydra.sweep.dir")
     check_same_folder(master, "hydra.sweep.dir", folder)
     jobs = expand(master)
     points = check_points(app, master, jobs)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
 """What names the jobs' folders where nothing else is said."""
 
+OWN_FILES = ("multirun.yaml", "sweep.csv", "metrics.jsonl", "tracking.json")
+"""What a sweep writes beside the jobs' folders."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -114,6 +117,9 @@ def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) ->
             raise UserError(
                 _job(number, jobs), f"would write into {place}, where the sweep has its own files", BY_NUMBER
             )
+        way = [Path(place), *Path(place).parents]
+        if file := next((p for p in way if (str(p.parent) == sweeps and p.name in OWN_FILES) or p.is_file()), None):
+            raise UserError(_job(number, jobs), f"would have {file} as a folder, which is a file", BY_NUMBER)
     for place, number in taken.items():
         if above := [taken[parent] for parent in map(str, Path(place).parents) if parent in taken]:
             why = f"would write into the folder of {_job(above[0], jobs)}: {points[number].subdir} is below {points[above[0]].subdir}"
@@ -154,6 +160,7 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
         config = app.config_loader.load_sweep_config(master, overrides)
         subdir = _subdir(config, number)
         compose.place(config, folder / subdir)
+        compose.check_sources(config)
         plain = compose.plain(config)
     ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole)
     return Point(overrides, config, ready, subdir)
