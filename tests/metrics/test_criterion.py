@@ -194,7 +194,8 @@ def test_what_is_no_class_number_of_each_sample_counts_as_not_known(labels: Any)
 
 
 @pytest.mark.filterwarnings("error")
-def test_labels_of_a_read_only_file_are_copied() -> None:
-    array = np.array([3.0, 1.0, 2.0, 0.0])
+@pytest.mark.parametrize("kind", ["float32", "uint16", "uint64", "int8"])
+def test_labels_of_a_read_only_file_are_copied(kind: str) -> None:
+    array = np.array([3, 1, 2, 0], dtype=kind)
     array.flags.writeable = False
     assert labels_of(Labelled(array)).tolist() == [3, 1, 2, 0]

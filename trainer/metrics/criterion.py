@@ -144,8 +144,10 @@ def _class_numbers(found: Any, dataset: Any) -> torch.Tensor | None:
         if not isinstance(found, torch.Tensor):
             array = np.asarray(found)
             found = torch.from_numpy(array if array.flags.writeable else array.copy())
-        fits = found.dim() == 1 and len(found) == len(dataset) and not found.is_complex()
-        return found if fits and bool((found == found.long()).all()) else None
+        if found.dim() != 1 or len(found) != len(dataset) or found.is_complex():
+            return None
+        whole = found.long()
+        return None if found.is_floating_point() and not torch.equal(whole.to(found.dtype), found) else whole
     except (TypeError, ValueError, RuntimeError):  # names, dicts, a list of lists; a stream has no length
         return None
 
