@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import trainer as package
 from tests.runs import SMALL, points, read, trainer
-from trainer.errors import RunFailed
+from trainer.errors import UserError
 
 OWN = (*SMALL, "~data.val_fraction", "~data.split_seed", "~data.max_pixels", "~data.max_file_mib", "data._target_=tests.e2e.own_data.TrainingAlone", "data.batch_size=8", "tracking=none")  # fmt: skip
 
@@ -49,8 +49,9 @@ def test_two_workers_train_on_data_without_validation_samples(tmp_path: Path) ->
 
 
 def test_data_without_validation_samples_are_refused_with_the_key(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"the validation set is None.*validation=false"):
+    with pytest.raises(UserError, match=r"there are no validation samples.*validation=false"):
         package.run([*OWN, f"hydra.run.dir={tmp_path}/run"])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_callback_ends_workers_that_have_no_common_step(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,9 @@ from tests.runs import points, read, start, trainer
 from trainer.data.sets.digits import MEAN, STD, Digits
 from trainer.data.source import Splits
 from trainer.errors import UserError
+from trainer.job.plan_table import rows
 from trainer.models.lenet import LeNet
+from trainer.planning.plan import Plan
 from trainer.tracking.logged_model import chosen
 from trainer.worker import final_test
 from trainer.worker.before_validation import BeforeValidation
@@ -148,6 +151,10 @@ def test_without_validations_the_model_at_the_end_is_tested_and_with_test_false_
     assert_of(result.metrics, tmp_path / "run" / "model.safetensors")
     result = package.run([*short, "test=false", f"hydra.run.dir={tmp_path}/none"])
     assert not NAMES & set(result.metrics)
+    assert dict(rows(Plan.of(read(tmp_path / "none" / "plan.json"))))["  test"] == "not measured (test=false)"
+    streams = Plan.of(read(tmp_path / "run" / "plan.json"))
+    streams = replace(streams, facts=replace(streams.facts, test_samples=0, iterable=True))
+    assert dict(rows(streams))["  test"].endswith(", if the data source opens test samples")
 
 
 @pytest.mark.parametrize(("limit", "said"), [(2, "; a part of the samples: limit_val_batches=2"), (3, "")])

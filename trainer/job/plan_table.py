@@ -232,7 +232,13 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "  splits", facts.splits
         if plan.tests:
             of = f"the best model by {plan.best}" if plan.best else "the model at the end (validation=false)"
-            yield "  test", f"once at the end, with {of}"
+            yield (
+                "  test",
+                f"once at the end, with {of}"
+                + ("" if facts.test_samples else ", if the data source opens test samples"),
+            )
+        elif facts.test_samples and plan.mode == "train":
+            yield "  test", "not measured (test=false)"
         if plan.limit_val and (measured := _measured(plan)):
             yield (
                 "  measured",

@@ -76,7 +76,7 @@ class Plan:
         lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
         best: the validation metric that marks the best model; empty: none does, because nothing is validated.
-        tests: the test samples are measured at the end of the training. limit_val: batches of a split that a worker measures; 0: all.
+        tests: test samples are measured at the end of the training. limit_val: batches of a split that a worker measures; 0: all.
         lower: of the user's own metrics whose class says so, whether less is better.
         endpoint: where the processes meet.
         environment: the variables of each role's first process, by which it knows the others of its role.
@@ -323,7 +323,7 @@ def _of_weights(checked: Checked) -> dict[str, Any]:
     """What is measured or predicted besides: with which weights and classes in mode=eval and predict, the test in a training."""
     config, told, each = checked.config, checked.config.predict, "image" if checked.sees_pictures else "row"
     predict = Predicted(str(told.input), checked.samples, each, told.output) if config.mode == "predict" else None
-    tests = config.mode == "train" and config.test and bool(checked.facts.test_samples)
+    tests = config.mode == "train" and config.test and bool(checked.facts.test_samples or checked.facts.iterable)
     labels, limit = [*checked.classes.labels], config.limit_val_batches or 0
     return {"weights": config.weights or "", "labels": labels, "predict": predict, "tests": tests, "limit_val": limit}
 

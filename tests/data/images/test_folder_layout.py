@@ -227,6 +227,17 @@ def test_validation_images_that_are_copies_of_training_images_are_said(tmp_path:
     assert "64 of 64 validation images that were compared, of 81, are copies" in facts(tmp_path).attention
 
 
+def test_test_images_that_are_copies_of_other_images_are_said(tmp_path: Path) -> None:
+    for seed, name in enumerate(("train", "val", "test")):
+        varied(tmp_path / name, "cat", "dog", seed=seed)
+    assert facts(tmp_path).attention == ""
+    put(tmp_path, "test/cat/again.jpg", content=(tmp_path / "train/cat/7.jpg").read_bytes())
+    put(tmp_path, "test/dog/again.jpg", content=(tmp_path / "val/dog/3.jpg").read_bytes())
+    said = facts(tmp_path).attention
+    assert "1 of 18 test images are copies of training images: test/cat/again.jpg is train/cat/7.jpg" in said
+    assert "1 of 18 test images are copies of validation images: test/dog/again.jpg is val/dog/3.jpg" in said
+
+
 STRANGE = [
     ("2023/cat/0.jpg 2023/cat/1.jpg 2024/cat/2.jpg 2024/cat/3.jpg", "no image lies directly in a class folder, but deeper (2023/cat; 2024/cat)"),
     ("images/0.jpg images/1.jpg masks/0.jpg masks/1.jpg train.csv", "the folder images; masks in {d} counts as a class. A table of labels is not read (train.csv)"),

@@ -78,13 +78,15 @@ def attention(train: Listing, val: Listing, names: Sequence[str], layout: Sequen
         said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
     if both := _in_both(train, val):
         said.append(f"{len(both)} of {len(val)} validation images are training images as well: {some(both)}")
+    return ". ".join([*said, *_copies_said("validation", val, "training", train)])
+
+
+def _copies_said(name: str, val: Listing, other: str, train: Listing) -> Iterator[str]:
+    """A sentence about images of a split (``name``) whose bytes are those of another split's images."""
     if copies := _copies(train, val):
         compared = min(COMPARED, len(val))
-        which = (
-            "validation images" if compared == len(val) else f"validation images that were compared, of {len(val):,},"
-        )
-        said.append(f"{len(copies)} of {compared} {which} are copies of training images: {some(copies)}")
-    return ". ".join(said)
+        which = f"{name} images" if compared == len(val) else f"{name} images that were compared, of {len(val):,},"
+        yield f"{len(copies)} of {compared} {which} are copies of {other} images: {some(copies)}"
 
 
 def _copies(train: Listing, val: Listing) -> list[str]:
@@ -121,18 +123,19 @@ def _sizes(listing: Listing) -> list[int]:
 
 
 def tested(test: Listing | None, others: dict[str, Listing]) -> str:
-    """Return a warning about test images that are training or validation images as well, or ''.
+    """Return a warning about test images that are training or validation images as well, or copies of these, or ''.
 
     Args:
         others: name of another split -> its images.
     """
-    found = (
-        {} if test is None else {name: both for name, listing in others.items() if (both := _in_both(listing, test))}
-    )
-    return ". ".join(
-        f"{len(both)} of {len(test or ())} test images are {name} images as well: {some(both)}"
-        for name, both in found.items()
-    )
+    if test is None:
+        return ""
+    said: list[str] = []
+    for name, listing in others.items():
+        if both := _in_both(listing, test):
+            said.append(f"{len(both)} of {len(test)} test images are {name} images as well: {some(both)}")
+        said += _copies_said("test", test, name, listing)
+    return ". ".join(said)
 
 
 def _in_both(train: Listing, val: Listing) -> list[str]:

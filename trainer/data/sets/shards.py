@@ -23,7 +23,7 @@ from trainer.data.folder_walk import distinct
 from trainer.data.images.listing import Listing
 from trainer.data.images.shard_samples import LabelLimits, ShardIndex, index_of
 from trainer.data.images.source import ImageSource
-from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, unused_labels
+from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, tested, unused_labels
 from trainer.data.images.split_folders import held_out, split_folders
 from trainer.data.limits import Limits
 from trainer.data.prepared import known, made_once, place_of
@@ -79,9 +79,9 @@ class Shards(ImageSource):
             source, "shards", len(train), len(val), self.shape(), classes, slow=True,
             test_samples=sum(map(len, rest)), splits=self._held_out(),
         )  # fmt: skip
-        facts = replace(
-            facts, attention=attention(train, val, names, [*self._odd(), *unused_labels(train, val, classes)])
-        )
+        leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
+        said = [*self._odd(), *filter(None, [leaks]), *unused_labels(train, val, classes)]
+        facts = replace(facts, attention=attention(train, val, names, said))
         return self.sized(facts, listings)
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
