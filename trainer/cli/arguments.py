@@ -13,6 +13,7 @@ from trainer.cli import fleet_flags
 from trainer.config.keys import key_of
 from trainer.errors import UserError
 from trainer.host.text_checks import check_text
+from trainer.wording import quoted
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -75,12 +76,12 @@ def _as_key(flag: str, value: str) -> str:
 
     name = flag.lstrip("-").replace("-", "_")
     if name == "recipe":
-        return f"+recipe={value or 'NAME'}"
+        return quoted(f"+recipe={value or 'NAME'}")
     known = [key for section in keys.sections() for key in section.keys]
     found = next((k for k in known if k.path == name), None) or next((k for k in known if k.path.rpartition(".")[2] == name), None)  # fmt: skip
     if found is None or not flag.startswith("--"):
         return ""
-    return f"{found.path}={value or ('true' if found.kind is bool else 'VALUE')}"
+    return quoted(f"{found.path}={value or ('true' if found.kind is bool else 'VALUE')}")
 
 
 def argument_parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ from typing import Any
 from trainer.config import schema
 from trainer.config.instantiate import missing, no_module
 from trainer.errors import UserError
+from trainer.wording import quoted
 
 
 def check_target(target: str, key: str) -> None:
@@ -53,7 +54,9 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
         if name in (*taken, "_target_", *schema.not_arguments(key, node)):
             continue
         nearest = difflib.get_close_matches(name, [t for t in taken if t not in node], 1, 0.6)
-        instead = f"+{key}.{nearest[0]}={value}" if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"
+        instead = (
+            quoted(f"+{key}.{nearest[0]}={value}") if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"
+        )
         raise UserError(f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(taken)}", instead)  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from trainer.errors import UserError, first_line, why
 from trainer.visible import shortened
 from trainer.weights import checkpoint_weights, state_dicts, torch_files
+from trainer.wording import quoted
 
 STRAY = (
     (b"version https://git-lfs", "is a pointer of Git LFS, and not the file", "git lfs pull --include {}"),
@@ -72,7 +73,7 @@ def _is_safetensors(path: Path, what: str) -> bool:
         raise UserError(what, f"cannot be read: {why(error)}") from error
     for begins, kind, instead in STRAY:
         if start.lstrip().lower().startswith(begins):
-            raise UserError(what, kind, instead.format(path))
+            raise UserError(what, kind, instead.format(quoted(str(path))))
     if not start:
         raise UserError(what, "is empty", "another file, or a copy that is whole")
     if start[8:9] == b"{":

@@ -17,6 +17,7 @@ import torch
 
 from trainer.errors import UserError
 from trainer.visible import one_line, shortened
+from trainer.wording import quoted
 
 CALLED = frozenset(
     ("collections.OrderedDict", "collections.Counter", "builtins.set", "__builtin__.set", "builtins.complex", "__builtin__.complex", "_codecs.encode", "torch.Size", "torch.device")
@@ -61,7 +62,7 @@ class WholeModel:
         path = repr(what.partition("=")[2])
         why = f"{self.kind}; if you trust the file, write its tensors alone into another one"
         code = f"import torch; torch.save({self.code.format(path)}, 'weights.pth')"
-        return UserError(what, why, f'python -c "{code}"')
+        return UserError(what, why, f"python -c {quoted(code)}")
 
 
 TORCHSCRIPT = WholeModel("is a TorchScript program, whose code is not run", "torch.jit.load({}).state_dict()")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainer.errors import UserError
 from trainer.visible import one_line
-from trainer.wording import some
+from trainer.wording import some, typed
 
 FORMS = {
     "train": ("train", "training", "trn"),
@@ -66,7 +66,7 @@ def split_folders(names: Iterable[str], what: str, val: str = "") -> SplitFolder
     for split, found in roles.items():
         if len(found) > 1:
             called = some([one_line(name) for name in found])
-            raise UserError(what, f"has several folders that mean {split}: {called}", f"data.val={found[0]}" if split == "val" else "rename all but one of them")  # fmt: skip
+            raise UserError(what, f"has several folders that mean {split}: {called}", typed("data.val", found[0]) if split == "val" else "rename all but one of them")  # fmt: skip
     train, held, test = ("".join(found) for found in roles.values())
     return SplitFolders(train, held, test, tuple(name for name in names if name not in (train, held, test)))
 
