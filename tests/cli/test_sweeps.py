@@ -11,9 +11,10 @@ import pytest
 
 from tests.cli.conftest import Run
 from trainer import __main__
-from trainer.cli import compose, hydra_text, sweep
+from trainer.cli import compose, sweep
 from trainer.job.ready import Ready
 from trainer.job.result import Result
+from trainer.wording import override
 
 DIGITS = "+recipe=digits_lenet"
 STRATEGIES = "strategy=single,local_sgd,pserver_async"
@@ -125,7 +126,7 @@ def test_two_jobs_of_one_folder_are_refused(typed: list[str], says: str, run: Ru
 def test_folders_of_any_name_are_found(
     name: str, started: list[Ready], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = [hydra_text.override("hydra.sweep.dir", name), "hydra.sweep.subdir=s_${seed}_${now:%f}"]
+    typed = [override("hydra.sweep.dir", name), "hydra.sweep.subdir=s_${seed}_${now:%f}"]
     assert __main__.main(["-m", DIGITS, "seed=1,2", "tracking=none", "checkpoint=none", *typed]) == 0
     jobs = [Path(ready.plan.run_dir) for ready in started]
     assert {job.parent for job in jobs} == {folder / name} and all((job / ".hydra").is_dir() for job in jobs)

@@ -247,9 +247,9 @@ def test_what_a_metric_measures_is_compared_by_all_that_it_depends_on() -> None:
         return Measures(config, {**config, **now}).why_not(metric)
 
     assert not any(why(metric) for metric in ("val/loss", "val/f1w", "val/acc1"))
-    assert not why("val/loss", data={"root": "b", "flip": 0.0}) and not why(
-        "val/loss", loss={"_target_": "l", "weight": None}
-    )
+    assert not why(
+        "val/loss", data={"root": "b", "flip": 0.0, "verify": True, "test_path": "t", "max_pixels": 9}
+    ) and not why("val/loss", loss={"_target_": "l", "weight": None})
     assert why("val/loss", loss={"_target_": "l", "label_smoothing": 0.1}) and not why(
         "val/acc1", loss={"_target_": "other"}
     )

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli.eval_data import other_data, own_data
-from trainer.cli.hydra_text import literal
 from trainer.config import schema
 from trainer.config.keys import is_of, key_of, leaves
 from trainer.config.redact import command
@@ -27,7 +26,7 @@ from trainer.errors import UserError, why
 from trainer.hashing import hash_of
 from trainer.host import json_text, private
 from trainer.run_folder.leftovers import CHECKPOINTS
-from trainer.wording import counted
+from trainer.wording import counted, literal
 
 VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"

@@ -124,7 +124,7 @@ def leave_best(jobs: Sequence[Row], folder: Path) -> None:
     if best is None:
         return
     path = folder / POINTS
-    before = [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.is_file() else []
+    before = [json.loads(line).get("step", 0) for line in path.read_text().splitlines()] if path.is_file() else []
     step = max([best, *(step + 1 for step in before)])
     point = {"step": step, "time": int(time.time() * 1000), "metrics": {jobs[best].watched: jobs[best].best}}
     with path.open("a") as points:

@@ -17,7 +17,8 @@ TRAINING_ALONE = (
     "data.pin_memory", "data.cache", "data.cache_dir", "data.root", "data.download", "data.read", "data.work", "data.lease_batches",
     "data.steps_per_epoch", "data.shard", "data.shuffle_buffer", "data.on_lost_worker", "data.mixup", "data.cutmix", "data.mix_probability",
     "data.flip", "data.augment", "data.randaugment_ops", "data.randaugment_magnitude", "data.erasing", "data.min_scale", "data.min_ratio",
-    "data.train_resize", "data.transforms", "data.pad_crop", "data.block_mib", "data.chunk_rows",
+    "data.train_resize", "data.transforms", "data.pad_crop", "data.block_mib", "data.chunk_rows", "data.verify", "data.max_pixels",
+    "data.max_label_kib", "data.max_bad_fraction", "data.on_missing", "data.order", "data.test_path",
 )  # fmt: skip
 """Keys of the data that say nothing about the samples of a validation."""
 LOSS, LIMIT = "loss", "limit_val_batches"
