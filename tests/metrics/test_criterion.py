@@ -186,7 +186,7 @@ class Labelled(torch.utils.data.Dataset[Any]):
 @pytest.mark.parametrize(
     "labels",
     [["neg", "pos", "neg", "pos"], {"neg": 0, "pos": 1}, [0, 1], np.zeros((4, 2)), [[0], [1, 2]], "abcd", [0.5] * 4, 4, object()],
-    ids=str,
+    ids=lambda labels: type(labels).__name__,
 )  # fmt: skip
 def test_what_is_no_class_number_of_each_sample_counts_as_not_known(labels: Any) -> None:
     assert labels_of(Labelled(labels)) is None
