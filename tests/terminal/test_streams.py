@@ -9,11 +9,12 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trainer.terminal.streams import Guard, LogFile
+from trainer.terminal.streams import Guard, LogFile, _Tee
 
 
 class Held(io.StringIO):
@@ -163,3 +164,39 @@ def test_process_goes_on_though_nobody_takes_what_it_prints(shell: str, lost: st
     assert (tmp_path / "told").read_text() == f"True 0 {lost}" and (tmp_path / "kept").read_bytes() == b""
     if "all" in shell.split():
         assert (tmp_path / "all").read_text().count("a line") == 3000
+
+
+class FullDisk(io.StringIO):
+    """A log on a full disk, which another thread finds full while this one's text is on its way to it."""
+
+    name = "log"
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method, self.others = method, 1
+        self.other: Callable[[], object] = lambda: None
+
+    def _fail(self, method: str) -> None:
+        if method == self.method and self.others:
+            self.others -= 1
+            self.other()
+        if method == self.method:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(self, text: str) -> int:
+        self._fail("write")
+        return len(text)
+
+    def flush(self) -> None:
+        self._fail("flush")
+
+
+@pytest.mark.parametrize("method", ["write", "flush"])
+def test_threads_that_print_while_the_disk_of_the_log_is_full_go_on(method: str) -> None:
+    screen, log = io.StringIO(), FullDisk(method)
+    tee = _Tee(screen, log)
+    log.other = (lambda: tee.write("theirs\n")) if method == "write" else tee.flush
+    tee.write("ours\n")
+    tee.flush()
+    said = "log is not written any more: No space left on device"
+    assert sorted(screen.getvalue().splitlines()) == sorted([said, "ours", *(["theirs"] if method == "write" else [])])

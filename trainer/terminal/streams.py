@@ -355,14 +355,18 @@ class _Tee:
         self.stream.flush()
 
     def _keep(self, step: Callable[[Any], Any]) -> None:
-        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them."""
-        if self.log is None:
+        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them.
+
+        Several threads print. Another one may give up the log while this one writes to it.
+        """
+        if (log := self.log) is None:
             return
         try:
-            step(self.log)
+            step(log)
         except OSError as error:
-            name, self.log = self.log.name, None
-            self.stream.write(f"{name} is not written any more: {error.strerror}\n")
+            first, self.log = self.log is log, None
+            if first:
+                self.stream.write(f"{log.name} is not written any more: {error.strerror}\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
