@@ -80,15 +80,3 @@ interpreter.run_command(main)
     )
     done = subprocess.run([sys.executable, "-c", ignoring, sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (3, "")
-
-
-@pytest.mark.parametrize(
-    ("typed", "found"), [("", "20000"), ("OMP_WAIT_POLICY=active", None), ("GOMP_SPINCOUNT=7", "7")]
-)
-def test_waiting_threads_give_up_their_core_unless_the_user_says_how_they_wait(
-    typed: str, found: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environment = dict([typed.split("=")]) if typed else {}
-    monkeypatch.setattr(os, "environ", environment)
-    interpreter.share_cores()
-    assert environment.get("GOMP_SPINCOUNT") == found

@@ -20,20 +20,6 @@ _frozen = False
 """Whether what this process has imported is left out already; the garbage of a sweep's first job is not."""
 
 
-SPIN_COUNT = "20000"
-"""Iterations, about a millisecond: longer than a thread of a convolution waits for the others on a quiet machine (0.01 to 0.1 ms)."""
-
-
-def share_cores() -> None:
-    """Let threads of OpenMP that wait for others give up their core after a millisecond, unless the user has set how they wait.
-
-    By default libgomp's threads spin for 15 ms. Beside another busy process the thread that is waited for gets no core while the
-    others spin. For this process, before it imports torch, and for those that it starts.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-
-
 def begin() -> None:
     """Stop garbage collection at the start of a command, until :func:`at_work`."""
     gc.disable()
@@ -42,7 +28,6 @@ def begin() -> None:
 def run_command(main: Callable[[], int]) -> NoReturn:
     """Run the command line of a module and end this process with its exit code."""
     begin()
-    share_cores()
     # A daemon that ignores it leaves that to its children, who then miss theirs.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
