@@ -35,7 +35,18 @@ def holes(report: dict[str, Any]) -> tuple[list[str], int]:
 
 def audit(service: str) -> tuple[list[str], int]:
     """The same, asked of a service; nothing is looked up where it does not answer."""
-    command = [sys.executable, "-m", "pip_audit", "--skip-editable", "--progress-spinner", "off", "--format", "json", "--vulnerability-service", service]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip_audit",
+        "--skip-editable",
+        "--progress-spinner",
+        "off",
+        "--format",
+        "json",
+        "--vulnerability-service",
+        service,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=SECONDS)
         return holes(json.loads(done.stdout))

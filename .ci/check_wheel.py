@@ -1,4 +1,5 @@
-"""Builds the wheel, installs it in a clean environment, and trains from an empty folder; then plans from the checkout."""
+"""Builds the wheel, installs it in a clean environment, and trains from an empty folder; then plans from the
+checkout."""
 
 from __future__ import annotations
 

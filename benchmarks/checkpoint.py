@@ -2,7 +2,8 @@
 
 ResNet-50 on drawn images, SGD with momentum. Runs with and without checkpoints take turns; medians are compared:
 how long the training waits for a checkpoint, how much a write in the background slows it down, bytes on the disk
-against those of parameters, buffers and momentum, ``torch.save`` of the same, and the time until the first update of a run
+against those of parameters, buffers and momentum, ``torch.save`` of the same, and the time until the first update of a
+run
 that goes on against one that begins.
 """
 
@@ -26,9 +27,18 @@ from safetensors import safe_open
 
 UPDATES, EVERY = 24, 6
 RUN = (
-    sys.executable, "-m", "trainer", "+recipe=resnet50_random", "tracking=none", "data.batch_size=16", "optimizer.momentum=0.9",
-    f"max_steps={UPDATES}", "execution.log_every=1", "execution.val_every=0", "limit_val_batches=1",
-)  # fmt: skip
+    sys.executable,
+    "-m",
+    "trainer",
+    "+recipe=resnet50_random",
+    "tracking=none",
+    "data.batch_size=16",
+    "optimizer.momentum=0.9",
+    f"max_steps={UPDATES}",
+    "execution.log_every=1",
+    "execution.val_every=0",
+    "limit_val_batches=1",
+)
 WAITED = re.compile(r"(\d+\.\d) MB, written in (\d+\.\d+) s; the training waited (\d+\.\d+) s")
 DEFAULT_S = 600.0
 """Between two checkpoints of the default rhythm, within an epoch."""
@@ -52,7 +62,11 @@ def run(folder: Path, *overrides: str) -> tuple[float, float]:
 def least(folder: Path) -> int:
     """Bytes of what a model, its buffers and its momentum are made of."""
     with safe_open(folder / "worker-0.safetensors", framework="pt") as file:  # type: ignore[no-untyped-call]
-        return sum(file.get_tensor(name).nbytes for name in file.keys() if name.startswith(("model.", "buffers.", "strategy.")))  # noqa: SIM118  # fmt: skip
+        return sum(
+            file.get_tensor(name).nbytes
+            for name in file.keys()  # noqa: SIM118
+            if name.startswith(("model.", "buffers.", "strategy."))
+        )
 
 
 def torch_saves(folder: Path, scratch: Path) -> float:
@@ -100,9 +114,15 @@ def main() -> None:
 
 
 def show(
-    plain: list[float], kept: list[float], fresh: list[float], again: list[float], waited: list[float], written: list[float],
-    size: float, saves: float,
-) -> None:  # fmt: skip
+    plain: list[float],
+    kept: list[float],
+    fresh: list[float],
+    again: list[float],
+    waited: list[float],
+    written: list[float],
+    size: float,
+    saves: float,
+) -> None:
     """The table."""
     median = statistics.median
     step, count = median(plain) / (UPDATES - 1), (UPDATES - 1) // EVERY

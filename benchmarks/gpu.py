@@ -2,9 +2,12 @@
 
     python benchmarks/gpu.py [--rounds 7] [--only "ResNet-50, bf16"]
 
-Rivals: ``plain`` is the loop that people write (autocast, channels_last, SGD, a pinned batch copied without waiting, a loss
-printed every log line; no metrics), fed with batches cut from tensors as ours is; ``resident`` is the same with one batch that
-stays on the GPU, which is what the GPU can do at all. Prints samples per second and ratios (ours / rival, medians over rounds),
+Rivals: ``plain`` is the loop that people write (autocast, channels_last, SGD, a pinned batch copied without waiting, a
+loss
+printed every log line; no metrics), fed with batches cut from tensors as ours is; ``resident`` is the same with one
+batch that
+stays on the GPU, which is what the GPU can do at all. Prints samples per second and ratios (ours / rival, medians over
+rounds),
 the greatest memory, and the share of the time that our loop waited for data.
 """
 
@@ -109,7 +112,8 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, resident: bool) -> L
 
 
 def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
-    """In the worker: alternate epochs of the loops; samples per second of every round, peak memory and data wait of ours."""
+    """In the worker: alternate epochs of the loops; samples per second of every round, peak memory and data wait of
+    ours."""
     config, plan = payload["assignment"].config, payload["assignment"].plan
     with settings(config, plan, seat):
         strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
@@ -121,7 +125,9 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             train_epoch(run, number)
             return run.samples - before
 
-        loops: dict[str, Loop] = {"ours": ours} | {name: hand_written(config, plan, seat, name == "resident") for name in ("plain", "resident")}  # fmt: skip
+        loops: dict[str, Loop] = {"ours": ours} | {
+            name: hand_written(config, plan, seat, name == "resident") for name in ("plain", "resident")
+        }
         rates: dict[str, list[float]] = {name: [] for name in loops}
         peaks: dict[str, float] = {}
         waited = spent = 0.0
@@ -149,7 +155,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", help="one case by its name")
     arguments = parser.parse_args()
-    print(f"{'case':<28} {'ours /s':>9} {'plain /s':>9} {'resident':>9} {'to plain':>9} {'to resident':>11} {'peak GiB: ours, plain':>22} {'data wait':>9}")  # fmt: skip
+    print(
+        f"{'case':<28} {'ours /s':>9} {'plain /s':>9} {'resident':>9} {'to plain':>9} {'to resident':>11} "
+        f"{'peak GiB: ours, plain':>22} {'data wait':>9}"
+    )
     for case, overrides in CASES.items():
         if arguments.only not in (None, case):
             continue
@@ -158,8 +167,18 @@ def main() -> None:
         )
         rates, peaks = found["rates"], found["peaks"]
         middle = {name: statistics.median(values) for name, values in rates.items()}
-        to = [statistics.median(a / b for a, b in zip(rates["ours"], rates[name], strict=True)) for name in ("plain", "resident")]  # fmt: skip
-        print(f"{case:<28} {middle['ours']:>9,.0f} {middle['plain']:>9,.0f} {middle['resident']:>9,.0f} {to[0]:>9.3f} {to[1]:>11.3f} {peaks['ours']:>14.2f} {peaks['plain']:>7.2f} {found['waited']:>9.1%}", flush=True)  # fmt: skip
+        to = [
+            statistics.median(a / b for a, b in zip(rates["ours"], rates[name], strict=True))
+            for name in ("plain", "resident")
+        ]
+        print(
+            (
+                f"{case:<28} {middle['ours']:>9,.0f} {middle['plain']:>9,.0f} {middle['resident']:>9,.0f} "
+                f"{to[0]:>9.3f} {to[1]:>11.3f} {peaks['ours']:>14.2f} {peaks['plain']:>7.2f} "
+                f"{found['waited']:>9.1%}"
+            ),
+            flush=True,
+        )
     print(found["gpu"])
 
 

@@ -2,15 +2,22 @@
 
     python benchmarks/input.py [--folder FOLDER] [--images 1500] [--rounds 5] [--alone] [--pictures FILE]
 
-The rival is what people write: ImageFolder with PIL, RandomResizedCrop, flip, ToTensor, Normalize in a DataLoader, with the
-number of workers that was fastest here, of 0 to twice the cores. Ours is the run's own feed with ``data.num_workers=auto``, which
-measures its first updates and goes on with more processes where that pays, with and without the decoded cache. Both train the same
-small model on every batch. Each has a process of its own, ours with a run's settings (``keep_memory=auto``). All alternate; medians of
+The rival is what people write: ImageFolder with PIL, RandomResizedCrop, flip, ToTensor, Normalize in a DataLoader, with
+the
+number of workers that was fastest here, of 0 to twice the cores. Ours is the run's own feed with
+``data.num_workers=auto``, which
+measures its first updates and goes on with more processes where that pays, with and without the decoded cache. Both
+train the same
+small model on every batch. Each has a process of its own, ours with a run's settings (``keep_memory=auto``). All
+alternate; medians of
 images/s. Aims: 1.8 of the rival without the cache, 5 with it.
 
-``--alone``: also reading without training: ours down to uint8 batches, by as many processes as ``auto`` begins with and by one per
-core; and CIFAR-10's images in whole batches against the same on PIL images with RandomCrop(32, padding=4). Crops and antialiasing are
-the same. ``--pictures`` draws a sheet of augmented images: a row of torchvision's, one of ours, and ours with RandAugment,
+``--alone``: also reading without training: ours down to uint8 batches, by as many processes as ``auto`` begins with and
+by one per
+core; and CIFAR-10's images in whole batches against the same on PIL images with RandomCrop(32, padding=4). Crops and
+antialiasing are
+the same. ``--pictures`` draws a sheet of augmented images: a row of torchvision's, one of ours, and ours with
+RandAugment,
 TrivialAugment and random erasing.
 """
 
@@ -83,7 +90,10 @@ def cifar_files(root: Path) -> Path:
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     for name in [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]:
-        content = {"data": random.integers(0, 256, (10000, 3072), dtype=np.uint8), "labels": [n % 10 for n in range(10000)]}  # fmt: skip
+        content = {
+            "data": random.integers(0, 256, (10000, 3072), dtype=np.uint8),
+            "labels": [n % 10 for n in range(10000)],
+        }
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     return root
 
@@ -151,7 +161,8 @@ def node(kind: type, **given: Any) -> dict[str, Any]:
 
 
 def chosen(slow: bool) -> tuple[int, int, bool]:
-    """Reading processes, batches that each keeps ready, and channels_last, as ``auto`` has them here for a ResNet-50; says why."""
+    """Reading processes, batches that each keeps ready, and channels_last, as ``auto`` has them here for a ResNet-50;
+    says why."""
     with hydra_app() as app:
         config = RunConfig.of(plain(compose(app, ["+recipe=resnet50_flowers"])))
     device = "cuda" if hardware.gpus() else "cpu"
@@ -252,9 +263,12 @@ def best(make: Callable[[Any, int], Epoch], dataset: Any, numbers: list[int]) ->
 
 
 def compare(
-    title: str, rival: tuple[int, Contender], jobs: dict[str, Contender], rounds: int,
+    title: str,
+    rival: tuple[int, Contender],
+    jobs: dict[str, Contender],
+    rounds: int,
     aims: Mapping[str, float] = MappingProxyType({}),
-) -> None:  # fmt: skip
+) -> None:
     """Alternate, print a line for each with its ratio to the rival, and end them."""
     every = {"torchvision": rival[1], **jobs}
     for job in every.values():
@@ -300,9 +314,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["TRAINER_CACHE"] = scratch
         root = arguments.folder or photographs(Path(scratch) / "photographs", arguments.images)
-        plain = v1.Compose([v1.RandomResizedCrop(224, (0.35, 1.0)), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)])  # fmt: skip
+        plain = v1.Compose(
+            [v1.RandomResizedCrop(224, (0.35, 1.0)), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        )
         rival = datasets.ImageFolder(str(root / "train"), plain)
-        splits = {c: opened(ImageFolder(**node(schema.ImageFolderData, root=str(root), cache=c))) for c in ("none", "ram")}  # fmt: skip
+        splits = {
+            c: opened(ImageFolder(**node(schema.ImageFolderData, root=str(root), cache=c))) for c in ("none", "ram")
+        }
         if arguments.pictures:
             sheet(arguments.pictures, rival, root)
         numbers = list(range(2 * cores + 1))
@@ -337,7 +355,12 @@ def main() -> None:
         train: Any = opened(source).train
         crop = v1.Compose([v1.RandomCrop(32, 4), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)])
         small = FromArray(train.images.permute(0, 2, 3, 1).numpy(), train.labels.tolist(), crop)
-        compare("50,000 images of 32 pixels", best(theirs, small, numbers), {"trainer, whole batches": Contender(lambda: silent(ours(train, arrays)))}, arguments.rounds)  # fmt: skip
+        compare(
+            "50,000 images of 32 pixels",
+            best(theirs, small, numbers),
+            {"trainer, whole batches": Contender(lambda: silent(ours(train, arrays)))},
+            arguments.rounds,
+        )
 
 
 if __name__ == "__main__":

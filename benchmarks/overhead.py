@@ -35,10 +35,14 @@ PLAIN = ["execution=plain", "precision=fp32", "tracking=none", "strategy=collect
 CASES = {
     "digits LeNet, batch 32": ["+recipe=digits_lenet", *PLAIN],
     "ResNet-18 at 64 px, batch 16": [
-        "+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "data.batch_size=16", "data.batches=6",
+        "+recipe=resnet50_random",
+        "model=resnet18",
+        "data.image_size=64",
+        "data.batch_size=16",
+        "data.batches=6",
         *PLAIN,
     ],
-}  # fmt: skip
+}
 
 
 def hand_written(config: RunConfig, plan: Plan, seat: Seat, loaded: bool) -> Callable[[int], int]:
@@ -94,7 +98,11 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         train_epoch(run, number)
         return run.step - before
 
-    loops = {"ours": ours, "loader": hand_written(config, plan, seat, True), "cut": hand_written(config, plan, seat, False)}  # fmt: skip
+    loops = {
+        "ours": ours,
+        "loader": hand_written(config, plan, seat, True),
+        "cut": hand_written(config, plan, seat, False),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(payload["rounds"] + 1):
         for name in (*loops,) if number % 2 else reversed((*loops,)):
@@ -146,7 +154,10 @@ def main() -> None:
         results = measured(
             "overhead", [*overrides, f"launch.nproc={arguments.nproc}"], ["cpu"] * arguments.nproc, arguments.rounds
         )
-        ratios = [statistics.median(a / b for a, b in zip(results["ours"], results[name], strict=True)) for name in ("loader", "cut")]  # fmt: skip
+        ratios = [
+            statistics.median(a / b for a, b in zip(results["ours"], results[name], strict=True))
+            for name in ("loader", "cut")
+        ]
         whole = sum(results["shares"].values())
         shares = ", ".join(f"{name} {value / whole:.0%}" for name, value in results["shares"].items())
         ours = statistics.median(results["ours"]) * 1e3

@@ -4,10 +4,12 @@
     python benchmarks/pserver.py --servers 1,2,4                       more servers; memory per row; snapshots
     python benchmarks/pserver.py --replay                              steps a second that servers sustain
     python benchmarks/pserver.py --against COMMIT              each mode's rate against that of a commit
-    python benchmarks/pserver.py --straggler | --parity | --dense      one slow worker; AUC of all modes; LeNet and ResNet-18
+    python benchmarks/pserver.py --straggler | --parity | --dense      one slow worker; AUC of all modes; LeNet and
+    ResNet-18
 
 Wide & Deep (1,000,001 x 10, 400 x 3) in fp32 on click rows that lie in memory, SGD, every process with one thread. The
-cases run in turn, repetition after repetition, each in processes of its own; medians are compared. *meet* is two processes that
+cases run in turn, repetition after repetition, each in processes of its own; medians are compared. *meet* is two
+processes that
 exchange nothing and wait for each other after each step: no synchronous mode can be faster.
 """
 
@@ -54,7 +56,8 @@ POOL = {512: 32, 4096: 8}
 STEPS = {512: 250, 4096: 40}
 K_STEPS = 100
 NEVER = 1_000_000
-"""Steps between the means of local_sgd: two processes that exchange nothing, which shows what the machine lets two do."""
+"""Steps between the means of local_sgd: two processes that exchange nothing, which shows what the machine lets two
+do."""
 LR = 0.01
 CPU = "cpu"
 
@@ -134,13 +137,30 @@ class Case:
         """The overrides that make this run."""
         servers = [f"launch.servers={self.servers}", "strategy.persistables=false"] if self.servers else []
         return [
-            "model=wide_and_deep", f"model.table_size={ROWS}", f"model.embedding_dim={COLUMNS}", "data=random_images",
-            "data._target_=pserver.Clicks", "data.num_classes=2", f"data.batch_size={self.batch}",
-            f"data.batches={self.steps}", "loss=binary_cross_entropy", "optimizer=sgd", f"optimizer.lr={LR}",
-            "sampler.shuffle=false", "epochs=1", "precision=fp32", "device=cpu", "execution.threads=1",
-            "execution.log_every=100", "tracking=none", f"strategy={self.strategy}", f"launch.nproc={self.workers}",
-            *servers, *([f"strategy.k_steps={K_STEPS}"] if self.geo else []), *self.overrides,
-        ]  # fmt: skip
+            "model=wide_and_deep",
+            f"model.table_size={ROWS}",
+            f"model.embedding_dim={COLUMNS}",
+            "data=random_images",
+            "data._target_=pserver.Clicks",
+            "data.num_classes=2",
+            f"data.batch_size={self.batch}",
+            f"data.batches={self.steps}",
+            "loss=binary_cross_entropy",
+            "optimizer=sgd",
+            f"optimizer.lr={LR}",
+            "sampler.shuffle=false",
+            "epochs=1",
+            "precision=fp32",
+            "device=cpu",
+            "execution.threads=1",
+            "execution.log_every=100",
+            "tracking=none",
+            f"strategy={self.strategy}",
+            f"launch.nproc={self.workers}",
+            *servers,
+            *([f"strategy.k_steps={K_STEPS}"] if self.geo else []),
+            *self.overrides,
+        ]
 
 
 @dataclass
@@ -245,9 +265,14 @@ def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[s
     with tempfile.TemporaryDirectory() as folder, open("/dev/null", "w") as nowhere:
         if case.strategy == "rpc":
             payload: dict[str, Any] = {
-                "meet": f"tcp://127.0.0.1:{_free_port()}", "workers": case.workers, "batch": case.batch,
-                "steps": case.steps, "rows": ROWS, "columns": COLUMNS, "lr": LR,
-            }  # fmt: skip
+                "meet": f"tcp://127.0.0.1:{_free_port()}",
+                "workers": case.workers,
+                "batch": case.batch,
+                "steps": case.steps,
+                "rows": ROWS,
+                "columns": COLUMNS,
+                "lr": LR,
+            }
         else:
             payload = _payload(case, folder) | {"profile": profile, "meet": case.name == "meet"}
         roles = [Role("worker", case.workers, entries[0], [CPU] * case.workers)]
@@ -319,21 +344,39 @@ def show(figures: dict[Case, Figures]) -> None:
     table = Table(
         title=f"Wide & Deep, SGD, fp32, one thread per process, medians of {_repetitions(figures)} repetitions"
     )
-    for column in ("mode", "batch", "workers", "servers", "samples/s per worker", "of local", "of as many locals", "of rpc", "MB per step", "of least", "CPU ms per step, worker", "servers"):  # fmt: skip
+    for column in (
+        "mode",
+        "batch",
+        "workers",
+        "servers",
+        "samples/s per worker",
+        "of local",
+        "of as many locals",
+        "of rpc",
+        "MB per step",
+        "of least",
+        "CPU ms per step, worker",
+        "servers",
+    ):
         table.add_column(column, justify="left" if column == "mode" else "right")
     for case, found in figures.items():
         wire = statistics.median(found.wire)
         least = least_bytes(case.batch)
         per_step = case.strategy in ("pserver_sync", "pserver_async", "pserver_ssp")
         table.add_row(
-            case.name, str(case.batch), str(case.workers), str(case.servers or "-"),
+            case.name,
+            str(case.batch),
+            str(case.workers),
+            str(case.servers or "-"),
             f"{found.rate:,.0f} ({min(found.rates):,.0f}-{max(found.rates):,.0f})",
-            _ratio(figures, case, "local", 1), _ratio(figures, case, "local", case.workers),
+            _ratio(figures, case, "local", 1),
+            _ratio(figures, case, "local", case.workers),
             _ratio(figures, case, "rpc", case.workers),
-            f"{wire / 1e6:.2f}" if wire else "-", f"{wire / least:.3f}" if per_step else "-",
+            f"{wire / 1e6:.2f}" if wire else "-",
+            f"{wire / least:.3f}" if per_step else "-",
             f"{statistics.median(found.worker_ms):.1f}",
             f"{statistics.median(found.server_ms):.1f}" if case.servers else "-",
-        )  # fmt: skip
+        )
     Console(width=160).print(table)
     for line in bars(figures):
         print(line)
@@ -357,8 +400,10 @@ def bars(figures: dict[Case, Figures]) -> list[str]:
     lines = []
     for batch in POOL:
         for mode, workers, rival, rivals, bar in (
-            ("async", 2, "rpc", 2, 1.5), ("async", 1, "local", 1, 0.75), ("geo", 1, "local", 1, 0.92),
-        ):  # fmt: skip
+            ("async", 2, "rpc", 2, 1.5),
+            ("async", 1, "local", 1, 0.75),
+            ("geo", 1, "local", 1, 0.92),
+        ):
             ours, theirs = _find(figures, mode, batch, workers), _find(figures, rival, batch, rivals)
             if ours and theirs:
                 ratio = ours.rate / theirs.rate
@@ -367,7 +412,9 @@ def bars(figures: dict[Case, Figures]) -> list[str]:
                 )
         if ours := _find(figures, "async", batch, 2):
             ratio = statistics.median(ours.wire) / least_bytes(batch)
-            lines.append(_bar(f"batch {batch}: bytes on the wire of async / least possible", ratio, "<=", 1.10, ratio <= 1.10))  # fmt: skip
+            lines.append(
+                _bar(f"batch {batch}: bytes on the wire of async / least possible", ratio, "<=", 1.10, ratio <= 1.10)
+            )
     return lines
 
 
@@ -390,9 +437,14 @@ def more_servers(numbers: list[int], repetitions: int) -> None:
         rows = sum(t["rows"] for t in memory)
         each = sum(t["bytes"] for t in memory) / max(1, rows)
         table.add_row(
-            str(case.batch), str(case.servers), f"{found.rate:,.0f}", f"{statistics.median(found.wire) / 1e6:.2f}",
-            f"{rows:,}", f"{each:.0f}", f"{each / (4 * COLUMNS):.2f}",
-        )  # fmt: skip
+            str(case.batch),
+            str(case.servers),
+            f"{found.rate:,.0f}",
+            f"{statistics.median(found.wire) / 1e6:.2f}",
+            f"{rows:,}",
+            f"{each:.0f}",
+            f"{each / (4 * COLUMNS):.2f}",
+        )
     Console(width=140).print(table)
 
 

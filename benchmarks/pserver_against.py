@@ -44,14 +44,29 @@ def table(commit: str, batch: int, modes: list[str], repetitions: int) -> None:
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", before], cwd=ROOT, check=True)
     shown = Table(title=f"batch {batch}, 2 workers, 1 server, medians of {repetitions} repetitions, {commit} and now")
-    for column in ("mode", "samples/s per worker, before", "now", "of before", "CPU ms a step, worker, before", "now", "servers, before", "now"):  # fmt: skip
+    for column in (
+        "mode",
+        "samples/s per worker, before",
+        "now",
+        "of before",
+        "CPU ms a step, worker, before",
+        "now",
+        "servers, before",
+        "now",
+    ):
         shown.add_column(column, justify="left" if column == "mode" else "right")
     for mode in modes:
         (old, old_worker, old_server), (new, worker, servers) = (_medians(found[mode, tree]) for tree in (before, ROOT))
         shown.add_row(
-            mode, f"{old:,.0f}", f"{new:,.0f}", f"{new / old:.3f}", f"{old_worker:.1f}", f"{worker:.1f}",
-            f"{old_server:.2f}", f"{servers:.2f}",
-        )  # fmt: skip
+            mode,
+            f"{old:,.0f}",
+            f"{new:,.0f}",
+            f"{new / old:.3f}",
+            f"{old_worker:.1f}",
+            f"{worker:.1f}",
+            f"{old_server:.2f}",
+            f"{servers:.2f}",
+        )
     Console(width=140).print(shown)
 
 
@@ -59,7 +74,9 @@ def _one(tree: Path, strategy: str, batch: int) -> list[float]:
     """One run of a mode in a tree: means over its workers."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "benchmarks"), str(tree)])}
     case = json.dumps([strategy, strategy, batch])
-    done = subprocess.run([sys.executable, "-c", ONE, case], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", ONE, case], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
         sys.exit(f"{tree}: {strategy} has failed")
     return [statistics.mean(one) for one in json.loads(done.stdout.splitlines()[-1])]

@@ -105,7 +105,16 @@ def parity(seeds: int, workers: tuple[int, ...] = (1, 2, 4), found: Path = Path(
             if mode in ("sync", "geo"):  # these average their workers: all of them together make one update of 512 rows
                 strategy.append("data.global_batch_size=512")
             result, _, staleness = run([*strategy, f"seed={seed}"])
-            done.append({"mode": mode, "workers": count, "seed": seed, "auc": result["metrics"]["val/auc"], "share": result["metrics"]["val/auc_share"], "staleness": staleness})  # fmt: skip
+            done.append(
+                {
+                    "mode": mode,
+                    "workers": count,
+                    "seed": seed,
+                    "auc": result["metrics"]["val/auc"],
+                    "share": result["metrics"]["val/auc_share"],
+                    "staleness": staleness,
+                }
+            )
             with found.open("a") as file:
                 file.write(json.dumps(done[-1]) + "\n")
             print(f"seed {seed}, {mode}, {count} worker(s): AUC {done[-1]['auc']:.5f}", flush=True)
@@ -121,9 +130,15 @@ def parity(seeds: int, workers: tuple[int, ...] = (1, 2, 4), found: Path = Path(
         against = [d["auc"] - single[d["seed"]] for d in runs]
         share = statistics.mean(d["share"] for d in runs)
         table.add_row(
-            mode, str(count), str(len(runs)), f"{statistics.mean(aucs):.4f}", f"{statistics.mean(against):+.4f}",
-            f"{max(against, key=abs):+.4f}", f"{share:.3f}", histogram([d["staleness"] for d in runs]),
-        )  # fmt: skip
+            mode,
+            str(count),
+            str(len(runs)),
+            f"{statistics.mean(aucs):.4f}",
+            f"{statistics.mean(against):+.4f}",
+            f"{max(against, key=abs):+.4f}",
+            f"{share:.3f}",
+            histogram([d["staleness"] for d in runs]),
+        )
     Console(width=150).print(table)
 
 
@@ -149,9 +164,12 @@ def straggler(picture: Path = Path("straggler.png")) -> None:
     figure, axes = plt.subplots(figsize=(7, 4))
     for mode in MODES:
         overrides = [
-            f"strategy=pserver_{mode}", "launch.workers=2", "model._target_=pserver_modes.Straggling", "epochs=1",
+            f"strategy=pserver_{mode}",
+            "launch.workers=2",
+            "model._target_=pserver_modes.Straggling",
+            "epochs=1",
             *(["data.global_batch_size=512"] if mode == "sync" else []),
-        ]  # fmt: skip
+        ]
         result, points, _ = run(overrides)
         trained = [(p["time"] / 1000, p["metrics"]["train/auc"]) for p in points if "train/auc" in p["metrics"]]
         began = trained[0][0]  # the first batch is done
@@ -173,8 +191,15 @@ def dense(seeds: int = 2) -> None:
     """Validation accuracy of LeNet and ResNet-18 on digits with 2 workers, in every mode against collective."""
     plain = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "launch.nproc=2")
     resnet = (
-        "model=lenet", "model._target_=pserver_modes.DigitsResNet18", "~model.image_size", "~model.in_channels", "epochs=6", "data.batch_size=16", "optimizer.lr=0.01", "precision=fp32",
-    )  # fmt: skip
+        "model=lenet",
+        "model._target_=pserver_modes.DigitsResNet18",
+        "~model.image_size",
+        "~model.in_channels",
+        "epochs=6",
+        "data.batch_size=16",
+        "optimizer.lr=0.01",
+        "precision=fp32",
+    )
     table = Table("model", "strategy", "optimizer", "seeds", "val acc1", "minus collective")
     for name, model, async_lr in (("LeNet", (), 0.2), ("ResNet-18", resnet, 0.05)):
         base = 0.0

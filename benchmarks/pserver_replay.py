@@ -1,6 +1,7 @@
 """How many steps a second servers sustain when workers compute nothing; called by pserver.py.
 
-Each worker sends prepared pushes and pulls through the product's client, and waits for each pull. So all that is left of a
+Each worker sends prepared pushes and pulls through the product's client, and waits for each pull. So all that is left
+of a
 step is what the servers do, and the way of its bytes.
 """
 
@@ -114,7 +115,9 @@ def serve(seat: Seat, payload: dict[str, Any]) -> list[tuple[float, float]]:
 def rates(workers: list[list[tuple[float, float]]], servers: list[list[tuple[float, float]]]) -> Rates:
     """Of the time in which every worker is in its steady state."""
     begin, end = max(stamps[WARM][0] for stamps in workers), min(stamps[-1][0] for stamps in workers)
-    steps = sum(bisect.bisect([t for t, _ in stamps], end) - bisect.bisect([t for t, _ in stamps], begin) for stamps in workers)  # fmt: skip
+    steps = sum(
+        bisect.bisect([t for t, _ in stamps], end) - bisect.bisect([t for t, _ in stamps], begin) for stamps in workers
+    )
     return Rates(
         steps / (end - begin),
         sum(_used(samples, begin, end) for samples in servers) / steps * 1e3,
@@ -138,12 +141,27 @@ def table(repetitions: int) -> None:
             results = pserver.processes(case, entries)
             found[case].append(rates(list(results["worker"].values()), list(results["server"].values())))
     shown = Table(title=f"{WORKERS} workers that compute nothing, batch {BATCH}, medians of {repetitions} repetitions")
-    for column in ("mode", "servers", "steps/s", "CPU ms per step, servers", "each server", "steps/s per CPU of a server", "CPU ms per step, worker"):  # fmt: skip
+    for column in (
+        "mode",
+        "servers",
+        "steps/s",
+        "CPU ms per step, servers",
+        "each server",
+        "steps/s per CPU of a server",
+        "CPU ms per step, worker",
+    ):
         shown.add_column(column, justify="left" if column == "mode" else "right")
     for case, runs in found.items():
-        steps, servers, worker = (statistics.median(getattr(r, name) for r in runs) for name in ("steps_per_s", "server_ms", "worker_ms"))  # fmt: skip
+        steps, servers, worker = (
+            statistics.median(getattr(r, name) for r in runs) for name in ("steps_per_s", "server_ms", "worker_ms")
+        )
         shown.add_row(
-            case.name, str(case.servers), f"{steps:,.0f}", f"{servers:.2f}", f"{servers / case.servers:.2f}",
-            f"{1e3 * case.servers / servers:,.0f}", f"{worker:.2f}",
-        )  # fmt: skip
+            case.name,
+            str(case.servers),
+            f"{steps:,.0f}",
+            f"{servers:.2f}",
+            f"{servers / case.servers:.2f}",
+            f"{1e3 * case.servers / servers:,.0f}",
+            f"{worker:.2f}",
+        )
     Console(width=140).print(shown)

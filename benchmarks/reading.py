@@ -48,7 +48,15 @@ def main() -> None:
         with plain.open("wb") as file:
             write(file, Teacher(0).draw(arguments.rows, np.random.default_rng(0)))
         packed.write_bytes(gzip.compress(plain.read_bytes(), 1))
-        config = {"path": str(plain), "val_path": str(plain), "val_fraction": 0.1, "hash_size": SIZE, "cache_dir": folder, "cache": True, "max_bad_fraction": 0.01}  # fmt: skip
+        config = {
+            "path": str(plain),
+            "val_path": str(plain),
+            "val_fraction": 0.1,
+            "hash_size": SIZE,
+            "cache_dir": folder,
+            "cache": True,
+            "max_bad_fraction": 0.01,
+        }
         source = Criteo(**config, block_mib=16, chunk_rows=8192)
         facts = source.prepare(source.facts(BATCH), lambda *_: None)
         arrays: Any = source.open(facts).train

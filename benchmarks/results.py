@@ -2,8 +2,10 @@
 
     python benchmarks/results.py [--picture docs/results.png] [--only digits,mnist]
 
-Each row is one command, which is printed; runs go one after the other into a temporary folder. The linear baseline is scikit-learn's
-logistic regression on the same images, drawn smaller where they are large. Workers share the global batch, so that their curves
+Each row is one command, which is printed; runs go one after the other into a temporary folder. The linear baseline is
+scikit-learn's
+logistic regression on the same images, drawn smaller where they are large. Workers share the global batch, so that
+their curves
 should lie on each other.
 """
 
@@ -79,7 +81,9 @@ def run(proof: Proof, workers: int, folder: Path) -> tuple[str, dict[str, Any], 
     where = folder / f"{proof.name}-{workers}"
     command = ["python", "-m", "trainer", *overrides]
     print(f"$ {shlex.join(command)}", flush=True)
-    subprocess.run([sys.executable, *command[1:], f"hydra.run.dir={where}"], check=True, cwd=folder, stdout=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run(
+        [sys.executable, *command[1:], f"hydra.run.dir={where}"], check=True, cwd=folder, stdout=subprocess.DEVNULL
+    )
     points = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]
     return shlex.join(command), json.loads((where / "result.json").read_text()), points
 
@@ -99,7 +103,9 @@ def baseline(proof: Proof) -> float:
 
     def pixels(dataset: Any) -> tuple[Any, Any]:
         everything = np.arange(len(dataset))
-        images, labels = dataset.augmented((0, 0), everything) if hasattr(dataset, "augmented") else dataset.batch(everything)  # fmt: skip
+        images, labels = (
+            dataset.augmented((0, 0), everything) if hasattr(dataset, "augmented") else dataset.batch(everything)
+        )
         images = images.float() / (255 if images.max() > 1 else 1)
         size = (proof.baseline_pixels, proof.baseline_pixels)
         small = images if images.shape[-1] == size[0] else interpolate(images, size, mode="area")
@@ -123,7 +129,11 @@ def draw(curves: dict[str, dict[int, list[dict[str, Any]]]], path: Path) -> None
         for workers, points in by_workers.items():
             for row, key in enumerate(("train/loss", "val/acc1")):
                 found = [(p["step"], p["metrics"][key]) for p in points if key in p["metrics"]]
-                axes[row][column].plot(*zip(*found, strict=True), label=f"{workers} worker{'s' if workers > 1 else ''}", marker="." if row else None)  # fmt: skip
+                axes[row][column].plot(
+                    *zip(*found, strict=True),
+                    label=f"{workers} worker{'s' if workers > 1 else ''}",
+                    marker="." if row else None,
+                )
                 axes[row][column].set(title=name if row == 0 else "", xlabel="update", ylabel=key)
                 axes[row][column].grid(alpha=0.3)
         axes[0][column].legend()

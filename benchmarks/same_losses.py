@@ -2,8 +2,10 @@
 
     python benchmarks/same_losses.py COMMIT [--steps 20] [--only NAME]
 
-Each case trains a few updates with the code of the commit (in a work tree of its own) and with this one, in the same environment,
-and compares every number of ``metrics.jsonl`` under ``train/`` and ``val/``. Several workers on a parameter server that go their own
+Each case trains a few updates with the code of the commit (in a work tree of its own) and with this one, in the same
+environment,
+and compares every number of ``metrics.jsonl`` under ``train/`` and ``val/``. Several workers on a parameter server that
+go their own
 ways (async, ssp, geo) run with one worker: with several, no two runs are alike. Exit code 1 if a number differs.
 """
 
@@ -63,7 +65,12 @@ def numbers(tree: Path, case: tuple[str, ...], steps: int, folder: Path) -> list
     if done.returncode:
         sys.exit(f"{tree}: {' '.join(case)}\n{(done.stderr or done.stdout)[-2000:]}")
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [(p["step"], name, value) for p in points for name, value in p["metrics"].items() if name.startswith(("train/", "val"))]  # fmt: skip
+    return [
+        (p["step"], name, value)
+        for p in points
+        for name, value in p["metrics"].items()
+        if name.startswith(("train/", "val"))
+    ]
 
 
 def difference(before: list[tuple[int, str, float]], now: list[tuple[int, str, float]]) -> str:
@@ -93,7 +100,10 @@ def main() -> int:
             for name, case in CASES.items():
                 if arguments.only not in name:
                     continue
-                found = [numbers(tree, case, arguments.steps, Path(scratch) / f"{list(CASES).index(name)}-{n}") for n, tree in enumerate((before, ROOT))]  # fmt: skip
+                found = [
+                    numbers(tree, case, arguments.steps, Path(scratch) / f"{list(CASES).index(name)}-{n}")
+                    for n, tree in enumerate((before, ROOT))
+                ]
                 first = difference(*found)
                 differ += bool(first)
                 added = sorted({name for _, name, _ in found[1]} - {name for _, name, _ in found[0]})

@@ -1,7 +1,10 @@
-"""What a checkpoint of a parameter server with many rows costs: ``python benchmarks/server_checkpoint.py --rows 10000000``.
+"""What a checkpoint of a parameter server with many rows costs: ``python benchmarks/server_checkpoint.py --rows
+10000000``.
 
-One server's table with Adagrad, and pushes of random rows one after the other, as fast as the server takes them. How long
-pushes wait when the part is written in turn, and when a copy of the process writes it; how fast the copy is; ``torch.save`` and
+One server's table with Adagrad, and pushes of random rows one after the other, as fast as the server takes them. How
+long
+pushes wait when the part is written in turn, and when a copy of the process writes it; how fast the copy is;
+``torch.save`` and
 fsync of the same bytes; and an increment after pushes have changed a part of the rows.
 """
 
@@ -91,7 +94,8 @@ class Write:
 
 
 def behind(work: Write, pushes: Pushes) -> tuple[float, float, list[float], int]:
-    """Seconds until the server goes on, and until the part is written; those of pushes meanwhile; bytes that the copy held for itself."""
+    """Seconds until the server goes on, and until the part is written; those of pushes meanwhile; bytes that the copy
+    held for itself."""
     began = time.perf_counter()
     work.part(lambda write: work.writer.begin(write, lambda why: not print(why)))
     stall, held, looked = time.perf_counter() - began, 0, began
@@ -122,7 +126,8 @@ def in_turn(work: Write) -> tuple[float, Path]:
 
 
 def increment(work: Write, pushes: Pushes, full: Path, share: float) -> Increment:
-    """An increment after pushes have changed that share of the rows since a full part, which was written just before."""
+    """An increment after pushes have changed that share of the rows since a full part, which was written just
+    before."""
     table = work.table
     table.count_changes()
     pushes.until(lambda: table.since.count > share * len(table))
@@ -168,7 +173,8 @@ def torch_saves(table: SparseTable, scratch: Path) -> float:
 
 
 def rhythm(share: float) -> tuple[int, float]:
-    """Full parts of all checkpoints, and bytes against those of full parts alone, where that share of the rows changes before each one."""
+    """Full parts of all checkpoints, and bytes against those of full parts alone, where that share of the rows changes
+    before each one."""
     table, draw, decides, sizes = table_of(SMALL, 16), np.random.default_rng(0), Increments(0, 1, True), []
     full, gradients = _bytes_of(table.state()), torch.ones((int(share * SMALL), 16))
     for number in range(CHECKPOINTS):
@@ -223,7 +229,8 @@ def main() -> None:
         for share in (0.01, 0.05, 0.1, 0.3, 0.6):
             full_parts, size_of_all = rhythm(share)
             print(
-                f"{share:.0%} of the rows change: {full_parts} full parts of {CHECKPOINTS}, {size_of_all:.2f} of the bytes"
+                f"{share:.0%} of the rows change: {full_parts} full parts of {CHECKPOINTS}, {size_of_all:.2f} "
+                f"of the bytes"
             )
     finally:
         shutil.rmtree(scratch)
@@ -255,13 +262,22 @@ class Shown:
         table.add_row("longest push while it writes", f"{longest:.3f} s")
         table.add_row("pushes wait when the part is written in turn", f"{median(self.turns):.2f} s")
         written = median(self.written)
-        table.add_row("the part is on the disk after", f"{written:.2f} s: {size / written:.2f} GB/s, {self.rows / written / 1e6:.2f} million rows/s")  # fmt: skip
-        table.add_row("torch.save of the same bytes and fsync, nothing else done", f"{median(self.torch):.2f} s: {size / median(self.torch):.2f} GB/s")  # fmt: skip
+        table.add_row(
+            "the part is on the disk after",
+            f"{written:.2f} s: {size / written:.2f} GB/s, {self.rows / written / 1e6:.2f} million rows/s",
+        )
+        table.add_row(
+            "torch.save of the same bytes and fsync, nothing else done",
+            f"{median(self.torch):.2f} s: {size / median(self.torch):.2f} GB/s",
+        )
         table.add_row("pushes done meanwhile", f"{median([len(taken) for taken in self.meanwhile]):.0f}")
         table.add_row("memory of the copy for itself", f"{max(self.held) / 1e9:.2f} GB")
         one = Increment(*(median(column) for column in zip(*map(astuple, self.increments), strict=True)))
         table.add_row("an increment", f"{one.size / 1e9:.2f} GB, on the disk after {one.written:.2f} s")
-        table.add_row("pushes wait for its copy to be made; longest push while it writes", f"{one.stall:.3f} s; {one.longest:.3f} s")  # fmt: skip
+        table.add_row(
+            "pushes wait for its copy to be made; longest push while it writes",
+            f"{one.stall:.3f} s; {one.longest:.3f} s",
+        )
         table.add_row("all rows are read from both; from a full part", f"{one.read:.2f} s; {one.read_full:.2f} s")
         Console(width=130).print(table)
 

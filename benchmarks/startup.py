@@ -82,7 +82,8 @@ TRAININGS: dict[str, tuple[str, ...]] = {
 
 
 def medians(commands: dict[str, tuple[str, ...]], rounds: int) -> dict[str, float]:
-    """Seconds of each command, the median of so many rounds in which all take turns, after one that fills the caches."""
+    """Seconds of each command, the median of so many rounds in which all take turns, after one that fills the
+    caches."""
     taken: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):
@@ -112,7 +113,8 @@ def show_trainings(found: dict[str, float], rounds: int) -> None:
     print(f"without tracking: {found['epochs=1 tracking=none'] / bare:.2f} of the bare script (aim 1.4)")
     print(f"with MLflow:      {found['epochs=1'] / bare:.2f} of the bare script (aim 1.8)")
     print(
-        f"a further job of a sweep: {jobs['']:.2f} s in this process (aim 1.5), {jobs[' launch.nproc=2']:.2f} s with two workers (aim 3), {tracked:.2f} s with MLflow"
+        f"a further job of a sweep: {jobs['']:.2f} s in this process (aim 1.5), {jobs[' launch.nproc=2']:.2f} "
+        f"s with two workers (aim 3), {tracked:.2f} s with MLflow"
     )
     for few, many in itertools.pairwise(MANY):
         print(f"each worker from {few} to {many}: {(at[many] - at[few]) / (many - few):.2f} s (aim 0.4)")

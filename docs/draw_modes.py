@@ -15,7 +15,8 @@ COLORS = {"worker 0": "#dbe8ff", "worker 1": "#d9f2d6", "server": "#ffe6b8"}
 
 @dataclass
 class Panel:
-    """One mode: steps (lane, start, end, text), updates at the server, arrows between a worker and the server, waits."""
+    """One mode: steps (lane, start, end, text), updates at the server, arrows between a worker and the server,
+    waits."""
 
     title: str
     says: str
@@ -30,7 +31,10 @@ def sync() -> Panel:
     """Both workers take each step together; the faster one waits."""
     panel = Panel("pserver_sync", "all gradients of a step, one update, then all workers pull")
     for number, start in enumerate((96, 246, 396)):
-        panel.steps += [("worker 0", start, start + 60, f"step {number + 1}"), ("worker 1", start, start + 96, f"step {number + 1}")]  # fmt: skip
+        panel.steps += [
+            ("worker 0", start, start + 60, f"step {number + 1}"),
+            ("worker 1", start, start + 96, f"step {number + 1}"),
+        ]
         panel.waits += [("worker 0", start + 60, start + 142)]
         panel.pushes += [("worker 0", start + 60, start + 76), ("worker 1", start + 96, start + 110)]
         panel.updates += [(start + 118, f"v{number + 1}")]
@@ -91,17 +95,31 @@ def geo() -> Panel:
 
 def drawn(panel: Panel, x: int, y: int) -> list[str]:
     """The panel's elements with its upper left corner there."""
-    lines = [f'<g transform="translate({x} {y})">', f'<rect x="4" y="4" width="{WIDTH - 8}" height="{HEIGHT - 8}" rx="10" fill="#fff" stroke="#bbb"/>']  # fmt: skip
+    lines = [
+        f'<g transform="translate({x} {y})">',
+        f'<rect x="4" y="4" width="{WIDTH - 8}" height="{HEIGHT - 8}" rx="10" fill="#fff" stroke="#bbb"/>',
+    ]
     lines += [_text(16, 26, panel.title, 'font-weight="bold" font-size="14"'), _text(16, 43, panel.says, 'fill="#555"')]
     for lane, height in LANES.items():
-        lines += [_text(16, height + 4, lane, 'fill="#333"'), f'<line x1="{LEFT}" y1="{height}" x2="{RIGHT}" y2="{height}" stroke="#ccc"/>']  # fmt: skip
+        lines += [
+            _text(16, height + 4, lane, 'fill="#333"'),
+            f'<line x1="{LEFT}" y1="{height}" x2="{RIGHT}" y2="{height}" stroke="#ccc"/>',
+        ]
     for lane, start, end in panel.waits:
         height = LANES[lane]
-        lines += [f'<line x1="{start}" y1="{height}" x2="{end}" y2="{height}" stroke="#c33" stroke-width="3" stroke-dasharray="3 4"/>']  # fmt: skip
+        lines += [
+            (
+                f'<line x1="{start}" y1="{height}" x2="{end}" y2="{height}" stroke="#c33" stroke-width="3" '
+                f'stroke-dasharray="3 4"/>'
+            )
+        ]
     for lane, start, end, text in panel.steps:
         height = LANES[lane]
         lines += [
-            f'<rect x="{start}" y="{height - BOX // 2}" width="{end - start}" height="{BOX}" rx="3" fill="{COLORS[lane]}" stroke="#555"/>',
+            (
+                f'<rect x="{start}" y="{height - BOX // 2}" width="{end - start}" height="{BOX}" rx="3" '
+                f'fill="{COLORS[lane]}" stroke="#555"/>'
+            ),
             _text((start + end) // 2, height + 4, text, 'text-anchor="middle"'),
         ]
     for worker, start, end in panel.pushes:
@@ -123,7 +141,10 @@ def _arrow(x1: int, lane1: int, x2: int, lane2: int, kind: str) -> str:
     edge2 = lane2 - down * (BOX // 2 if lane2 != LANES["server"] else 9)
     color = "#247" if kind == "push" else "#783"
     dashes = "" if kind == "push" else ' stroke-dasharray="4 3"'
-    return f'<line x1="{x1}" y1="{edge1}" x2="{x2}" y2="{edge2}" stroke="{color}" stroke-width="1.5"{dashes} marker-end="url(#{kind})"/>'  # fmt: skip
+    return (
+        f'<line x1="{x1}" y1="{edge1}" x2="{x2}" y2="{edge2}" stroke="{color}" stroke-width="1.5"{dashes} '
+        f'marker-end="url(#{kind})"/>'
+    )
 
 
 def _text(x: int, y: int, text: str, extra: str = "") -> str:
@@ -134,11 +155,17 @@ def page() -> str:
     """The whole picture."""
     height = 2 * HEIGHT + 34
     heads = "".join(
-        f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
+        (
+            f'<marker id="{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
+            f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
+        )
         for kind, color in (("push", "#247"), ("pull", "#783"))
     )
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {height}" font-family="Helvetica,Arial,sans-serif" font-size="12">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {height}" '
+            f'font-family="Helvetica,Arial,sans-serif" font-size="12">'
+        ),
         f"<defs>{heads}</defs>",
         f'<rect width="{2 * WIDTH}" height="{height}" fill="#fafafa"/>',
     ]
@@ -146,12 +173,18 @@ def page() -> str:
         lines += drawn(panel, place % 2 * WIDTH, place // 2 * HEIGHT)
     y = 2 * HEIGHT + 18
     lines += [
-        f'<line x1="20" y1="{y}" x2="52" y2="{y}" stroke="#247" stroke-width="1.5" marker-end="url(#push)"/>', _text(58, y + 4, "push"),
-        f'<line x1="120" y1="{y}" x2="152" y2="{y}" stroke="#783" stroke-width="1.5" stroke-dasharray="4 3" marker-end="url(#pull)"/>',
+        f'<line x1="20" y1="{y}" x2="52" y2="{y}" stroke="#247" stroke-width="1.5" marker-end="url(#push)"/>',
+        _text(58, y + 4, "push"),
+        (
+            f'<line x1="120" y1="{y}" x2="152" y2="{y}" stroke="#783" stroke-width="1.5" stroke-dasharray="4 3" '
+            f'marker-end="url(#pull)"/>'
+        ),
         _text(158, y + 4, "parameters come back"),
-        f'<line x1="310" y1="{y}" x2="342" y2="{y}" stroke="#c33" stroke-width="3" stroke-dasharray="3 4"/>', _text(348, y + 4, "the worker waits"),
-        f'<circle cx="480" cy="{y}" r="9" fill="#ffe6b8" stroke="#555"/>', _text(496, y + 4, "v3: the servers' third update; +: a difference is added"),
-    ]  # fmt: skip
+        f'<line x1="310" y1="{y}" x2="342" y2="{y}" stroke="#c33" stroke-width="3" stroke-dasharray="3 4"/>',
+        _text(348, y + 4, "the worker waits"),
+        f'<circle cx="480" cy="{y}" r="9" fill="#ffe6b8" stroke="#555"/>',
+        _text(496, y + 4, "v3: the servers' third update; +: a difference is added"),
+    ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

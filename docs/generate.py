@@ -1,4 +1,5 @@
-"""Writes docs/config.md from trainer/config/schema/ and conf/: ``python docs/generate.py``; ``--check`` fails when it is stale."""
+"""Writes docs/config.md from trainer/config/schema/ and conf/: ``python docs/generate.py``; ``--check`` fails when it
+is stale."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ HEAD = """# Every key of the configuration
     python -m trainer +recipe=NAME --cfg job        # the config of a command line
     python -m trainer +recipe=NAME KEY=VALUE        # set a key
 
-`GROUP=OPTION` chooses an option of a group. `KEY=VALUE` sets a key. In the groups model, loss and optimizer (and where `_target_` is a
-class of your own), `+GROUP.KEY=VALUE` hands a further argument to the constructor. `???` has no default and must be set. `${...}` takes its
-value from another key or from the environment."""
+`GROUP=OPTION` chooses an option of a group. `KEY=VALUE` sets a key. In the groups model, loss and optimizer (and where
+`_target_` is a class of your own), `+GROUP.KEY=VALUE` hands a further argument to the constructor. `???` has no
+default and must be set. `${...}` takes its value from another key or from the environment."""
 
 
 def page() -> str:

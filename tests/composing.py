@@ -1,7 +1,9 @@
 """Hydra composes each choice of options once in a testing process: thousands of configs differ in values alone.
 
-What Hydra does before it looks at a command line's values depends on the options chosen (``model=lenet``) and on the files
-of the search path, and takes nine tenths of the time. The first config of a choice is kept as it is then, and the next ones
+What Hydra does before it looks at a command line's values depends on the options chosen (``model=lenet``) and on the
+files
+of the search path, and takes nine tenths of the time. The first config of a choice is kept as it is then, and the next
+ones
 are copies. The values are Hydra's own work each time, and so is all that is asked of a folder that a test has made.
 ``tests/config/test_schema.py`` compares.
 """
@@ -38,7 +40,11 @@ def once() -> Iterator[None]:
     for name in schemas:
         schemas[name]  # is made when it is asked for: processes that are forked from here have it
     loader: Any = config_loader_impl.ConfigLoaderImpl
-    listed, merged, checked = config_loader_impl.create_defaults_list, loader._compose_config_from_defaults_list, key_checks.check_target  # fmt: skip
+    listed, merged, checked = (
+        config_loader_impl.create_defaults_list,
+        loader._compose_config_from_defaults_list,
+        key_checks.check_target,
+    )
     lists: dict[tuple[Any, ...], bytes] = {}
     configs: dict[tuple[Any, ...], bytes] = {}
     targets: set[tuple[str, str]] = set()

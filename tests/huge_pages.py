@@ -9,7 +9,8 @@ MADV_COLLAPSE = 25
 
 
 def use_huge_pages() -> None:
-    """A fork copies the table of its parent's pages, of which 2 MiB have one entry instead of 512 where the kernel can."""
+    """A fork copies the table of its parent's pages, of which 2 MiB have one entry instead of 512 where the kernel
+    can."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -7,7 +7,8 @@ import pkgutil
 
 
 def import_all_of(package: str) -> None:
-    """Import all modules of a package but those that are commands: what a fork lacked, hundreds of others would import again."""
+    """Import all modules of a package but those that are commands: what a fork lacked, hundreds of others would import
+    again."""
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         if not module.name.endswith(".__main__"):
             importlib.import_module(module.name)

@@ -23,8 +23,17 @@ class Server:
 
     def start(self) -> Server:
         """Start it and wait until it answers."""
-        argv = ["server", "--port", str(self.port), "--backend-store-uri", self.store,
-                "--artifacts-destination", str(self.folder / "artifacts"), "--workers", "1"]  # fmt: skip
+        argv = [
+            "server",
+            "--port",
+            str(self.port),
+            "--backend-store-uri",
+            self.store,
+            "--artifacts-destination",
+            str(self.folder / "artifacts"),
+            "--workers",
+            "1",
+        ]
         env = environment(MLFLOW_SERVER_ENABLE_JOB_EXECUTION="false")
         with open(os.devnull, "w") as nowhere:
             self.process = zygote().start(argv, self.folder, env, nowhere.fileno(), nowhere.fileno(), "mlflow")

@@ -1,7 +1,9 @@
-"""How fast this machine is now: what a test waits for is a multiple of a measured start, never a number of seconds alone.
+"""How fast this machine is now: what a test waits for is a multiple of a measured start, never a number of seconds
+alone.
 
 A deadline in a test has one of two meanings. It says that something hangs: then it is generous, and asked for more time
-when it has passed (``wait_for``). Or it is a promise to users ("ends within 10 s"), or a patience that the product itself
+when it has passed (``wait_for``). Or it is a promise to users ("ends within 10 s"), or a patience that the product
+itself
 has (``strategy.timeout_s``): then it holds on a machine that is free, and ``patient`` makes more of it on a busy one.
 """
 
@@ -37,7 +39,8 @@ def patient(seconds: float) -> float:
 
 
 def wait_for(what: Callable[[], Any], seconds: float, why: str) -> Any:
-    """The first true answer of ``what``; fails with ``why`` when there is none in time, measured again when it is up."""
+    """The first true answer of ``what``; fails with ``why`` when there is none in time, measured again when it is
+    up."""
     began, allowed, extended = time.monotonic(), seconds, False
     while True:
         if answer := what():

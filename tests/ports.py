@@ -1,4 +1,5 @@
-"""Ports for tests of how processes meet: those of testing processes side by side differ, and the system gives them to nobody else."""
+"""Ports for tests of how processes meet: those of testing processes side by side differ, and the system gives them to
+nobody else."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ BELOW_EPHEMERAL = range(10_000, 29_000)
 
 
 def ports(number: int) -> list[int]:
-    """Free ones. Drawn by the system: a run in the testing process has seeded Python's generator, as those beside it have."""
+    """Free ones. Drawn by the system: a run in the testing process has seeded Python's generator, as those beside it
+    have."""
     found: list[int] = []
     while len(found) < number:
         with socket.socket() as probe:

@@ -1,4 +1,5 @@
-"""Runs the code that is its first argument, as ``python -c`` does, where ``python -m`` starts (:func:`tests.runs.script`)."""
+"""Runs the code that is its first argument, as ``python -c`` does, where ``python -m`` starts
+(:func:`tests.runs.script`)."""
 
 from __future__ import annotations
 

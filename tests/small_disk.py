@@ -12,7 +12,8 @@ import pytest
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A file system of that size (as of ``mount``) in a new folder; the test is skipped where nothing can be mounted."""
+    """A file system of that size (as of ``mount``) in a new folder; the test is skipped where nothing can be
+    mounted."""
     place.mkdir()
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)], capture_output=True

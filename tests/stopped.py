@@ -13,7 +13,8 @@ class StoppedClock:
 
     Attributes:
         stop_s: the first sleep takes so much longer.
-        at: by time, what others do then. They were stopped, too, or wait for this process: time of the stop does not count.
+        at: by time, what others do then. They were stopped, too, or wait for this process: time of the stop does not
+        count.
     """
 
     stop_s: float

@@ -114,7 +114,8 @@ def test_every_page_is_in_the_sites_menu_once() -> None:
 
 
 def defaults() -> dict[str, set[str]]:
-    """What docs/config.md, which is made of the schema, has as the default of each key: several where options differ."""
+    """What docs/config.md, which is made of the schema, has as the default of each key: several where options
+    differ."""
     found: dict[str, set[str]] = {}
     for key, default in re.findall(
         r"^\| `([\w.]+)` \|.*?\| `([^`]*)` \|", (ROOT / "docs/config.md").read_text(), re.MULTILINE

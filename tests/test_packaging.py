@@ -1,4 +1,5 @@
-"""What a user installs: the wheel's contents, the two commands of the README, the Dockerfile, and no trace of one machine."""
+"""What a user installs: the wheel's contents, the two commands of the README, the Dockerfile, and no trace of one
+machine."""
 
 from __future__ import annotations
 

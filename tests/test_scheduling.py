@@ -45,7 +45,9 @@ def test_tests_of_a_file_run_in_one_process_and_files_in_several(tmp_path: Path)
         str(tmp_path),
         str(tmp_path),
     ]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     ran_in = [path.read_text().split() for path in sorted(tmp_path.glob("test_*.txt"))]
     assert [len(pids) for pids in ran_in] == [7] * 4
@@ -64,8 +66,11 @@ def test_launches_of_a_long_file_are_apart_and_the_longest_files_are_first() -> 
     ):
         of[group(nodeid)].add(nodeid.partition("[")[2])
     assert sorted(map(sorted, of.values())) == [
-        ["2]", "averaging-2]"], ["3-2-short-adam-hashed]", "3-2-short-sgd-whole]"], ["pserver_sync-4]"], ["ssp-sgd]"]
-    ]  # fmt: skip
+        ["2]", "averaging-2]"],
+        ["3-2-short-adam-hashed]", "3-2-short-sgd-whole]"],
+        ["pserver_sync-4]"],
+        ["ssp-sgd]"],
+    ]
     assert place("tests/strategies/test_conformance.py::test_a") < place("tests/host/test_notes_board.py::test_a")
 
 

@@ -16,15 +16,37 @@ from trainer.wording import counted, typed
 @pytest.mark.parametrize(
     ("number", "thing", "said"),
     [
-        (0, "epoch", "0 epochs"), (1, "epoch", "1 epoch"), (2, "worker", "2 workers"), (1, "class", "1 class"),
-        (3, "class", "3 classes"), (2, "more process", "2 more processes"), (2, "batch", "2 batches"),
+        (0, "epoch", "0 epochs"),
+        (1, "epoch", "1 epoch"),
+        (2, "worker", "2 workers"),
+        (1, "class", "1 class"),
+        (3, "class", "3 classes"),
+        (2, "more process", "2 more processes"),
+        (2, "batch", "2 batches"),
     ],
-)  # fmt: skip
+)
 def test_one_is_singular(number: int, thing: str, said: str) -> None:
     assert counted(number, thing) == said
 
 
-@pytest.mark.parametrize("value", ["my runs/x", "it's", "a,b", "a=b", "${HOME}", "$HOME `x`", "sqlite:///a%20b.db", "-x", "{a: 1}", "[x]", 'a"b', "a\\", "12"])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "my runs/x",
+        "it's",
+        "a,b",
+        "a=b",
+        "${HOME}",
+        "$HOME `x`",
+        "sqlite:///a%20b.db",
+        "-x",
+        "{a: 1}",
+        "[x]",
+        'a"b',
+        "a\\",
+        "12",
+    ],
+)
 def test_what_is_typed_is_what_was_meant(value: str) -> None:
     """The shell's own words, and what Hydra and OmegaConf make of them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser

@@ -8,7 +8,9 @@ import random
 class Weather:
     """What happens to messages, seeded: some are dropped, doubled, or held back so that later ones overtake them."""
 
-    def __init__(self, seed: int | str, drop: float = 0.0, double: float = 0.0, delay: float = 0.0, most_s: float = 0.01) -> None:  # fmt: skip
+    def __init__(
+        self, seed: int | str, drop: float = 0.0, double: float = 0.0, delay: float = 0.0, most_s: float = 0.01
+    ) -> None:
         self.random = random.Random(seed)
         self.drop, self.double, self.delay, self.most_s = drop, double, delay, most_s
         self.counts = dict.fromkeys(("dropped", "doubled", "delayed"), 0)

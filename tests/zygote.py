@@ -1,9 +1,12 @@
-"""Processes of `python -m trainer` that begin with everything imported, which takes longer than most of the tests' runs.
+"""Processes of `python -m trainer` that begin with everything imported, which takes longer than most of the tests'
+runs.
 
-A process that has imported what a run needs, and done nothing else, forks for each command line (as Android's zygote does).
+A process that has imported what a run needs, and done nothing else, forks for each command line (as Android's zygote
+does).
 Testing processes side by side share one.
 The fork gets the folder, the environment, the path and the streams of a new process, and enters the module as Python's
-``-m`` does. Its forkserver and its recorder are such forks, too, and so is a server of MLflow's (``tests/mlflow_server.py``).
+``-m`` does. Its forkserver and its recorder are such forks, too, and so is a server of MLflow's
+(``tests/mlflow_server.py``).
 Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``).
 """
 
@@ -39,12 +42,31 @@ from tests.importing import import_all_of
 from tests.undrawn import nothing_is_drawn
 
 MODULES = (
-    "torch", "torch._dynamo", "torch.distributed.nn.functional", "torchvision.models", "torchvision.transforms.v2", "sklearn.datasets",
-    "safetensors.torch", "hydra._internal.hydra", "hydra.core.override_parser.overrides_parser", "rich.table", "rich.progress",
-    "PIL.Image", "PIL.PngImagePlugin", "PIL.JpegImagePlugin", "zmq", "matplotlib.backends.backend_agg", "matplotlib.figure",
-    "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.server.fastapi_app", "mlflow.cli", "uvicorn.main", "numpy.ma",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.nn.functional",
+    "torchvision.models",
+    "torchvision.transforms.v2",
+    "sklearn.datasets",
+    "safetensors.torch",
+    "hydra._internal.hydra",
+    "hydra.core.override_parser.overrides_parser",
+    "rich.table",
+    "rich.progress",
+    "PIL.Image",
+    "PIL.PngImagePlugin",
+    "PIL.JpegImagePlugin",
+    "zmq",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "mlflow.pyfunc",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.server.fastapi_app",
+    "mlflow.cli",
+    "uvicorn.main",
+    "numpy.ma",
     "fsspec",
-)  # fmt: skip
+)
 MOST = 1 << 20
 """Bytes of a request."""
 PLACE = "TRAINER_TESTS_ZYGOTE"
@@ -108,9 +130,16 @@ class Held:
             door.listen()
             fds = (door.fileno(), theirs.fileno())
             subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", *map(str, fds), self._folder.name], cwd=root, pass_fds=fds,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+                [sys.executable, "-m", "tests.zygote", *map(str, fds), self._folder.name],
+                cwd=root,
+                pass_fds=fds,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
 
 
 class Zygote:
@@ -144,9 +173,14 @@ class Zygote:
         if module == "trainer" and "tracking=none" in argv and spares == 1:
             spares = 0  # it starts no recorder
         request = {
-            "module": module, "argv": list(argv), "cwd": str(cwd), "env": dict(env), "network": network,
-            "pictures": pictures, "spares": spares,
-        }  # fmt: skip
+            "module": module,
+            "argv": list(argv),
+            "cwd": str(cwd),
+            "env": dict(env),
+            "network": network,
+            "pictures": pictures,
+            "spares": spares,
+        }
         with theirs:
             socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), out, err])
         return Started(argv, int(ours.recv(64)), ours)
@@ -176,7 +210,8 @@ def import_all(folder: Path) -> tuple[int, Choices]:
 
 
 class Choices:
-    """Hydra composes a choice of options once (``tests/composing.py``): each fork after the second has the config already."""
+    """Hydra composes a choice of options once (``tests/composing.py``): each fork after the second has the config
+    already."""
 
     def __init__(self) -> None:
         self._composing = importlib.import_module("tests.composing").once()
@@ -201,7 +236,8 @@ class Choices:
 
 
 def copy_new_stores(ready: Path) -> None:
-    """A new SQLite store of MLflow is a copy of the first: MLflow takes an empty one through all versions of its tables.
+    """A new SQLite store of MLflow is a copy of the first: MLflow takes an empty one through all versions of its
+    tables.
 
     Args:
         ready: where the first is kept, as empty as it was.
@@ -285,7 +321,8 @@ def _ended() -> tuple[int, int]:
 
 
 def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[int]) -> str:
-    """Make this fork what a new process would be, with open files at their places; returns the module that it is to run."""
+    """Make this fork what a new process would be, with open files at their places; returns the module that it is to
+    run."""
     for place, fd in places.items():
         os.dup2(fd, place)
     for fd in set(fds):

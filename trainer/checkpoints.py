@@ -52,7 +52,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("out", metavar="OUT", type=Path, help="the file to write; its ending tells the format")
     command.add_argument("--format", choices=FORMATS, help="instead of the ending")
     command.add_argument("--ema", action="store_true", help="the averaged weights")
-    told = "bring a checkpoint from an address, as checkpoint.to leaves it, with the run's curves, into the folder of a run"
+    told = (
+        "bring a checkpoint from an address, as checkpoint.to leaves it, with the run's curves, into the folder "
+        "of a run"
+    )
     command = commands.add_parser("fetch", help=told, description=told, allow_abbrev=False)
     command.add_argument("path", metavar="ADDRESS", help="of a run, or of one of its checkpoints: s3://BUCKET/RUNS/RUN")
     command.add_argument("out", metavar="FOLDER", type=Path, help="of the run here; resume=auto then goes on from it")
@@ -102,7 +105,9 @@ def dispatch(told: argparse.Namespace) -> int:
 
     kind = told.format or told.out.suffix.removeprefix(".")
     if kind not in FORMATS:
-        raise UserError(str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors")  # fmt: skip
+        raise UserError(
+            str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors"
+        )
     exported(_one(path), told.out, kind, told.ema)
     return 0
 

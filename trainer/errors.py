@@ -22,7 +22,8 @@ def first_line(error: BaseException) -> str:
 
 
 def why(error: BaseException) -> str:
-    """The reason that an error gives, as the rest of a sentence, without a full stop; for an OSError, the system's own words."""
+    """The reason that an error gives, as the rest of a sentence, without a full stop; for an OSError, the system's own
+    words."""
     told = error.strerror if isinstance(error, OSError) else None
     return (told or first_line(error)).rstrip(". ")
 

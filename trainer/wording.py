@@ -1,4 +1,5 @@
-"""Wording of messages: 1 worker, 2 workers; 1.3 GB; a, b and 3 more; words quoted for a shell and for Hydra; the kind of a value."""
+"""Wording of messages: 1 worker, 2 workers; 1.3 GB; a, b and 3 more; words quoted for a shell and for Hydra; the kind
+of a value."""
 
 from __future__ import annotations
 

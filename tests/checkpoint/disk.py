@@ -1,6 +1,7 @@
 """What a disk holds at any moment of a program: after the program was killed, and after the power went.
 
-A killed program leaves what it has done so far. When the power goes, only what was synced is sure to stay: a file's content
+A killed program leaves what it has done so far. When the power goes, only what was synced is sure to stay: a file's
+content
 by an fsync of the file, its name by an fsync of its folder. Of the rest any part may be gone: what was written, and
 what was renamed or removed.
 """
@@ -24,7 +25,8 @@ Contents = dict[int, bytes]
 
 @dataclass(frozen=True)
 class Moment:
-    """Before a change: folders (inode -> name -> inode) and files (inode -> content), as programs see them and as they are synced.
+    """Before a change: folders (inode -> name -> inode) and files (inode -> content), as programs see them and as they
+    are synced.
 
     Attributes:
         change: that comes next.

@@ -12,7 +12,8 @@ from torch import nn
 from trainer.worker.callbacks import TrainStart
 
 AT = "interrupt"
-"""The file, in the folder of the run's folder, that tells what happens: ``breaks`` or ``leaves``, the rank, ``training`` or
+"""The file, in the folder of the run's folder, that tells what happens: ``breaks`` or ``leaves``, the rank,
+``training`` or
 ``validation``, and before which forward of that kind, from 0. It is removed when that happens."""
 
 

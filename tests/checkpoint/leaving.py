@@ -13,7 +13,8 @@ import torch
 from tests.checkpoint.dropping import DroppingAlways
 
 LEAVE = Path("leave")
-"""In the working folder: the rank whose process gets SIGUSR1, and before which of its validation batches, from 0; each once."""
+"""In the working folder: the rank whose process gets SIGUSR1, and before which of its validation batches, from 0; each
+once."""
 
 
 class Leaving(DroppingAlways):

@@ -25,9 +25,20 @@ RUN: Any = SimpleNamespace(report=SimpleNamespace(unwritten=lambda: ""))
 def about(step: int, value: float | None = None) -> str:
     """checkpoint.json."""
     told = store.About(
-        step=step, epoch=0, update=step, samples=step, points=0, watched=store.BestMetric("val/acc1", value, False), config={"seed": 1},
-        strategy="collective", workers=1, global_batch_size=1, total_steps=99, versions={}, precision="fp32",
-    )  # fmt: skip
+        step=step,
+        epoch=0,
+        update=step,
+        samples=step,
+        points=0,
+        watched=store.BestMetric("val/acc1", value, False),
+        config={"seed": 1},
+        strategy="collective",
+        workers=1,
+        global_batch_size=1,
+        total_steps=99,
+        versions={},
+        precision="fp32",
+    )
     return json.dumps(asdict(told))
 
 
@@ -46,9 +57,15 @@ def saver(checkpoints: Path, workers: int = 1, keep_last: int = 1, keep_best: in
 
 
 def save(
-    checkpoints: Path, step: int, life: int = 1, workers: int = 1, keep_last: int = 1, keep_best: int = 0, value: float | None = None,
+    checkpoints: Path,
+    step: int,
+    life: int = 1,
+    workers: int = 1,
+    keep_last: int = 1,
+    keep_best: int = 0,
+    value: float | None = None,
     beside: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """As all workers of a run save after an update.
 
     Args:

@@ -14,7 +14,8 @@ from trainer.worker.callbacks import TrainStart, UpdateEnd
 
 
 class SlowWrites:
-    """Rank 0 writes the checkpoint of its first update after its update ``until``; the weights of the first are kept in ``first``.
+    """Rank 0 writes the checkpoint of its first update after its update ``until``; the weights of the first are kept in
+    ``first``.
 
     In ``threads`` is how many threads wrote checkpoints at the same time.
     """

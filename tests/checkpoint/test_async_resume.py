@@ -1,4 +1,5 @@
-"""Workers without a common step go on with more or fewer workers and servers: each batch is applied once over all lives."""
+"""Workers without a common step go on with more or fewer workers and servers: each batch is applied once over all
+lives."""
 
 from __future__ import annotations
 
@@ -15,10 +16,25 @@ from trainer.checkpoint import store
 from trainer.strategies.builtin import PserverSspDeclaration
 
 RUN = (
-    "+recipe=wide_and_deep", "data.train_rows=600", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16", "limit_val_batches=2",
-    "epochs=2", "tracking=none", "execution.threads=1", "checkpoint.every_steps=4", "checkpoint.every_epochs=null", "checkpoint.keep_last=1000", "checkpoint.background=false",
-    "verbosity=quiet", "strategy.ledger=true", "strategy.persistables=false", "optimizer=adam",
-)  # fmt: skip
+    "+recipe=wide_and_deep",
+    "data.train_rows=600",
+    "data.val_rows=301",
+    "data.hash_size=501",
+    "model.hidden=[8]",
+    "data.batch_size=16",
+    "limit_val_batches=2",
+    "epochs=2",
+    "tracking=none",
+    "execution.threads=1",
+    "checkpoint.every_steps=4",
+    "checkpoint.every_epochs=null",
+    "checkpoint.keep_last=1000",
+    "checkpoint.background=false",
+    "verbosity=quiet",
+    "strategy.ledger=true",
+    "strategy.persistables=false",
+    "optimizer=adam",
+)
 BATCHES, EPOCHS = 600 // 16, 2
 MODES = {
     "async": ("strategy=pserver_async", "strategy.evict_after=1000", "strategy.delay_compensation=0.1"),
@@ -60,7 +76,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def check_once(folder: Path, servers: int) -> None:
-    """Server 0, which every life has, has applied each batch of each epoch once, the others no batch twice; a life's servers the
+    """Server 0, which every life has, has applied each batch of each epoch once, the others no batch twice; a life's
+    servers the
     same ones."""
     ledgers = [applied(folder / f"ledger.{server}.tsv") for server in range(servers)]
     for found in ledgers:
@@ -76,7 +93,8 @@ def check_once(folder: Path, servers: int) -> None:
 def test_each_batch_is_applied_once_over_lives_of_other_sizes(
     mode: str, two: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The blocks stay those of the first life, whatever a life of the later sizes would cut: the last one begins within an epoch."""
+    """The blocks stay those of the first life, whatever a life of the later sizes would cut: the last one begins within
+    an epoch."""
     back_at(two(mode), within(two(mode), 0), tmp_path / "run")
     again = (*MODES[mode], "hydra.run.dir=run", "resume=auto", YES)
     run(tmp_path, *again, *of(3, 3))

@@ -130,7 +130,15 @@ def test_another_metric_chooses_its_best_weights_anew(whole: Path, tmp_path: Pat
     """The lowest loss so far is no accuracy."""
     shutil.copytree(whole, tmp_path / "run")
     checkpoint = store.folder_of(tmp_path / "run" / "checkpoints", 11)
-    trainer.run([*RUN, "best.metric=val/acc5", "resume.allow_changes=true", f"resume={checkpoint}", f"hydra.run.dir={tmp_path}/run"])  # fmt: skip
+    trainer.run(
+        [
+            *RUN,
+            "best.metric=val/acc5",
+            "resume.allow_changes=true",
+            f"resume={checkpoint}",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
     assert runs.read(tmp_path / "run" / "result.json")["best_step"] == 12
 
 
@@ -153,7 +161,16 @@ def test_life_that_begins_again_begins_with_the_best_weights_of_its_checkpoint(
     """Validations after the checkpoint were better, and belong to updates that are given up."""
     folder = f"+model.folder={tmp_path}" if how == "rewind" else f"+model.deaths={tmp_path}"
     every = f"checkpoint.every_steps={checkpoint or 100}"
-    command = (*DIGITS, *told, folder, "~model.in_channels", "~model.image_size", *EVERYTHING, every, "best.metric=val/loss")  # fmt: skip
+    command = (
+        *DIGITS,
+        *told,
+        folder,
+        "~model.in_channels",
+        "~model.image_size",
+        *EVERYTHING,
+        every,
+        "best.metric=val/loss",
+    )
     noting = ("execution.val_every_steps=1", "max_steps=9", "callbacks=[{_target_:tests.checkpoint.noting.Noting}]")
     run = tmp_path / "run"
     ended = runs.trainer(*command, *noting, "hydra.run.dir=run", cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""Whatever happens to the files of a checkpoint is found, and the one before is taken and named; whatever stops a write is said,
+"""Whatever happens to the files of a checkpoint is found, and the one before is taken and named; whatever stops a write
+is said,
 leaves the older checkpoint whole, and the next one is written."""
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ from trainer.worker import best_model
 from trainer.worker import checkpoints as of_worker
 
 FILES = (
-    "COMPLETE", "checkpoint.json", "worker-0.safetensors", "worker-1.safetensors", "server-0.safetensors", "full-0.safetensors",
+    "COMPLETE",
+    "checkpoint.json",
+    "worker-0.safetensors",
+    "worker-1.safetensors",
+    "server-0.safetensors",
+    "full-0.safetensors",
     "best.safetensors",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -133,9 +139,23 @@ def marker(told: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "told", [None, 1, [], [["checkpoint.json", {}]], {"checkpoint.json": 1}, {"../latest": {"bytes": 15}}, {"/etc/hostname": {}}, {"": {}}, {".": {}}, {"..": {}},
-     {"a" * 300: {}}, {"a\0": {}}, {"\ud800": {}}]
-)  # fmt: skip
+    "told",
+    [
+        None,
+        1,
+        [],
+        [["checkpoint.json", {}]],
+        {"checkpoint.json": 1},
+        {"../latest": {"bytes": 15}},
+        {"/etc/hostname": {}},
+        {"": {}},
+        {".": {}},
+        {"..": {}},
+        {"a" * 300: {}},
+        {"a\0": {}},
+        {"\ud800": {}},
+    ],
+)
 def test_a_crafted_marker_is_refused_with_a_sentence(checkpoints: Path, told: Any) -> None:
     (store.folder_of(checkpoints, 20) / "COMPLETE").write_text(marker(told))
     with pytest.raises(UserError, match="COMPLETE"):
@@ -157,7 +177,11 @@ def test_a_marker_of_nested_brackets_is_damage_and_the_checkpoint_before_is_take
     assert "damaged" in capsys.readouterr().out
 
 
-JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)), lambda inner: st.lists(inner, max_size=2), max_leaves=3)  # fmt: skip
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+    lambda inner: st.lists(inner, max_size=2),
+    max_leaves=3,
+)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -457,7 +481,7 @@ OBSTACLES: dict[str, Callable[[Path], Any]] = {
     "a file in its place": lambda run: (run / "step-000000020").write_text("mine"),
     "a folder in its place": lambda run: shutil.copytree(run.parent / "precious", run / "step-000000020"),
     "a link where the older steps aside": lambda run: (run / "step-000000020.previous").symlink_to("../precious"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OBSTACLES)

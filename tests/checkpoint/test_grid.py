@@ -1,7 +1,10 @@
-"""The identity of resumed and undisturbed runs, over strategy x merged gradients x averaged weights x reading processes x position.
+"""The identity of resumed and undisturbed runs, over strategy x merged gradients x averaged weights x reading processes
+x position.
 
-Each strategy meets each value of each other axis, and each pair of values of the axes is met; ``make test-long`` plays all cells of one worker's runs. Where exactly a run is
-interrupted is drawn by the cell's name. Runs are of the testing process and of processes that the session's forkserver forks.
+Each strategy meets each value of each other axis, and each pair of values of the axes is met; ``make test-long`` plays
+all cells of one worker's runs. Where exactly a run is
+interrupted is drawn by the cell's name. Runs are of the testing process and of processes that the session's forkserver
+forks.
 """
 
 from __future__ import annotations
@@ -23,10 +26,19 @@ from trainer.errors import RunFailed, RunPreempted
 BATCHES, VALIDATED, EPOCHS = 7, 3, 2
 """Of an epoch, of a validation, of a run."""
 COMMON = (
-    f"epochs={EPOCHS}", f"limit_train_batches={BATCHES}", f"limit_val_batches={VALIDATED}", "data.batch_size=16", "tracking=none", "execution.threads=1",
-    "execution.log_every=2", "checkpoint.keep_last=100", "checkpoint.background=false", "checkpoint.every_epochs=null", "verbosity=quiet",
+    f"epochs={EPOCHS}",
+    f"limit_train_batches={BATCHES}",
+    f"limit_val_batches={VALIDATED}",
+    "data.batch_size=16",
+    "tracking=none",
+    "execution.threads=1",
+    "execution.log_every=2",
+    "checkpoint.keep_last=100",
+    "checkpoint.background=false",
+    "checkpoint.every_epochs=null",
+    "verbosity=quiet",
     "callbacks=[{_target_:tests.checkpoint.interrupting.Interrupting}]",
-)  # fmt: skip
+)
 EVERY_STEP, WHEN_ASKED = "checkpoint.every_steps=1", "checkpoint.every_minutes=1000"
 DIGITS = ("+recipe=digits_lenet", "model._target_=tests.checkpoint.dropping.DroppingAlways")
 IMAGES = ("+recipe=cifar10_convnet", "data.download=false", "data.mixup=0.2", "data.cutmix=1.0")
@@ -38,21 +50,49 @@ CLICKS = (
     "model.hidden=[8]",
 )
 ALONE = (
-    (*DIGITS, "optimizer=adam", "scheduler=plateau", "scheduler.patience=0", "scheduler.metric=val/loss", "scheduler.gamma=0.5"),
+    (
+        *DIGITS,
+        "optimizer=adam",
+        "scheduler=plateau",
+        "scheduler.patience=0",
+        "scheduler.metric=val/loss",
+        "scheduler.gamma=0.5",
+    ),
     IMAGES,
     (*DIGITS, "sampler=class_balanced", "precision=bf16", "optimizer=adamw"),
-    (*DIGITS, "optimizer=rmsprop", "data.prefetch=2", "early_stop.metric=val/loss", "early_stop.min_delta=100", "early_stop.patience=7"),
+    (
+        *DIGITS,
+        "optimizer=rmsprop",
+        "data.prefetch=2",
+        "early_stop.metric=val/loss",
+        "early_stop.min_delta=100",
+        "early_stop.patience=7",
+    ),
     (*DIGITS, "scheduler=cosine", "scheduler.warmup_epochs=1"),
     (*DIGITS, "execution.val_every_steps=3"),
     (*DIGITS, "sampler=repeated_augmentation", "precision=fp16", "optimizer.momentum=0.9"),
     (*DIGITS, "execution.val_every_steps=2", "optimizer=adam"),
-)  # fmt: skip
+)
 """What else is told to one worker, a cell each."""
 SERVED = (*CLICKS, "launch.nproc=1", "data.lease_batches=2")
 STRATEGIES = {
     "collective": (
-        (*DIGITS, "launch.nproc=2", "strategy=collective", "strategy.buffers=average", "strategy.comm_hook=powersgd", "strategy.powersgd.start_step=3"),
-        (*CLICKS, "launch.nproc=2", "strategy=collective", "launch.servers=null", "data.read=scatter", "optimizer=adam"),
+        (
+            *DIGITS,
+            "launch.nproc=2",
+            "strategy=collective",
+            "strategy.buffers=average",
+            "strategy.comm_hook=powersgd",
+            "strategy.powersgd.start_step=3",
+        ),
+        (
+            *CLICKS,
+            "launch.nproc=2",
+            "strategy=collective",
+            "launch.servers=null",
+            "data.read=scatter",
+            "optimizer=adam",
+        ),
     ),
     "local_sgd": (
         (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3"),
@@ -63,7 +103,13 @@ STRATEGIES = {
         (*DIGITS, "launch.nproc=2", "launch.servers=2", "strategy=pserver_sync", "optimizer=adam"),
     ),
     "pserver_async": (
-        (*SERVED, "strategy=pserver_async", "strategy.delay_compensation=0.1", "strategy.staleness_power=0.5", "strategy.entry.count=2"),
+        (
+            *SERVED,
+            "strategy=pserver_async",
+            "strategy.delay_compensation=0.1",
+            "strategy.staleness_power=0.5",
+            "strategy.entry.count=2",
+        ),
         (*DIGITS, "launch.nproc=1", "strategy=pserver_async", "data.work=static"),
     ),
     "pserver_ssp": (
@@ -71,10 +117,17 @@ STRATEGIES = {
         (*DIGITS, "launch.nproc=1", "strategy=pserver_ssp"),
     ),
     "pserver_geo": (
-        (*DIGITS, "launch.nproc=1", "strategy=pserver_geo", "strategy.k_steps=3", "strategy.overlap=false", "optimizer=adam"),
+        (
+            *DIGITS,
+            "launch.nproc=1",
+            "strategy=pserver_geo",
+            "strategy.k_steps=3",
+            "strategy.overlap=false",
+            "optimizer=adam",
+        ),
         (*SERVED, "strategy=pserver_geo", "strategy.k_steps=3", "strategy.overlap=false"),
     ),
-}  # fmt: skip
+}
 
 AVERAGED = ("single", "collective", "local_sgd", "pserver_sync")
 """The others refuse averaged weights."""
@@ -82,7 +135,8 @@ AVERAGED = ("single", "collective", "local_sgd", "pserver_sync")
 
 @dataclass(frozen=True)
 class Cell:
-    """A run, and where it is interrupted: ``within`` an epoch, at its ``end``, in an ``update``, in a ``validation``."""
+    """A run, and where it is interrupted: ``within`` an epoch, at its ``end``, in an ``update``, in a
+    ``validation``."""
 
     strategy: str
     merge: int
@@ -99,7 +153,13 @@ class Cell:
     @property
     def command(self) -> tuple[str, ...]:
         average = "0.9" if self.average else "null"
-        return *self.told, *COMMON, f"strategy.gradient_merge.k_steps={self.merge}", f"ema.decay={average}", f"data.num_workers={self.readers}"  # fmt: skip
+        return (
+            *self.told,
+            *COMMON,
+            f"strategy.gradient_merge.k_steps={self.merge}",
+            f"ema.decay={average}",
+            f"data.num_workers={self.readers}",
+        )
 
 
 def cells() -> list[Cell]:
@@ -148,7 +208,9 @@ def test_each_value_of_an_axis_meets_each_of_every_other_one() -> None:
         assert not missing, (one, other)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in CELLS if name not in QUICK)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in CELLS if name not in QUICK)]
+)
 def test_resumed_run_is_the_undisturbed_one(
     name: str, warm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,5 @@
-"""What ends a run early, and averages, of a run that goes on from a checkpoint: as if it had never been interrupted (``test_grid.py``)."""
+"""What ends a run early, and averages, of a run that goes on from a checkpoint: as if it had never been interrupted
+(``test_grid.py``)."""
 
 from __future__ import annotations
 
@@ -26,20 +27,47 @@ DROPPING = ("model._target_=tests.checkpoint.dropping.Dropping",)
 ALONE = {
     "plain": (*DIGITS, "scheduler=cosine", "scheduler.warmup_epochs=1"),
     "dropout, average, early stop": (
-        *DIGITS, *DROPPING, "ema.decay=0.9", "execution.val_every_steps=3", "early_stop.metric=val/loss",
-        "early_stop.min_delta=100", "early_stop.patience=7",
+        *DIGITS,
+        *DROPPING,
+        "ema.decay=0.9",
+        "execution.val_every_steps=3",
+        "early_stop.metric=val/loss",
+        "early_stop.min_delta=100",
+        "early_stop.patience=7",
     ),
     "merged, plateau, adam": (
-        *DIGITS, "strategy.gradient_merge.k_steps=2", "optimizer=adam", "scheduler=plateau", "scheduler.patience=0", "scheduler.metric=val/loss",
+        *DIGITS,
+        "strategy.gradient_merge.k_steps=2",
+        "optimizer=adam",
+        "scheduler=plateau",
+        "scheduler.patience=0",
+        "scheduler.metric=val/loss",
         "scheduler.gamma=0.5",
     ),
-    "balanced classes, bf16": (*DIGITS, *DROPPING, "sampler=class_balanced", "precision=bf16", "optimizer=adamw", "execution.val_every_steps=2"),
-    "repeated augmentation, fp16": (*DIGITS, "sampler=repeated_augmentation", "precision=fp16", "optimizer.momentum=0.9"),
+    "balanced classes, bf16": (
+        *DIGITS,
+        *DROPPING,
+        "sampler=class_balanced",
+        "precision=bf16",
+        "optimizer=adamw",
+        "execution.val_every_steps=2",
+    ),
+    "repeated augmentation, fp16": (
+        *DIGITS,
+        "sampler=repeated_augmentation",
+        "precision=fp16",
+        "optimizer.momentum=0.9",
+    ),
     "mixed images": (
-        "+recipe=cifar10_convnet", "data.download=false", "data.num_workers=1", "data.mixup=0.2", "data.cutmix=1.0", *DIGITS[1:],
+        "+recipe=cifar10_convnet",
+        "data.download=false",
+        "data.num_workers=1",
+        "data.mixup=0.2",
+        "data.cutmix=1.0",
+        *DIGITS[1:],
     ),
     "reading process": (*DIGITS, *DROPPING, "data.num_workers=1", "data.prefetch=2", "optimizer=rmsprop"),
-}  # fmt: skip
+}
 """Runs of one worker, which ``tests/gpu`` plays."""
 COMMANDS = {
     "collective": (*DIGITS, "launch.nproc=2", "ema.decay=0.9", *DROPPING),
@@ -47,9 +75,15 @@ COMMANDS = {
 }
 """Runs of several workers."""
 EVERYTHING = (
-    "epochs=3", "tracking=none", "execution.threads=1", "checkpoint.every_steps=1", "checkpoint.every_epochs=null",
-    "checkpoint.keep_last=100", "checkpoint.background=false", "verbosity=quiet",
-)  # fmt: skip
+    "epochs=3",
+    "tracking=none",
+    "execution.threads=1",
+    "checkpoint.every_steps=1",
+    "checkpoint.every_epochs=null",
+    "checkpoint.keep_last=100",
+    "checkpoint.background=false",
+    "verbosity=quiet",
+)
 
 
 def lines(run: Path) -> list[tuple[int, int, dict[str, float]]]:
@@ -103,7 +137,9 @@ SAVED = [pytest.param(case, True, marks=pytest.mark.long) for case in ("local_sg
 """Killed when all was saved, too."""
 
 
-@pytest.mark.parametrize(("case", "saved"), [*((case, case == "one worker") for case in CUT if case != "async, static work"), *SAVED])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "saved"), [*((case, case == "one worker") for case in CUT if case != "async, static work"), *SAVED]
+)
 def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str, saved: bool, tmp_path: Path) -> None:
     """After the last update and before its validation; of some, also when all was saved."""
     steps = 6 if case == "merged" else 10
@@ -125,11 +161,20 @@ def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str
         check_equal(whole, run("hydra.run.dir=saved", "resume=auto", *by_epochs))
 
 
-@pytest.mark.parametrize("case", ["one worker", pytest.param("merged", marks=pytest.mark.long), "collective", "async, static work"])  # fmt: skip
+@pytest.mark.parametrize(
+    "case", ["one worker", pytest.param("merged", marks=pytest.mark.long), "collective", "async, static work"]
+)
 def test_more_updates_than_max_steps_go_on_within_its_epoch(case: str, tmp_path: Path) -> None:
     """The rest of the epoch that was cut is trained on, not left out."""
     some, more = (6, 9) if case == "merged" else (10, 17)
-    command = (*CUT[case], *EVERYTHING, "checkpoint.every_epochs=1", "checkpoint.every_steps=null", "early_stop.metric=null", "scheduler=constant")  # fmt: skip
+    command = (
+        *CUT[case],
+        *EVERYTHING,
+        "checkpoint.every_epochs=1",
+        "checkpoint.every_steps=null",
+        "early_stop.metric=null",
+        "scheduler=constant",
+    )
     for folder, told in (("whole", (f"max_steps={more}",)), ("some", (f"max_steps={some}",))):
         ended = runs.trainer(*command, *told, f"hydra.run.dir={folder}", cwd=tmp_path)
         assert ended.returncode == 0, ended.stderr
@@ -162,9 +207,11 @@ def test_early_stop_is_kept_and_decided_anew_by_another_one(tmp_path: Path, monk
     command = (*ALONE["dropout, average, early stop"], "early_stop.patience=3", *EVERYTHING)
     assert trainer.run([*command, "hydra.run.dir=whole"]).steps == 9, "validations after 3, 6, 7 and 9 updates"
     for place, told, steps in (
-        ("same", (), 9), ("patient", ("early_stop.patience=4",), 12), ("without", ("early_stop.metric=null",), 21),
+        ("same", (), 9),
+        ("patient", ("early_stop.patience=4",), 12),
+        ("without", ("early_stop.metric=null",), 21),
         ("other", ("early_stop.metric=val/acc1",), 18),
-    ):  # fmt: skip
+    ):
         back_at(Path("whole"), 9, Path(place))
         changes = ("resume.allow_changes=true",) if told else ()
         result = trainer.run([*command, *told, *changes, f"hydra.run.dir={place}", "resume=auto"])
@@ -175,7 +222,8 @@ def test_early_stop_is_kept_and_decided_anew_by_another_one(tmp_path: Path, monk
 
 
 def test_what_a_callback_asked_for_is_kept(tmp_path: Path) -> None:
-    """Worker 1 asks after the eighth update, all hear it with the line after the ninth. A callback of other arguments asks anew."""
+    """Worker 1 asks after the eighth update, all hear it with the line after the ninth. A callback of other arguments
+    asks anew."""
 
     def run(stop_at: int, *told: str) -> None:
         asks = f"callbacks=[{{_target_:tests.e2e.own_callbacks.Recorder,stop_at:{stop_at}}}]"
@@ -220,7 +268,8 @@ def test_average_that_is_switched_on_begins_with_the_checkpoints_weights(
 
 
 def check_average(run: Path, steps: range, workers: int) -> None:
-    """Of decay 0.8 over the weights after these updates, which servers have where there are such; of several workers the mean."""
+    """Of decay 0.8 over the weights after these updates, which servers have where there are such; of several workers
+    the mean."""
     averages = []
     for worker in range(workers):
         models = []

@@ -17,9 +17,16 @@ from trainer.weights import checkpoint_weights
 from trainer.weights.server_files import SINCE, parts_of
 
 COMMAND = (
-    *CLICKS, *EVERYTHING, "checkpoint.background=true", "strategy=pserver_sync", "data.batch_size=null", "data.global_batch_size=16",
-    "strategy.evict_after=5", "launch.nproc=2", "launch.servers=2",
-)  # fmt: skip
+    *CLICKS,
+    *EVERYTHING,
+    "checkpoint.background=true",
+    "strategy=pserver_sync",
+    "data.batch_size=null",
+    "data.global_batch_size=16",
+    "strategy.evict_after=5",
+    "launch.nproc=2",
+    "launch.servers=2",
+)
 INCREMENTS = "strategy._target_=tests.checkpoint.incremental.Sync"
 
 
@@ -39,7 +46,8 @@ def of_increments(run_dir: Path) -> list[Path]:
 
 
 def take_servers_parts(folder: Path, other: Path) -> None:
-    """Give a checkpoint the servers' parts of the other run's: a run with a strategy of its own keeps its number of servers."""
+    """Give a checkpoint the servers' parts of the other run's: a run with a strategy of its own keeps its number of
+    servers."""
     theirs, names = other / "checkpoints" / folder.name, list(durable_folder.files(folder, store.FORMAT))
     for name in [*names, "full-0.safetensors", "full-1.safetensors"]:
         source = folder if name.startswith(("worker", "checkpoint")) else theirs

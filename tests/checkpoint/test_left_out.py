@@ -1,4 +1,5 @@
-"""Workers that keep what they leave out of their gradients: with more or fewer of them a run goes on without, if it may."""
+"""Workers that keep what they leave out of their gradients: with more or fewer of them a run goes on without, if it
+may."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ AT, LAST = 10, 14
 KINDS = {
     "comm_hook=powersgd": ("strategy=collective", "strategy.comm_hook=powersgd", "strategy.powersgd.start_step=3"),
     "wire=int8": ("strategy=pserver_sync", "strategy.wire=int8", "launch.servers=1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("option", KINDS)
@@ -30,7 +31,10 @@ def test_what_they_left_out_is_said_to_be_lost_and_is_no_other_workers(option: s
     refused = runs.trainer(*again, cwd=tmp_path)
     lost = "what workers have left out of their gradients: it is not added to a later update"
     assert refused.returncode == 2
-    assert f"the run had 2 workers, each with what strategy.{option} has left out, and has 3 (not carried over: {lost})" in refused.stderr  # fmt: skip
+    assert (
+        f"the run had 2 workers, each with what strategy.{option} has left out, and has 3 (not carried over: {lost})"
+        in refused.stderr
+    )
     ended = runs.trainer(*again, YES, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert f"not carried over {lost}" in " ".join(ended.stdout.split())

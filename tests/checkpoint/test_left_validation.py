@@ -1,4 +1,5 @@
-"""A run that is asked to leave in a validation saves its state before it, and ends as one that was never interrupted."""
+"""A run that is asked to leave in a validation saves its state before it, and ends as one that was never
+interrupted."""
 
 from __future__ import annotations
 
@@ -18,15 +19,23 @@ from trainer.optim.averaged import AveragedWeights
 from trainer.worker.before_validation import BeforeValidation
 
 EVERYTHING = (
-    *DIGITS, "model._target_=tests.checkpoint.leaving.Leaving", "epochs=2", "tracking=none", "execution.threads=1", "checkpoint.every_epochs=null",
-    "checkpoint.every_minutes=1000", "checkpoint.background=false", "verbosity=quiet",
-)  # fmt: skip
+    *DIGITS,
+    "model._target_=tests.checkpoint.leaving.Leaving",
+    "epochs=2",
+    "tracking=none",
+    "execution.threads=1",
+    "checkpoint.every_epochs=null",
+    "checkpoint.every_minutes=1000",
+    "checkpoint.background=false",
+    "verbosity=quiet",
+)
 AVERAGED = ("ema.decay=0.9", "strategy.buffers=average")
 CASES = {
     "collective": (("strategy=collective", "launch.nproc=2", "execution.val_every_steps=3", *AVERAGED), "1 0", 3),
     "collective of six": (("strategy=collective", "launch.nproc=6", "data.batch_size=4", *AVERAGED), "2 1", 7),
-}  # fmt: skip
-"""The options of a run, who is asked to leave and when, and after which update that is. More are in ``test_grid.py``."""
+}
+"""The options of a run, who is asked to leave and when, and after which update that is. More are in
+``test_grid.py``."""
 # of six equal numbers the mean in fp32 may be another number: buffers must be saved as they were before the agreement
 LONG = ("collective of six",)
 
@@ -72,7 +81,14 @@ def test_state_before_a_validation_is_saved_also_while_the_averaged_weights_are_
 
 
 def test_workers_without_a_common_step_leave_a_validation_together_and_apply_each_batch_once(tmp_path: Path) -> None:
-    command = ("strategy=pserver_async", "launch.nproc=2", "launch.servers=2", "strategy.ledger=true", "strategy.persistables=false", "hydra.run.dir=run")  # fmt: skip
+    command = (
+        "strategy=pserver_async",
+        "launch.nproc=2",
+        "launch.servers=2",
+        "strategy.ledger=true",
+        "strategy.persistables=false",
+        "hydra.run.dir=run",
+    )
     (tmp_path / leaving.LEAVE).write_text("0 1")
     run(tmp_path, *command, code=75)
     newest = store.found(tmp_path / "run" / "checkpoints")[0]

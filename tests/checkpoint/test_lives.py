@@ -1,4 +1,5 @@
-"""Several workers that go their own ways, killed at once at some moment: over both lives each piece of work is applied once."""
+"""Several workers that go their own ways, killed at once at some moment: over both lives each piece of work is applied
+once."""
 
 from __future__ import annotations
 
@@ -23,14 +24,20 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("case", [*list(MODES)[::2], *(pytest.param(case, marks=pytest.mark.long) for case in list(MODES)[1::2])])  # fmt: skip
+@pytest.mark.parametrize(
+    "case", [*list(MODES)[::2], *(pytest.param(case, marks=pytest.mark.long) for case in list(MODES)[1::2])]
+)
 def test_each_batch_is_applied_once_over_both_lives(case: str, tmp_path: Path) -> None:
     draw, servers = random.Random(case), 2
     command = (
-        *BASE, f"strategy=pserver_{case.partition(',')[0]}", "launch.workers=3", f"launch.servers={servers}", "checkpoint.every_steps=7",
+        *BASE,
+        f"strategy=pserver_{case.partition(',')[0]}",
+        "launch.workers=3",
+        f"launch.servers={servers}",
+        "checkpoint.every_steps=7",
         f"data.batch_size={BATCH}",
         *MODES[case],
-    )  # fmt: skip
+    )
     process, checkpoints = start(*command, cwd=tmp_path), tmp_path / "run" / "checkpoints"
     wanted, everybody = draw.randint(1, 4), []
     try:

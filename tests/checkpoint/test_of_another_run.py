@@ -24,7 +24,10 @@ from trainer.strategies.pserver.server import server as server_module
 from trainer.weights.server_files import part_name
 from trainer.worker import train
 
-GONE = r"resume={}: the run that wrote this checkpoint has removed it since it was found .* Type instead: resume={}, whose newest"
+GONE = (
+    r"resume={}: the run that wrote this checkpoint has removed it since it was found .* Type instead: resume={}, "
+    r"whose newest"
+)
 
 
 @pytest.fixture
@@ -104,4 +107,12 @@ def test_worker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(train, "resume", late)
     with pytest.raises(RunFailed, match=gone(checkpoint)):
-        trainer.run([*DIGITS, "max_steps=4", "resume.allow_changes=true", f"resume={checkpoint}", f"hydra.run.dir={tmp_path}/run"])  # fmt: skip
+        trainer.run(
+            [
+                *DIGITS,
+                "max_steps=4",
+                "resume.allow_changes=true",
+                f"resume={checkpoint}",
+                f"hydra.run.dir={tmp_path}/run",
+            ]
+        )

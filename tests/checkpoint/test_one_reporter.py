@@ -26,8 +26,16 @@ def of_worker(rank: int, board: Any, run_dir: Path) -> tuple[Checkpoints, Any]:
     report.step = 7 - rank
     strategy = SimpleNamespace(members=lambda: (rank, 2), halt=lambda step: step, halts=True)
     run = SimpleNamespace(
-        lockstep=False, over=False, step=7 - rank, epoch=0, update=7, run_dir=run_dir, report=report, strategy=strategy, validated=(0, {})
-    )  # fmt: skip
+        lockstep=False,
+        over=False,
+        step=7 - rank,
+        epoch=0,
+        update=7,
+        run_dir=run_dir,
+        report=report,
+        strategy=strategy,
+        validated=(0, {}),
+    )
     return kept, run
 
 

@@ -12,16 +12,36 @@ from tests import runs
 from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at
 
 CLICKS = (
-    "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "limit_train_batches=7", "limit_val_batches=2",
-)  # fmt: skip
+    "+recipe=wide_and_deep",
+    "data.train_rows=1500",
+    "data.val_rows=301",
+    "data.hash_size=501",
+    "model.hidden=[8]",
+    "limit_train_batches=7",
+    "limit_val_batches=2",
+)
 ALIKE = ("precision=fp64", "data.batch_size=null", "data.global_batch_size=16", *EVERYTHING, "epochs=2")
 WORK = {
-    "digits, adamw": (*DIGITS, "optimizer=adamw", "optimizer.weight_decay=0.1", "optimizer.lr_factors={classifier: 0.5}", "scheduler=cosine", "ema.decay=0.9"),
-    "digits, momentum, plateau": (*DIGITS, "optimizer.momentum=0.9", "scheduler=plateau", "scheduler.patience=0", "scheduler.metric=val/loss", "strategy.clip_norm=0.5"),
+    "digits, adamw": (
+        *DIGITS,
+        "optimizer=adamw",
+        "optimizer.weight_decay=0.1",
+        "optimizer.lr_factors={classifier: 0.5}",
+        "scheduler=cosine",
+        "ema.decay=0.9",
+    ),
+    "digits, momentum, plateau": (
+        *DIGITS,
+        "optimizer.momentum=0.9",
+        "scheduler=plateau",
+        "scheduler.patience=0",
+        "scheduler.metric=val/loss",
+        "strategy.clip_norm=0.5",
+    ),
     "clicks, adam": (*CLICKS, "optimizer=adam"),
     "clicks, adagrad": (*CLICKS, "optimizer=adagrad"),
     "clicks, adamw, rowwise": (*CLICKS, "optimizer=adamw", "optimizer.sparse=rowwise_adagrad"),
-}  # fmt: skip
+}
 WORKERS = ("strategy=collective", "launch.nproc=2")
 SERVERS = ("strategy=pserver_sync", "strategy.slice_above=100", "launch.nproc=2", "launch.servers=2")
 
@@ -40,7 +60,10 @@ QUICK = ("clicks, adagrad",)
 def test_workers_and_servers_go_on_from_each_other(work: str, tmp_path: Path) -> None:
     for name, told in (("workers", WORKERS), ("servers", SERVERS)):
         run(tmp_path, *WORK[work], *ALIKE, *told, f"hydra.run.dir={name}")
-    for source, told, there in (("workers", SERVERS, "served"), ("servers", ("strategy=single", "launch.nproc=1"), "alone")):  # fmt: skip
+    for source, told, there in (
+        ("workers", SERVERS, "served"),
+        ("servers", ("strategy=single", "launch.nproc=1"), "alone"),
+    ):
         back_at(tmp_path / source, 9, tmp_path / there)
         run(tmp_path, *WORK[work], *ALIKE, *told, f"hydra.run.dir={there}", "resume=auto")
         for file in ("model.safetensors", "model_ema.safetensors"):

@@ -1,4 +1,5 @@
-"""Where a worker without a common step was when all stopped for a checkpoint: it goes on there, and does nothing twice."""
+"""Where a worker without a common step was when all stopped for a checkpoint: it goes on there, and does nothing
+twice."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ UPDATES = 5
 
 
 def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may save there. Where work is split beforehand, a position before the epoch's updates would have it do them again."""
+    """It may save there. Where work is split beforehand, a position before the epoch's updates would have it do them
+    again."""
 
     def updates(epoch: int, first: int) -> Any:
         return iter([(1, iter(()))] * (UPDATES - first))
@@ -27,14 +29,32 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
     def nothing(*arguments: Any) -> None:
         pass
 
-    strategy = SimpleNamespace(weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, all_reduce_sum=lambda values: values)  # fmt: skip
+    strategy = SimpleNamespace(
+        weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, all_reduce_sum=lambda values: values
+    )
     run: Any = SimpleNamespace(
-        epoch=0, update=0, step=0, samples=0, stop="", over=False, closed=False, lockstep=False, callbacks=None, checkpoints=None, ema=None, compiling="",
-        validated=(0, {}), strategy=strategy, forward=SimpleNamespace(train=nothing), feed=SimpleNamespace(updates=updates),
-        report=SimpleNamespace(doing=nothing, progress=nothing), guard=SimpleNamespace(begin=nothing, step=nothing),
-        line=SimpleNamespace(begin_epoch=nothing, batches=0, due=99, lr=0.0), profile=Unprofiled(),
+        epoch=0,
+        update=0,
+        step=0,
+        samples=0,
+        stop="",
+        over=False,
+        closed=False,
+        lockstep=False,
+        callbacks=None,
+        checkpoints=None,
+        ema=None,
+        compiling="",
+        validated=(0, {}),
+        strategy=strategy,
+        forward=SimpleNamespace(train=nothing),
+        feed=SimpleNamespace(updates=updates),
+        report=SimpleNamespace(doing=nothing, progress=nothing),
+        guard=SimpleNamespace(begin=nothing, step=nothing),
+        line=SimpleNamespace(begin_epoch=nothing, batches=0, due=99, lr=0.0),
+        profile=Unprofiled(),
         rhythm=loop.Rhythm(epochs=2, total_steps=99, log_every=99, val_every=1, val_every_steps=0),
-    )  # fmt: skip
+    )
     seen = []
     monkeypatch.setattr(loop, "look", lambda run, epoch: seen.append((run.epoch, run.update)))
     monkeypatch.setattr(loop, "log_rest", nothing)
@@ -55,7 +75,8 @@ class Worker(SimpleNamespace):
 def test_worker_whose_meeting_is_over_stops_after_it(
     meetings: int, stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one is past its third meeting when it says that all stop. Whoever still waits for the answer is past it, too: its
+    """The first one is past its third meeting when it says that all stop. Whoever still waits for the answer is past
+    it, too: its
     position would be before the meeting, which it would be at alone when all go on."""
     taken: list[int] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))
@@ -77,7 +98,8 @@ def test_worker_whose_meeting_is_over_stops_after_it(
 def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a validation nobody else holds it up. Two that stop for different reasons would meet at the same stop, and one of them
+    """Without a validation nobody else holds it up. Two that stop for different reasons would meet at the same stop,
+    and one of them
     alone at the next."""
     order: list[object] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: order.append(epoch))
@@ -89,8 +111,11 @@ def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["the first waits", "all validate"])
-def test_workers_without_a_common_step_leave_a_validation(waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """They have met three times when it begins. Whoever has done its share waits at the fourth meeting, at which the first one may
+def test_workers_without_a_common_step_leave_a_validation(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have met three times when it begins. Whoever has done its share waits at the fourth meeting, at which the
+    first one may
     have all leave, and at no later one: others may have ended the validation there."""
     taken: list[int] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))

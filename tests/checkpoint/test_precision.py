@@ -1,4 +1,5 @@
-"""A run goes on in another precision: what that changes is told before, and it computes what plain torch does from there."""
+"""A run goes on in another precision: what that changes is told before, and it computes what plain torch does from
+there."""
 
 from __future__ import annotations
 
@@ -19,11 +20,24 @@ from trainer.errors import UserError
 from trainer.models.lenet import LeNet
 
 RUN = (
-    "+recipe=digits_lenet", "model._target_=tests.checkpoint.recording.Recorded", "loss._target_=tests.checkpoint.recording.Loss",
-    "scheduler=constant", "scheduler.warmup_epochs=0", "optimizer.weight_decay=0", "tracking=none", "execution.threads=1", "limit_train_batches=6", "epochs=1",
-    "validation=false", "checkpoint.every_steps=1", "checkpoint.keep_last=100", "checkpoint.background=false", "verbosity=quiet",
-    "device=cpu", "execution.channels_last=false",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "model._target_=tests.checkpoint.recording.Recorded",
+    "loss._target_=tests.checkpoint.recording.Loss",
+    "scheduler=constant",
+    "scheduler.warmup_epochs=0",
+    "optimizer.weight_decay=0",
+    "tracking=none",
+    "execution.threads=1",
+    "limit_train_batches=6",
+    "epochs=1",
+    "validation=false",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep_last=100",
+    "checkpoint.background=false",
+    "verbosity=quiet",
+    "device=cpu",
+    "execution.channels_last=false",
+)
 AT = 3
 CHANGES = [("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp16"), ("fp16", "bf16"), ("fp64", "fp32"), ("fp32", "fp64")]
 REFUSED = "in what matters: precision was {}, is {}"
@@ -45,7 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def by_hand(checkpoint: Path, precision: str) -> dict[str, torch.Tensor]:
-    """The parameters at the end: SGD with momentum on the batches that were recorded, from the checkpoint, by torch alone."""
+    """The parameters at the end: SGD with momentum on the batches that were recorded, from the checkpoint, by torch
+    alone."""
     kind = torch.float64 if precision == "fp64" else torch.float32
     saved: Any = read(checkpoint / "worker-0.safetensors")
     model = LeNet(image_size=8).to(kind)
@@ -93,13 +108,25 @@ def test_plan_names_what_is_not_carried_over_before_anything_starts(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     back_at(runs["fp16"], AT, tmp_path / "run")
-    trainer.run([*RUN, "precision=bf16", f"hydra.run.dir={tmp_path / 'run'}", "resume=auto", "resume.allow_changes=true", "plan=true", "verbosity=normal"])  # fmt: skip
+    trainer.run(
+        [
+            *RUN,
+            "precision=bf16",
+            f"hydra.run.dir={tmp_path / 'run'}",
+            "resume=auto",
+            "resume.allow_changes=true",
+            "plan=true",
+            "verbosity=normal",
+        ]
+    )
     plan = " ".join(capsys.readouterr().out.split())
     assert "changed, matters precision was fp16, is bf16" in plan
     assert f"not carried over {LOST['fp16', 'bf16']}" in plan
 
 
-def test_what_auto_stands_for_counts_and_not_the_word(runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_what_auto_stands_for_counts_and_not_the_word(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trainer.planning.auto._precision", lambda *facts: ("fp32", "for a test"))
     command = [*RUN, "precision=auto", "resume=auto", "plan=true"]
     for before, why in (("fp32", ""), ("bf16", "precision was bf16, is fp32")):
@@ -110,5 +137,16 @@ def test_what_auto_stands_for_counts_and_not_the_word(runs: dict[str, Path], tmp
 
 def test_servers_refuse_another_size_of_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
     back_at(runs["fp64"], AT, tmp_path / "run")
-    with pytest.raises(UserError, match=r"is of precision=fp64, and servers keep float64 as it is\. Type instead: precision=fp64"):  # fmt: skip
-        trainer.run([*RUN, "precision=fp32", f"hydra.run.dir={tmp_path / 'run'}", "resume=auto", "strategy=pserver_sync", "launch.nproc=1"])  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"is of precision=fp64, and servers keep float64 as it is\. Type instead: precision=fp64"
+    ):
+        trainer.run(
+            [
+                *RUN,
+                "precision=fp32",
+                f"hydra.run.dir={tmp_path / 'run'}",
+                "resume=auto",
+                "strategy=pserver_sync",
+                "launch.nproc=1",
+            ]
+        )

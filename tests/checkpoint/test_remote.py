@@ -111,7 +111,9 @@ def test_it_goes_on_from_an_object_store(
     assert lines(tmp_path / "other" / "run")[-1][0] == 14
 
 
-def test_another_run_starts_from_an_address(bucket: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_another_run_starts_from_an_address(
+    bucket: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
     remote = Remote(f"{bucket}/run")
@@ -120,7 +122,9 @@ def test_another_run_starts_from_an_address(bucket: str, whole: Path, tmp_path: 
         monkeypatch.chdir(tmp_path)
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         trainer.run([*RUN, f"resume={address}"])
-        assert (tmp_path / "run" / "model.safetensors").read_bytes() == (whole / "run" / "model.safetensors").read_bytes()  # fmt: skip
+        assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
+            whole / "run" / "model.safetensors"
+        ).read_bytes()
 
 
 def test_of_two_commands_that_fetch_the_same_one_fetches_and_the_other_waits(
@@ -185,7 +189,9 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("alive", range(5))
-def test_a_copy_that_was_cut_off_is_none(alive: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_copy_that_was_cut_off_is_none(
+    alive: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever file is the last one that arrives, also where a copy of that name is replaced."""
     remote, source = Remote(f"file://{tmp_path}/copies"), whole / "run" / "checkpoints" / "step-000000009"
     names = ("metrics.jsonl", "status.json")
@@ -233,7 +239,9 @@ def test_what_is_retired_here_is_removed_there(whole: Path, tmp_path: Path) -> N
     assert steps(there) == ["step-000000013", "step-000000015"]
 
 
-def test_an_address_that_fails_is_told_and_tried_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_an_address_that_fails_is_told_and_tried_again(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, said = [0.0], []
     remote = Remote(f"file://{tmp_path}/copies")
     uploads = Uploads(whole / "run", remote, said.append, clock=lambda: now[0])
@@ -327,9 +335,17 @@ def fetches(machine: Path, said: list[str]) -> bool:
     return _fetch_newer(Remote(f"file://{machine}/copies/run"), machine / "run", plan, config, said.append)
 
 
-def test_nobody_works_in_the_folder_into_which_a_copy_is_fetched(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_nobody_works_in_the_folder_into_which_a_copy_is_fetched(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same command, submitted twice, on a machine where there is no folder yet."""
-    address, run, fetch, fetch_run, free = f"file://{machine}/copies/run", machine / "run", Remote.fetch, Remote.fetch_run, list[bool]()  # fmt: skip
+    address, run, fetch, fetch_run, free = (
+        f"file://{machine}/copies/run",
+        machine / "run",
+        Remote.fetch,
+        Remote.fetch_run,
+        list[bool](),
+    )
 
     def other() -> None:
         hold = Hold(run)
@@ -356,7 +372,9 @@ def test_nobody_works_in_the_folder_into_which_a_copy_is_fetched(machine: Path, 
     assert free[3:] == [False, False], "nor in one that `fetch` makes"
 
 
-def test_what_another_command_has_fetched_and_trained_meanwhile_stays(machine: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_what_another_command_has_fetched_and_trained_meanwhile_stays(
+    machine: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take, said = claim_folder._take, list[str]()
 
     def late(*told: Any) -> None:
@@ -396,7 +414,9 @@ def test_a_run_that_begins_from_another_gives_up_no_copies_unasked(machine: Path
 
 
 def test_the_plan_fetches_nothing(machine: Path) -> None:
-    ended = runs.trainer(*RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", "plan=true", "verbosity=normal", cwd=machine)  # fmt: skip
+    ended = runs.trainer(
+        *RUN, f"checkpoint.to=file://{machine}/copies", "resume=auto", "plan=true", "verbosity=normal", cwd=machine
+    )
     assert ended.returncode == 0 and "would be fetched first" in ended.stdout
     assert "copied to" in ended.stdout and f"{machine}/copies/run" in ended.stdout.replace("\n", "")
     assert not (machine / "run").exists()
@@ -420,7 +440,9 @@ def test_addresses_that_cannot_be_used_are_refused(to: str, said: str, tmp_path:
     assert not (tmp_path / "run").exists() and not (tmp_path / "s3:").exists()
 
 
-def test_two_runs_that_try_one_address_at_once_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_two_runs_that_try_one_address_at_once_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both are of one recipe, and begin in the same second."""
     address, write, tried = f"file://{tmp_path}/copies/T", LocalFileSystem.pipe_file, list[str]()
 
@@ -472,14 +494,20 @@ def test_a_copy_that_its_run_removes_meanwhile_is_told_and_not_taken_for_a_damag
     monkeypatch.setattr(Remote, read, late)
     if read != "fetch":
         assert commands.main(["list", address]) == 0
-        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [str(step) for step in range(8, 0, -1)]  # fmt: skip
+        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
+            str(step) for step in range(8, 0, -1)
+        ]
     if read == "about":
         return
-    shutil.copytree(machine / "copies" / "run" / "step-000000008", machine / "copies" / "run" / "step-000000009", dirs_exist_ok=True)  # fmt: skip
+    shutil.copytree(
+        machine / "copies" / "run" / "step-000000008", machine / "copies" / "run" / "step-000000009", dirs_exist_ok=True
+    )
     gone = rf"^{address}/step-000000009: the run that wrote this copy has removed it since it was found"
     with pytest.raises(UserError, match=gone):
         _into_cache(address, print)
-    shutil.copytree(machine / "copies" / "run" / "step-000000008", machine / "copies" / "run" / "step-000000009", dirs_exist_ok=True)  # fmt: skip
+    shutil.copytree(
+        machine / "copies" / "run" / "step-000000008", machine / "copies" / "run" / "step-000000009", dirs_exist_ok=True
+    )
     with pytest.raises(UserError, match=gone):
         fetches(machine, [])
     assert not steps(machine / "run" / "checkpoints"), "older ones were given up"

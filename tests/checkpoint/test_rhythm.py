@@ -24,9 +24,13 @@ class Rhythm:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, lockstep: bool, **told: Any) -> None:
         self.now, self.taken, self.goes_on = 0.0, [], []
         self.run: Any = SimpleNamespace(
-            lockstep=lockstep, step=0, epoch=0, update=0, over=False,
+            lockstep=lockstep,
+            step=0,
+            epoch=0,
+            update=0,
+            over=False,
             strategy=SimpleNamespace(members=lambda: (0, 1), meetings=0, look=None),
-        )  # fmt: skip
+        )
         self.kept = saver(folder)
         self.kept.clock, self.kept.saved_at = lambda: self.now, 0.0
         vars(self.kept.told).update({"every_minutes": None, "every_epochs": None, "every_steps": None, **told})

@@ -10,9 +10,17 @@ from tests import runs
 from tests.checkpoint.test_identity import DIGITS, EVERYTHING, back_at, lines
 
 CLICKS = (
-    "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16", "limit_train_batches=7", "limit_val_batches=2",
-    "execution.log_every=2", "data.lease_batches=2",
-)  # fmt: skip
+    "+recipe=wide_and_deep",
+    "data.train_rows=1500",
+    "data.val_rows=301",
+    "data.hash_size=501",
+    "model.hidden=[8]",
+    "data.batch_size=16",
+    "limit_train_batches=7",
+    "limit_val_batches=2",
+    "execution.log_every=2",
+    "data.lease_batches=2",
+)
 
 
 def run(folder: Path, *command: str) -> None:

@@ -11,10 +11,21 @@ from tests import runs
 from tests.checkpoint.test_identity import back_at, lines
 
 DIGITS = (
-    "+recipe=digits_lenet", "data.global_batch_size=32", "limit_train_batches=7", "limit_val_batches=3", "execution.log_every=2",
-    "precision=fp64", "epochs=3", "tracking=none", "execution.threads=1", "checkpoint.every_steps=1", "checkpoint.keep_last=100",
-    "checkpoint.background=false", "verbosity=quiet", "optimizer.momentum=0.9",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "data.global_batch_size=32",
+    "limit_train_batches=7",
+    "limit_val_batches=3",
+    "execution.log_every=2",
+    "precision=fp64",
+    "epochs=3",
+    "tracking=none",
+    "execution.threads=1",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep_last=100",
+    "checkpoint.background=false",
+    "verbosity=quiet",
+    "optimizer.momentum=0.9",
+)
 SIZES = {1: ("launch.nproc=1", "strategy=single"), 2: ("launch.nproc=2",), 4: ("launch.nproc=4",)}
 
 
@@ -26,7 +37,9 @@ def test_a_run_goes_on_with_more_or_fewer_workers(before: int, after: int, tmp_p
     ended = runs.trainer(*DIGITS, *SIZES[after], "hydra.run.dir=other", "resume=auto", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     one, other = lines(tmp_path / "whole"), lines(tmp_path / "other")
-    assert [(step, epoch, sorted(values)) for step, epoch, values in one] == [(step, epoch, sorted(values)) for step, epoch, values in other]  # fmt: skip
+    assert [(step, epoch, sorted(values)) for step, epoch, values in one] == [
+        (step, epoch, sorted(values)) for step, epoch, values in other
+    ]
     for (_, _, ours), (_, _, theirs) in zip(one, other, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     weights, others = (

@@ -1,4 +1,5 @@
-"""A slow disk: the training waits for the copy alone, no second write is queued up, and each checkpoint that is left out is said."""
+"""A slow disk: the training waits for the copy alone, no second write is queued up, and each checkpoint that is left
+out is said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A state comes back from its file as it was, in values, kinds and order in memory; what cannot be held is named; no file runs code."""
+"""A state comes back from its file as it was, in values, kinds and order in memory; what cannot be held is named; no
+file runs code."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ KEYS = st.one_of(
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
-    """Of any kind and shape, 0 axes and 0 elements too, in any order in memory, also a part of a larger one or shared."""
+    """Of any kind and shape, 0 axes and 0 elements too, in any order in memory, also a part of a larger one or
+    shared."""
     shape = draw(st.lists(st.integers(0, 3), max_size=5))
     size = math.prod(shape) * torch.empty(0, dtype=(kind := draw(KIND))).element_size()
     content = bytearray(draw(st.binary(min_size=size, max_size=size)))
@@ -48,8 +50,10 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 ARRAYS = st.builds(
     lambda kind, shape, order: np.arange(math.prod(shape)).reshape(shape).astype(kind, order),
-    st.sampled_from(["<f8", ">f4", "i2", "u4", "?", "c8", ">i8"]), st.lists(st.integers(0, 3), max_size=3), st.sampled_from("CF"),
-)  # fmt: skip
+    st.sampled_from(["<f8", ">f4", "i2", "u4", "?", "c8", ">i8"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from("CF"),
+)
 STATES = st.recursive(
     st.one_of(PLAIN, tensors(), ARRAYS),
     lambda inner: st.one_of(
@@ -222,13 +226,21 @@ def test_a_folder_or_nothing_is_refused_with_a_sentence(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.recursive(
-    st.one_of(PLAIN.filter(lambda v: not isinstance(v, bytes)), st.sampled_from(["tensor", "array", "bytes", "dict", "list", "tuple", "t", "half"])),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=2), inner, max_size=2)), max_leaves=8,
-))  # fmt: skip
+@given(
+    st.recursive(
+        st.one_of(
+            PLAIN.filter(lambda v: not isinstance(v, bytes)),
+            st.sampled_from(["tensor", "array", "bytes", "dict", "list", "tuple", "t", "half"]),
+        ),
+        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
+        max_leaves=8,
+    )
+)
 def test_any_tree_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "crafted.safetensors"
-    save_file({"t": torch.ones(2, 2), "half": torch.ones(1, dtype=torch.bfloat16)}, path, metadata={"tree": json.dumps(tree)})  # fmt: skip
+    save_file(
+        {"t": torch.ones(2, 2), "half": torch.ones(1, dtype=torch.bfloat16)}, path, metadata={"tree": json.dumps(tree)}
+    )
     try:
         read(path)
     except UserError:
@@ -245,7 +257,8 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
 
 
 def test_tensors_begin_where_those_of_torch_begin(tmp_path: Path) -> None:
-    """Matrix products may round otherwise elsewhere. In a file a tensor begins after the header, as long as what it tells."""
+    """Matrix products may round otherwise elsewhere. In a file a tensor begins after the header, as long as what it
+    tells."""
     aligned = 64
     assert torch.empty(6).data_ptr() % aligned == 0
     in_files = set()

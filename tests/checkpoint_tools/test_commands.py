@@ -1,4 +1,5 @@
-"""``python -m trainer.checkpoints``: what it tells is what is there, what it exports is the model, and wrong input is a sentence."""
+"""``python -m trainer.checkpoints``: what it tells is what is there, what it exports is the model, and wrong input is a
+sentence."""
 
 from __future__ import annotations
 
@@ -25,9 +26,14 @@ from trainer.checkpoints import main
 from trainer.errors import UserError
 
 RUN = [
-    "+recipe=digits_lenet", "tracking=none", "epochs=1", "limit_train_batches=8", "ema.decay=0.9", "checkpoint.every_steps=3",
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "epochs=1",
+    "limit_train_batches=8",
+    "ema.decay=0.9",
+    "checkpoint.every_steps=3",
     "checkpoint.keep_last=5",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,9 @@ def test_list_tells_each_checkpoint_and_which_is_latest_or_damaged(
     assert columns == ["step", "epoch", "metric", "value", "size", "age", "state"]
     assert [row[:3] for row in rows] == [["8", "1", "val/acc1"], ["6", "0", "val/acc1"], ["3", "0", "val/acc1"]]
     assert rows[0][-2:] == ["whole,", "latest"] and rows[1][-1] == rows[2][-1] == "whole"
-    assert float(rows[0][3]) == pytest.approx(store.about(store.found(copied / "checkpoints")[0]).watched.value, rel=1e-3)  # fmt: skip
+    assert float(rows[0][3]) == pytest.approx(
+        store.about(store.found(copied / "checkpoints")[0]).watched.value, rel=1e-3
+    )
     (store.folder_of(copied / "checkpoints", 6) / "worker-0.safetensors").write_bytes(b"12")
     (store.folder_of(copied / "checkpoints", 3) / "COMPLETE").unlink()
     assert main(["list", str(copied / "checkpoints")]) == 0
@@ -83,11 +91,14 @@ def test_verify_names_the_damaged_file_and_says_so_by_its_exit_code(
     assert "worker-0.safetensors: its content is not what was written" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("command", "when"), [("verify", "before"), ("verify", "after"), ("list", "before"), ("list", "after")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "when"), [("verify", "before"), ("verify", "after"), ("list", "before"), ("list", "after")]
+)
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
     copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, when: str
 ) -> None:
-    """A run that goes on retires its older ones; that may be before a checkpoint is looked at, and between two looks."""
+    """A run that goes on retires its older ones; that may be before a checkpoint is looked at, and between two
+    looks."""
     check, folder = store.check, store.folder_of(copied / "checkpoints", 6)
 
     def late(looked: Path, *told: Any, **more: Any) -> Path:
@@ -110,12 +121,24 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
 def test_show_tells_position_files_and_config(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(store.folder_of(run / "checkpoints", 6))]) == 0
     shown = capsys.readouterr().out
-    for said in ("6 of 8", "0, after 6 of its updates", "not measured after this update", "single", f"torch {torch.__version__}", "checkpoint.json", "worker-0.safetensors", "_target_: trainer.models.lenet.LeNet"):  # fmt: skip
+    for said in (
+        "6 of 8",
+        "0, after 6 of its updates",
+        "not measured after this update",
+        "single",
+        f"torch {torch.__version__}",
+        "checkpoint.json",
+        "worker-0.safetensors",
+        "_target_: trainer.models.lenet.LeNet",
+    ):
         assert said in shown
 
 
 def test_list_show_and_verify_need_no_torch(run: Path) -> None:
-    code = "import sys; from trainer.checkpoints import main; assert not any(main([c, sys.argv[1]]) for c in ('list', 'show', 'verify')); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from trainer.checkpoints import main; assert not any(main([c, sys.argv[1]]) for c in "
+        "('list', 'show', 'verify')); assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code, str(run)], env=environment(), check=True, capture_output=True)
 
 
@@ -196,8 +219,13 @@ class Off(nn.Module):
 
 @pytest.mark.parametrize(("by", "refused"), [(1.0, True), (float("nan"), True), (0.01, True), (1e-7, False)])
 def test_a_program_that_gives_something_else_is_refused(
-    by: float, refused: bool, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    by: float,
+    refused: bool,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """What is read back from the file counts: here it gives other values than the model."""
     load = torch.export.load
     monkeypatch.setattr(torch.export, "load", lambda file: SimpleNamespace(module=lambda: Off(load(file).module(), by)))
@@ -231,8 +259,14 @@ class Evaluator:
     ],
 )
 def test_onnx_outputs_are_compared_or_it_is_said_that_they_are_not(
-    off: float | None, code: int, told: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    off: float | None,
+    code: int,
+    told: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """With a stand-in for the packages, which the tests do not need."""
     model = export.built(store.folder_of(run / "checkpoints", 8), False)
 
@@ -283,7 +317,9 @@ def test_a_tensor_of_two_names_and_a_buffer_outside_the_state_dict(tmp_path: Pat
     weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     saving.save_model(folder, f"{__name__}.Tied", {"one.weight": weight}, {"table": torch.zeros(3)})
     model = export.built(folder, False)
-    assert torch.equal(model.get_parameter("one.weight"), weight) and torch.equal(model.state_dict()["two.weight"], weight)  # fmt: skip
+    assert torch.equal(model.get_parameter("one.weight"), weight) and torch.equal(
+        model.state_dict()["two.weight"], weight
+    )
     export.exported(folder, tmp_path / "m.safetensors", "safetensors", False)
     assert len(load_file(tmp_path / "m.safetensors")) == 1
     with pytest.raises(UserError, match=r"no average of the weights was kept"):
@@ -317,7 +353,7 @@ WRONG = {
     "a folder for a file": (["export", "RUN", ".", "--format", "pt"], "is a folder"),
     "no folder for it": (["export", "RUN", "gone/m.pt"], "there is no folder gone"),
     "no such checkpoint": (["show", "RUN/checkpoints/step-000000007"], "there is no such folder"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -337,5 +373,8 @@ def test_onnx_that_is_not_installed_is_said(
 ) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     assert main(["export", str(run), str(tmp_path / "m.onnx")]) == 2
-    assert "needs the packages onnx and onnxscript, which are not installed. Type instead: pip install" in capsys.readouterr().err  # fmt: skip
+    assert (
+        "needs the packages onnx and onnxscript, which are not installed. Type instead: pip install"
+        in capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []

@@ -100,9 +100,17 @@ def test_a_value_from_elsewhere_is_proposed_in_quotes() -> None:
 
 
 ARGUMENTS = {
-    "step_size": 3, "gamma": 0.5, "milestones": "[2,4]", "power": 2, "pct_start": 0.2, "factor": 0.5, "patience": 2, "cooldown": 1,
-    "total_iters": 7, "start_factor": 0.25,
-}  # fmt: skip
+    "step_size": 3,
+    "gamma": 0.5,
+    "milestones": "[2,4]",
+    "power": 2,
+    "pct_start": 0.2,
+    "factor": 0.5,
+    "patience": 2,
+    "cooldown": 1,
+    "total_iters": 7,
+    "start_factor": 0.25,
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -113,7 +121,9 @@ def test_option_that_is_proposed_for_a_schedule_of_torchs_is_taken_with_its_valu
         assert str(node[own]).replace(" ", "").replace(".0", "") == str(ARGUMENTS[key])
 
 
-def test_resume_auto_in_a_folder_of_its_own_proposes_the_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_resume_auto_in_a_folder_of_its_own_proposes_the_newest_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each command would begin a new run, for ever."""
     monkeypatch.chdir(tmp_path)
     run = (*DIGITS, "limit_train_batches=2", "limit_val_batches=1", "max_steps=2", "verbosity=quiet")

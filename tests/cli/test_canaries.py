@@ -29,19 +29,51 @@ CASES = {
     "interpolation that leads nowhere": ["+model.secret=c4naryJ1", "seed=${nowhere.c4naryJ1}"],
     "address with a query": ["tracking=mlflow", "tracking.uri=foo://u:c4naryK1@h/x?password=c4naryK2&sig=c4naryK3"],
     "address with a slash in the password": ["tracking=mlflow", "tracking.uri='http://u:c4nary/L1@127.0.0.1:1/x'"],
-    "constructor": ["model._target_=own_picky.Picky", "+model.hub_token=c4naryM1", "+model.headers=[Authorization: Bearer c4naryM2]", "~model.in_channels", "~model.image_size"],
-    "constructor, more": ["model._target_=own_picky.Picky", "+model.dsn='host=h;pwd=c4naryN1;x=y'", "+model.url=https://c4naryN2@host/x", "~model.in_channels", "~model.image_size"],
-    "constructor, from the environment": ["model._target_=own_picky.Picky", "+model.thing=${oc.env:MY_TOKEN}", "+model.password=${oc.env:PLAIN}", "+model.z=${oc.env:NO_TOKEN,c4naryO3}", "~model.in_channels", "~model.image_size"],
+    "constructor": [
+        "model._target_=own_picky.Picky",
+        "+model.hub_token=c4naryM1",
+        "+model.headers=[Authorization: Bearer c4naryM2]",
+        "~model.in_channels",
+        "~model.image_size",
+    ],
+    "constructor, more": [
+        "model._target_=own_picky.Picky",
+        "+model.dsn='host=h;pwd=c4naryN1;x=y'",
+        "+model.url=https://c4naryN2@host/x",
+        "~model.in_channels",
+        "~model.image_size",
+    ],
+    "constructor, from the environment": [
+        "model._target_=own_picky.Picky",
+        "+model.thing=${oc.env:MY_TOKEN}",
+        "+model.password=${oc.env:PLAIN}",
+        "+model.z=${oc.env:NO_TOKEN,c4naryO3}",
+        "~model.in_channels",
+        "~model.image_size",
+    ],
     "constructor's argument that it does not take": ["+loss.webhook=https://hooks.example/c4naryP1/x"],
-    "config shown": ["--cfg", "job", "+model.x.apiKey=c4naryQ1", "+model.cookie=c4naryQ2", "+model.many=[{name: a, auth: {kind: c4naryQ3}}]"],
-    "config shown, resolved": ["--cfg", "job", "--resolve", "+model.bearer=c4naryR1", "+model.a=${model.bearer}", "+model.t=${oc.env:MY_TOKEN}"],
+    "config shown": [
+        "--cfg",
+        "job",
+        "+model.x.apiKey=c4naryQ1",
+        "+model.cookie=c4naryQ2",
+        "+model.many=[{name: a, auth: {kind: c4naryQ3}}]",
+    ],
+    "config shown, resolved": [
+        "--cfg",
+        "job",
+        "--resolve",
+        "+model.bearer=c4naryR1",
+        "+model.a=${model.bearer}",
+        "+model.t=${oc.env:MY_TOKEN}",
+    ],
     "hydra's own shown": ["--cfg", "all", "+model.bearer=c4naryS1"],
     "info": ["--info", "all", "+model.access_key=c4naryT1"],
     "flag that is not there": ["--pasword=c4naryU1", "+model.password=c4naryU1"],
     "a sweep's job that is refused": ["-m", "+model.hub_token=c4naryV1,c4naryV2", "seed=1,abc"],
     "debug": ["debug=true", "+model.hub_token=c4naryW1", "data.batch_size=x"],
     "plan": ["+tracking.tags.access_token=c4naryX1", "name=c4naryX1"],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,7 +15,17 @@ from tests.runs import read
 from trainer.cli.eval_data import other_data, own_data
 from trainer.errors import UserError
 
-SMALL = ["model=lenet", "model.in_channels=3", "model.image_size=32", "data.image_size=32", "data.batch_size=4", "epochs=1", "device=cpu", "checkpoint=none", "tracking=none"]  # fmt: skip
+SMALL = [
+    "model=lenet",
+    "model.in_channels=3",
+    "model.image_size=32",
+    "data.image_size=32",
+    "data.batch_size=4",
+    "epochs=1",
+    "device=cpu",
+    "checkpoint=none",
+    "tracking=none",
+]
 FOLDERS = {"_target_": "ImageFolder", "root": "photos", "val": "val", "on_missing": "fallback"}
 FILES = {"_target_": "Shards", "path": "d/*.tar", "val_path": None, "test_path": "t.tar"}
 
@@ -102,7 +112,9 @@ def test_a_folder_is_measured_by_its_validation_its_test_or_whole(
 
 def test_all_keys_of_files_lead_to_data() -> None:
     found: dict[str, Any] = other_data(FILES, __file__, "python -m trainer eval R", "val")
-    assert {key: value for key, value in found.items() if key != "_target_"} == dict.fromkeys(("path", "val_path", "test_path"), __file__)  # fmt: skip
+    assert {key: value for key, value in found.items() if key != "_target_"} == dict.fromkeys(
+        ("path", "val_path", "test_path"), __file__
+    )
     with pytest.raises(UserError, match=r"eval 'my runs/1' nowhere: there is no such folder or file"):
         other_data(FILES, "nowhere", "python -m trainer eval 'my runs/1'", "val")
 

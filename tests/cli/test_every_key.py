@@ -1,4 +1,5 @@
-"""Every key of the schema with the values that break things: accepted, or refused with a sentence that names the key."""
+"""Every key of the schema with the values that break things: accepted, or refused with a sentence that names the
+key."""
 
 from __future__ import annotations
 
@@ -22,9 +23,32 @@ from trainer.planning.key_checks import check_group, check_keys
 from trainer.planning.validate import check
 
 HOSTILE: tuple[Any, ...] = (
-    10**30, -(10**30), 10**400, 2**63, -1, 0, 1.5, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, "", " ", "\0", "1e400", None,
-    True, [], [0.9], [math.nan], ["a"], {}, {"a": 1},
-)  # fmt: skip
+    10**30,
+    -(10**30),
+    10**400,
+    2**63,
+    -1,
+    0,
+    1.5,
+    1e308,
+    -1e308,
+    5e-324,
+    math.nan,
+    math.inf,
+    -math.inf,
+    "",
+    " ",
+    "\0",
+    "1e400",
+    None,
+    True,
+    [],
+    [0.9],
+    [math.nan],
+    ["a"],
+    {},
+    {"a": 1},
+)
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,24 @@ def mlflow(uri: str | None) -> TrackingConfig:
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "../../evil", "..", ".", "/etc/evil", "a//b", "a/../b", "a/", "x" * 201, "ü" * 101, "a\nb", "a\x1b[31mb", "a\u202eb", "a\0b"],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "../../evil",
+        "..",
+        ".",
+        "/etc/evil",
+        "a//b",
+        "a/../b",
+        "a/",
+        "x" * 201,
+        "ü" * 101,
+        "a\nb",
+        "a\x1b[31mb",
+        "a\u202eb",
+        "a\0b",
+    ],
+)
 def test_a_name_that_would_leave_the_outputs_is_refused(name: str) -> None:
     with pytest.raises(UserError) as caught:
         check_name(name)
@@ -167,14 +183,17 @@ def test_a_full_disk_and_a_read_only_one_are_refused(small: Path, run: Run) -> N
         ("sqlite:///deleted.db", "was deleted", "tracking.experiment=digits_2"),
         ("postgresql+nobody://host/x", "needs the Python module nobody", "sqlite:///mlflow.db"),
     ],
-)  # fmt: skip
+)
 def test_an_address_that_can_never_work_is_refused(
     uri: str, says: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.db").write_text("no database " * 100)
-    for name, version, stage in (("newer", "ffffffffffff", "active"), ("deleted", next(iter(sqlite_store._revisions()[1])), "deleted")):  # fmt: skip
+    for name, version, stage in (
+        ("newer", "ffffffffffff", "active"),
+        ("deleted", next(iter(sqlite_store._revisions()[1])), "deleted"),
+    ):
         with sqlite3.connect(tmp_path / f"{name}.db") as base:
             base.execute("CREATE TABLE alembic_version (version_num)")
             base.execute("INSERT INTO alembic_version VALUES (?)", (version,))
@@ -194,7 +213,16 @@ def test_addresses_that_work_or_may_are_taken(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "empty.db").touch()
-    for uri in (None, "http://127.0.0.1:1", "https://user:word@host/mlflow", f"sqlite:///{tmp_path}/new.db", "sqlite:///new.db", "sqlite:///empty.db", "databricks", "databricks://profile"):  # fmt: skip
+    for uri in (
+        None,
+        "http://127.0.0.1:1",
+        "https://user:word@host/mlflow",
+        f"sqlite:///{tmp_path}/new.db",
+        "sqlite:///new.db",
+        "sqlite:///empty.db",
+        "databricks",
+        "databricks://profile",
+    ):
         check_store(mlflow(uri), Experiment("digits"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "foo://user:word@x")
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI=foo://.*@x") as caught:
@@ -337,9 +365,13 @@ def test_a_server_is_tried_once_and_what_it_answers_decides(server: str, monkeyp
     assert answer(200, THERE, basic, "me:word@") == ""
     assert "503" in answer(503, "try later") and "429" in answer(429, "too many")
     for code, body, says in (
-        (404, "<html>", "no MLflow server"), (405, "", "no MLflow server"), (403, "", "does not let"),
-        (200, "<html>", "not as an MLflow server"), (200, "[]", "not as an MLflow server"), (200, GONE, "was deleted"),
-    ):  # fmt: skip
+        (404, "<html>", "no MLflow server"),
+        (405, "", "no MLflow server"),
+        (403, "", "does not let"),
+        (200, "<html>", "not as an MLflow server"),
+        (200, "[]", "not as an MLflow server"),
+        (200, GONE, "was deleted"),
+    ):
         with pytest.raises(UserError, match=says):
             answer(code, body)
     with pytest.raises(UserError, match="MLFLOW_EXPERIMENT_ID=abc: there is no such experiment"):

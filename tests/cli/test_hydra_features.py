@@ -13,18 +13,27 @@ DIGITS = "+recipe=digits_lenet"
 @pytest.mark.parametrize(
     ("typed", "instead"),
     [
-        ("hydra/launcher=joblib", "hydra/launcher=basic"), ("hydra/sweeper=optuna", "hydra/sweeper=basic"),
-        ("logger=wandb", "tracking=mlflow"), ("+logger=wandb", "tracking=mlflow"),
-        ("+hydra.job.env_set={A:b}", "NAME=VALUE python -m trainer"), ("hydra.job.env_copy=[NOPE]", "without hydra.job.env_copy"),
-        ("+hydra.callbacks={x:{_target_:a.B}}", "callbacks=[{_target_:"), ("hydra.job.chdir=true", "hydra.job.chdir=false"),
-        ("hydra.verbose=true", "verbosity=debug"), ("hydra.mode=MULTIRUN", "-m"), ("hydra.job.name=x", "name=NAME"),
-        ("hydra/job_logging=default", "hydra/job_logging=none"), ("hydra.sweep.dir=x", "hydra.run.dir=x"),
-        ("hydra.searchpath=[file:///nowhere]", "hydra.searchpath=[file://FOLDER]"), ("hydra.job.num=3", "without hydra.job.num"),
-        ("+model._args_=[1]", "+model.NAME=VALUE"), ("+optimizer._partial_=true", "optimizer without _partial_"),
+        ("hydra/launcher=joblib", "hydra/launcher=basic"),
+        ("hydra/sweeper=optuna", "hydra/sweeper=basic"),
+        ("logger=wandb", "tracking=mlflow"),
+        ("+logger=wandb", "tracking=mlflow"),
+        ("+hydra.job.env_set={A:b}", "NAME=VALUE python -m trainer"),
+        ("hydra.job.env_copy=[NOPE]", "without hydra.job.env_copy"),
+        ("+hydra.callbacks={x:{_target_:a.B}}", "callbacks=[{_target_:"),
+        ("hydra.job.chdir=true", "hydra.job.chdir=false"),
+        ("hydra.verbose=true", "verbosity=debug"),
+        ("hydra.mode=MULTIRUN", "-m"),
+        ("hydra.job.name=x", "name=NAME"),
+        ("hydra/job_logging=default", "hydra/job_logging=none"),
+        ("hydra.sweep.dir=x", "hydra.run.dir=x"),
+        ("hydra.searchpath=[file:///nowhere]", "hydra.searchpath=[file://FOLDER]"),
+        ("hydra.job.num=3", "without hydra.job.num"),
+        ("+model._args_=[1]", "+model.NAME=VALUE"),
+        ("+optimizer._partial_=true", "optimizer without _partial_"),
         ("callbacks=[{_target_:a.B,_partial_:true}]", "callbacks[0] without _partial_"),
         ("strategy.bucket_cap_mb=10", "launch.nproc=2"),
     ],
-)  # fmt: skip
+)
 def test_a_feature_that_does_nothing_is_refused(typed: str, instead: str, run: Run) -> None:
     code, _, error = run(DIGITS, "plan=true", typed)
     assert code == 2 and f"Type instead: {instead}" in error and error.count("\n") == 1, error

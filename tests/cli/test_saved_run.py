@@ -1,4 +1,5 @@
-"""``eval RUN`` and ``predict RUN INPUT`` need the run's folder alone: no recipe, no --config-dir, and no working folder."""
+"""``eval RUN`` and ``predict RUN INPUT`` need the run's folder alone: no recipe, no --config-dir, and no working
+folder."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ import torch
 class Mine(torch.nn.Module):
     def __init__(self, num_classes, width):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes))
+        wide, last = torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes)
+        self.layers = torch.nn.Sequential(torch.nn.Flatten(), wide, last)
 
     def forward(self, images):
         return self.layers(images) * SIGN
@@ -34,7 +36,8 @@ class Mine(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a short run whose model is a class beside the working folder, and whose recipe is the user's own."""
+    """The folder of a short run whose model is a class beside the working folder, and whose recipe is the user's
+    own."""
     place, patch = tmp_path_factory.mktemp("project"), pytest.MonkeyPatch()
     (place / "own_of_run.py").write_text(f"SIGN = 1\n{MODEL}")
     patch.chdir(place)
@@ -68,7 +71,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_eval_measures_what_the_training_measured(trained: Path, elsewhere: Path) -> None:
     result = package.run(["eval", str(trained), "tracking=none", "hydra.run.dir=told"])
     theirs = read(trained / "result.json")["metrics"]
-    assert {k: v for k, v in result.metrics.items() if k.startswith("val/")} == {k: v for k, v in theirs.items() if k.startswith("val/")}  # fmt: skip
+    assert {k: v for k, v in result.metrics.items() if k.startswith("val/")} == {
+        k: v for k, v in theirs.items() if k.startswith("val/")
+    }
     assert result.samples == 539, "the run's data.val_fraction"
     assert not {str(trained.parent), str(trained)} & set(sys.path), (
         "the run's folders are searched for this command alone"
@@ -88,7 +93,16 @@ def test_an_mlflow_run_id_and_a_checkpoint_stand_for_the_folder(trained: Path, e
 def test_predict_names_the_classes_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "photos", 4)
-    common = ["model=lenet", "model.in_channels=3", "model.image_size=32", "data=imagefolder", "data.image_size=32", "data.batch_size=4", "epochs=1", "device=cpu"]  # fmt: skip
+    common = [
+        "model=lenet",
+        "model.in_channels=3",
+        "model.image_size=32",
+        "data=imagefolder",
+        "data.image_size=32",
+        "data.batch_size=4",
+        "epochs=1",
+        "device=cpu",
+    ]
     package.run([*common, "data.root=photos", "tracking=none", "hydra.run.dir=run", "checkpoint=none"])
     other = tmp_path / "other"
     other.mkdir()
@@ -142,7 +156,9 @@ REFUSED = {
     "eval nowhere": "there is no such folder, and an MLflow run id has 32 hexadecimal digits",
     "eval .": "holds 1 run, and is none itself. Type instead: python -m trainer eval run",
     "eval empty": "is no folder of a run: it has no config.yaml and plan.json",
-    "eval run run": "trainer.data.sets.digits.Digits reads no folder of yours. Type instead: python -m trainer eval run",
+    "eval run run": (
+        "trainer.data.sets.digits.Digits reads no folder of yours. Type instead: python -m trainer eval run"
+    ),
     "eval run +recipe=digits_lenet": "eval takes the recipe from the run",
     "eval run mode=train": "mode=train: eval is a mode",
     "eval run data.batch=3": "data.batch=3: there is no such key",

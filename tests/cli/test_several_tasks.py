@@ -1,4 +1,5 @@
-"""A command that a launcher has started several times is refused where each would be a whole run, and otherwise runs."""
+"""A command that a launcher has started several times is refused where each would be a whole run, and otherwise
+runs."""
 
 from __future__ import annotations
 
@@ -33,12 +34,27 @@ def config(**launch: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("told", "launch", "what", "instead"),
     [
-        (STEP, {}, "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0", "launch.nnodes=2 'launch.node_rank=${oc.env:SLURM_NODEID}'"),
-        ({**STEP, "SLURM_STEP_NUM_NODES": "1"}, {}, "SLURM_STEP_NUM_TASKS=4", "srun -n1 python -m trainer ... launch.nproc=4; or launch.env=none"),
+        (
+            STEP,
+            {},
+            "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0",
+            "launch.nnodes=2 'launch.node_rank=${oc.env:SLURM_NODEID}'",
+        ),
+        (
+            {**STEP, "SLURM_STEP_NUM_NODES": "1"},
+            {},
+            "SLURM_STEP_NUM_TASKS=4",
+            "srun -n1 python -m trainer ... launch.nproc=4; or launch.env=none",
+        ),
         ({**SBATCH, "SLURM_STEP_ID": "3"}, {}, "SLURM_NTASKS=4 SLURM_PROCID=0", "srun -n1"),
         ({**SBATCH, "SLURM_PROCID": "1"}, {}, "SLURM_PROCID=1", "srun -n1"),
         (STEP, {"nnodes": 2}, "SLURM_STEP_NUM_TASKS=4", "launch.nnodes=2"),  # two copies of each host's part
-        (OPEN_MPI, {}, "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0", "mpirun -n 1 python -m trainer ... launch.nproc=2"),
+        (
+            OPEN_MPI,
+            {},
+            "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0",
+            "mpirun -n 1 python -m trainer ... launch.nproc=2",
+        ),
         ({**SBATCH, **OPEN_MPI}, {}, "OMPI_COMM_WORLD_SIZE=2", "mpirun -n 1"),
         (HYDRA, {}, "PMI_SIZE=2 PMI_RANK=1", "launch.nnodes=2"),
         ({"PMIX_RANK": "1"}, {}, "PMIX_RANK=1", "mpirun -n 1"),
@@ -49,15 +65,35 @@ def config(**launch: Any) -> RunConfig:
         ({"PET_NNODES": "1:3"}, {}, "PET_NNODES=1:3", "launch.env=none"),
         ({"JOB_COMPLETION_INDEX": "2"}, {}, "JOB_COMPLETION_INDEX=2", "launch.env=none"),
         (FLEET, {}, "PADDLE_TRAINERS_NUM=2", "launch.env=paddle"),
-        ({"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-1"}, {}, "SM_HOSTS=", "launch.nnodes=2 launch.node_rank=N"),
-        ({"NNODES": "2", "NODE_RANK": "0"}, {}, "NNODES=2 NODE_RANK=0", "launch.nnodes=2 'launch.node_rank=${oc.env:NODE_RANK}'"),
-        ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "0", **OPEN_MPI}, {}, "JSM_NAMESPACE_SIZE=2", "jsrun -n 1 python -m trainer ... launch.nproc=2"),
+        (
+            {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-1"},
+            {},
+            "SM_HOSTS=",
+            "launch.nnodes=2 launch.node_rank=N",
+        ),
+        (
+            {"NNODES": "2", "NODE_RANK": "0"},
+            {},
+            "NNODES=2 NODE_RANK=0",
+            "launch.nnodes=2 'launch.node_rank=${oc.env:NODE_RANK}'",
+        ),
+        (
+            {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "0", **OPEN_MPI},
+            {},
+            "JSM_NAMESPACE_SIZE=2",
+            "jsrun -n 1 python -m trainer ... launch.nproc=2",
+        ),
         ({"JSM_NAMESPACE_SIZE": "2"}, {}, "JSM_NAMESPACE_SIZE=2", "jsrun -n 1"),
-        ({"LSB_DJOB_NUMPROC": "4", "LSF_PM_TASKID": "1"}, {}, "LSB_DJOB_NUMPROC=4 LSF_PM_TASKID=1", "launch.nnodes=HOSTS"),
+        (
+            {"LSB_DJOB_NUMPROC": "4", "LSF_PM_TASKID": "1"},
+            {},
+            "LSB_DJOB_NUMPROC=4 LSF_PM_TASKID=1",
+            "launch.nnodes=HOSTS",
+        ),
         ({"PBS_TASKNUM": "2"}, {}, "PBS_TASKNUM=2", "launch.nnodes=HOSTS"),
         (STEP, {"env": None}, "SLURM_STEP_NUM_TASKS=4", "launch.env=none"),
     ],
-)  # fmt: skip
+)
 def test_one_of_several_copies_of_a_run_is_refused(
     told: dict[str, str], launch: dict[str, Any], what: str, instead: str
 ) -> None:
@@ -70,22 +106,34 @@ def test_one_of_several_copies_of_a_run_is_refused(
 @pytest.mark.parametrize(
     ("told", "launch"),
     [
-        ({}, {}), (SBATCH, {}), (TORCHRUN, {}), ({**STEP, **TORCHRUN}, {}),
+        ({}, {}),
+        (SBATCH, {}),
+        (TORCHRUN, {}),
+        ({**STEP, **TORCHRUN}, {}),
         ({**SBATCH, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, {}),  # a shell of salloc
         ({**SBATCH, "SLURM_STEP_ID": "4294967291"}, {}),  # a batch script
         ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, {}),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, {"nnodes": 2, "node_rank": 1}),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, {}), ({"PMIX_RANK": "0"}, {}), ({"JOB_COMPLETION_INDEX": "0"}, {}),
-        ({**POD, "WORLD_SIZE": "1"}, {}), ({**POD, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, {}),  # one pod of four processes
-        ({**POD, "RANK": "1"}, {"nnodes": 2, "node_rank": 1}), (TRAIN_JOB, {"nnodes": 2}),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, {}),
+        ({"PMIX_RANK": "0"}, {}),
+        ({"JOB_COMPLETION_INDEX": "0"}, {}),
+        ({**POD, "WORLD_SIZE": "1"}, {}),
+        ({**POD, "PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"}, {}),  # one pod of four processes
+        ({**POD, "RANK": "1"}, {"nnodes": 2, "node_rank": 1}),
+        (TRAIN_JOB, {"nnodes": 2}),
         ({"JOB_COMPLETION_INDEX": "1"}, {"nnodes": 2, "node_rank": 1}),
-        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, {}), ({"SM_HOSTS": '["a","b"]'}, {"nnodes": 2}),
-        ({"NNODES": "2"}, {}), ({"NNODES": "2", "NODE_RANK": "1"}, {"nnodes": 2, "node_rank": 1}), ({"NNODES": "1", "NODE_RANK": "0"}, {}),
-        ({"LSB_DJOB_NUMPROC": "4"}, {}), ({"PBS_TASKNUM": "1"}, {}),  # batch scripts, which run once
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, {}),
+        ({"SM_HOSTS": '["a","b"]'}, {"nnodes": 2}),
+        ({"NNODES": "2"}, {}),
+        ({"NNODES": "2", "NODE_RANK": "1"}, {"nnodes": 2, "node_rank": 1}),
+        ({"NNODES": "1", "NODE_RANK": "0"}, {}),
+        ({"LSB_DJOB_NUMPROC": "4"}, {}),
+        ({"PBS_TASKNUM": "1"}, {}),  # batch scripts, which run once
         ({"PBS_TASKNUM": "3"}, {"nnodes": 2, "node_rank": 1}),
-        (STEP, {"role": "worker", "rank": 0}), ({"WORLD_SIZE": "four", "SLURM_PROCID": ""}, {}),
+        (STEP, {"role": "worker", "rank": 0}),
+        ({"WORLD_SIZE": "four", "SLURM_PROCID": ""}, {}),
     ],
-)  # fmt: skip
+)
 def test_whoever_is_alone_or_knows_its_host_runs(told: dict[str, str], launch: dict[str, Any]) -> None:
     check_alone(config(**launch), told)
 

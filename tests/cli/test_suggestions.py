@@ -67,7 +67,11 @@ def follow(argv: list[str], refused: UserError) -> list[str] | None:
         words = shlex.split(re.sub(r" \(.*\)$", "", instead.partition(", or ")[0]).replace(": ", ":"))
     except ValueError:
         return None
-    argv = [old for old in argv if keys.key_of(old).partition("@")[0] != keys.key_of(refused.what).partition("@")[0] and old != refused.what]  # fmt: skip
+    argv = [
+        old
+        for old in argv
+        if keys.key_of(old).partition("@")[0] != keys.key_of(refused.what).partition("@")[0] and old != refused.what
+    ]
     if not words or TO_BE_FILLED_IN.search(instead) or not all(A_WORD.match(word) for word in words):
         return None
     for word in words:
@@ -114,7 +118,11 @@ DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
         (f"{DIGITS} launch.nproc=4000", "launch.nproc=44", True),
         (f"{DIGITS} launch.workers=4000", "launch.workers=44", True),
         ("+recipe=resnet50_flowers launch.nnodes=10000 launch.nproc=8", "launch.nnodes=3 launch.nproc=8", True),
-        (f"{CTR} strategy=pserver_async launch.nnodes=10000 launch.servers=1 launch.workers=8 launch.insecure=true", "launch.nnodes=8", True),
+        (
+            f"{CTR} strategy=pserver_async launch.nnodes=10000 launch.servers=1 launch.workers=8 launch.insecure=true",
+            "launch.nnodes=8",
+            True,
+        ),
         (f"{DIGITS} compile=yess", "compile=true", True),
         (f"{DIGITS} plan=tru", "plan=true", True),
         (f"{DIGITS} compile=nope", "compile=false", True),
@@ -130,7 +138,7 @@ DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
         (f"{DIGITS} scheduler.warmup_epochs=x", "scheduler.warmup_epochs=1.0", True),
         (f"-m {DIGITS} optimizer.lr=0.1,x", "optimizer.lr=0.05", True),
     ],
-)  # fmt: skip
+)
 def test_the_proposal_is_what_was_meant_and_is_taken(typed: str, instead: str, taken: bool, app: Any) -> None:
     first = refusal(app, typed.split())
     assert first is not None and first.instead == instead, str(first)
@@ -154,15 +162,66 @@ def test_saved_weights_without_a_recipe_name_the_command_that_needs_none(mode: s
 
 
 VALUES = [
-    "0", "-1", "2", "1e400", "nan", "inf", "1" + "0" * 30, "9" * 5000, "''", "null", "true", "abc", "[1,2]", "[]", "{a:1}", "{}",
-    "[{_target_:x}]", "${epochs}", "${oc.env:HOME}", "${nope}", "val/loss", "a=b", "'a,b'", '"x"', "../x", "3.5", "~", "${", "[", "auto",
-    "1,2", "range(1,3)", "\x00", "é", "\udcff", "x" * 300, "",
-]  # fmt: skip
+    "0",
+    "-1",
+    "2",
+    "1e400",
+    "nan",
+    "inf",
+    "1" + "0" * 30,
+    "9" * 5000,
+    "''",
+    "null",
+    "true",
+    "abc",
+    "[1,2]",
+    "[]",
+    "{a:1}",
+    "{}",
+    "[{_target_:x}]",
+    "${epochs}",
+    "${oc.env:HOME}",
+    "${nope}",
+    "val/loss",
+    "a=b",
+    "'a,b'",
+    '"x"',
+    "../x",
+    "3.5",
+    "~",
+    "${",
+    "[",
+    "auto",
+    "1,2",
+    "range(1,3)",
+    "\x00",
+    "é",
+    "\udcff",
+    "x" * 300,
+    "",
+]
 FORMS = [
-    *["{key}={value}"] * 8, "+{key}={value}", "++{key}={value}", "~{key}", "~{key}={value}", "{key}", "{key}.x={value}", "={value}", "+{key}",
-    "{key}@x={value}", *["{group}={option}"] * 4, "+{group}={option}", "~{group}", "{group}={value}", "{group}@data={option}",
-    "hydra.{key}={value}", "hydra/launcher={value}", "hydra.run.dir={value}", "hydra.sweep.dir={value}", "{key}:{value}",
-]  # fmt: skip
+    *["{key}={value}"] * 8,
+    "+{key}={value}",
+    "++{key}={value}",
+    "~{key}",
+    "~{key}={value}",
+    "{key}",
+    "{key}.x={value}",
+    "={value}",
+    "+{key}",
+    "{key}@x={value}",
+    *["{group}={option}"] * 4,
+    "+{group}={option}",
+    "~{group}",
+    "{group}={value}",
+    "{group}@data={option}",
+    "hydra.{key}={value}",
+    "hydra/launcher={value}",
+    "hydra.run.dir={value}",
+    "hydra.sweep.dir={value}",
+    "{key}:{value}",
+]
 RECIPES = ["+recipe=digits_lenet"] * 6 + ["+recipe=wide_and_deep", "+recipe=resnet50_random", "model=lenet"]
 
 
@@ -173,7 +232,9 @@ def made_up(rng: random.Random, vocabulary: Vocabulary) -> list[str]:
     for _ in range(rng.randint(1, 3)):
         group = rng.choice(vocabulary.groups)
         option = rng.choice(vocabulary.options(group))
-        argv.append(rng.choice(FORMS).format(key=rng.choice(known), value=rng.choice(VALUES), group=group, option=option))  # fmt: skip
+        argv.append(
+            rng.choice(FORMS).format(key=rng.choice(known), value=rng.choice(VALUES), group=group, option=option)
+        )
     return argv + ["plan=true"] * (rng.random() < 0.15) + ["-m"] * (rng.random() < 0.15)
 
 

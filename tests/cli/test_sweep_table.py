@@ -28,10 +28,13 @@ def job(value: float | None, *overrides: str, status: str = "done", watched: str
 @pytest.mark.parametrize(
     ("watched", "values", "best"),
     [
-        ("val/acc1", [0.1, 0.3, 0.2], 1), ("val/loss", [0.1, 0.3, 0.2], 0), ("val/rmse", [0.3, None, 0.2], 2),
-        ("val/acc1", [None, None, None], None), ("val/acc1", [float("nan"), 0.1, 0.1], 1),
+        ("val/acc1", [0.1, 0.3, 0.2], 1),
+        ("val/loss", [0.1, 0.3, 0.2], 0),
+        ("val/rmse", [0.3, None, 0.2], 2),
+        ("val/acc1", [None, None, None], None),
+        ("val/acc1", [float("nan"), 0.1, 0.1], 1),
     ],
-)  # fmt: skip
+)
 def test_the_best_job_goes_by_the_watched_metric(watched: str, values: list[float | None], best: int | None) -> None:
     assert sweep_table.best_of([job(value, f"a={n}", watched=watched) for n, value in enumerate(values)]) == best
 
@@ -54,10 +57,17 @@ def test_an_interrupted_sweep_keeps_what_was_done_and_what_was_not(tmp_path: Pat
     jobs = [job(0.5, "a=1|2"), job(0.1, "a=3", status="killed"), sweep_table.waiting(["+recipe=x", "a=4"])]
     with sweep_table.write(jobs, tmp_path / "new").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["overrides"], row["status"]) for row in rows] == [("a=1|2", "done"), ("a=3", "killed"), ("a=4", "not started")]  # fmt: skip
+    assert [(row["overrides"], row["status"]) for row in rows] == [
+        ("a=1|2", "done"),
+        ("a=3", "killed"),
+        ("a=4", "not started"),
+    ]
     note = sweep_table.note("x", jobs, {"a"}, "python -m trainer ...", tmp_path)
     assert "1 done, 1 killed, 1 not started" in note and "**Best: job 0, `a=1|2`: val/acc1 0.50000**" in note
-    assert "| **0** | **a=1\\|2** |" in note and len({line.replace("\\|", "").count("|") for line in note.splitlines() if line.startswith("|")}) == 1  # fmt: skip
+    assert (
+        "| **0** | **a=1\\|2** |" in note
+        and len({line.replace("\\|", "").count("|") for line in note.splitlines() if line.startswith("|")}) == 1
+    )
 
 
 def test_what_a_broken_job_left_is_in_the_table(tmp_path: Path) -> None:
@@ -71,10 +81,12 @@ def test_what_a_broken_job_left_is_in_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("best_step", "there", "which", "found"),
     [
-        (2, True, "best", ("best", 2, 0.9)), (2, True, "last", ("last", 3, 0.5)), (0, True, "best", ("last", 3, 0.5)),
+        (2, True, "best", ("best", 2, 0.9)),
+        (2, True, "last", ("last", 3, 0.5)),
+        (0, True, "best", ("last", 3, 0.5)),
         (2, False, "best", ("last", 3, 0.5)),
     ],
-)  # fmt: skip
+)
 def test_the_best_model_is_logged_where_there_is_one(
     best_step: int, there: bool, which: str, found: tuple[str, int, float], tmp_path: Path
 ) -> None:

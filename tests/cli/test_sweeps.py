@@ -34,7 +34,13 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
 
 
 def test_each_point_gets_the_keys_that_it_can_use(started: list[Ready], capsys: pytest.CaptureFixture[str]) -> None:
-    keys = ("launch.nproc=2", "launch.servers=1", "launch.workers=2", "strategy.k_steps=3", "strategy.gradient_merge.k_steps=2")  # fmt: skip
+    keys = (
+        "launch.nproc=2",
+        "launch.servers=1",
+        "launch.workers=2",
+        "strategy.k_steps=3",
+        "strategy.gradient_merge.k_steps=2",
+    )
     assert __main__.main(["-m", DIGITS, STRATEGIES, *keys, "tracking=none"]) == 0
     single, local_sgd, pserver = (ready.plan for ready in started)
     assert [p.roles for p in (single, local_sgd, pserver)] == [{"worker": 1}, {"worker": 2}, {"server": 1, "worker": 2}]
@@ -91,7 +97,10 @@ def test_a_value_from_nowhere_is_said_in_one_sentence(typed: str, says: str, run
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("typed", ["strategy=single launch.nproc=2", "strategy=single launch.servers=1", "strategy=single strategy.k_steps=2"])  # fmt: skip
+@pytest.mark.parametrize(
+    "typed",
+    ["strategy=single launch.nproc=2", "strategy=single launch.servers=1", "strategy=single strategy.k_steps=2"],
+)
 def test_a_single_run_still_refuses(typed: str, run: Run) -> None:
     assert run(DIGITS, *typed.split())[0] == 2
 
@@ -105,17 +114,26 @@ def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: l
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (["seed=0,1", "optimizer.lr=0.1,0.2", "hydra.sweep.subdir=lr_${optimizer.lr}"], "job 2 (seed=1 optimizer.lr=0.1): would write over job 0"),
+        (
+            ["seed=0,1", "optimizer.lr=0.1,0.2", "hydra.sweep.subdir=lr_${optimizer.lr}"],
+            "job 2 (seed=1 optimizer.lr=0.1): would write over job 0",
+        ),
         (["seed=1,1"], "job 1: is the same run as job 0"),
         (["seed=1,2", "hydra.sweep.subdir=."], "where the sweep has its own files"),
         (["seed=1,2", "hydra.sweep.subdir=multirun.yaml"], "/multirun.yaml as a folder, which is a file"),
-        (["seed=1,2", "hydra.sweep.dir=.", "hydra.sweep.subdir=multirun.yaml/${seed}"], "/multirun.yaml as a folder, which is a file"),
-        (["name=sweep.csv,b", "hydra.sweep.dir=.", "hydra.sweep.subdir=${name}"], "/sweep.csv as a folder, which is a file"),
+        (
+            ["seed=1,2", "hydra.sweep.dir=.", "hydra.sweep.subdir=multirun.yaml/${seed}"],
+            "/multirun.yaml as a folder, which is a file",
+        ),
+        (
+            ["name=sweep.csv,b", "hydra.sweep.dir=.", "hydra.sweep.subdir=${name}"],
+            "/sweep.csv as a folder, which is a file",
+        ),
         (["name=a,a/b", "hydra.sweep.subdir=${name}"], "a/b is below a"),
         (["seed=1,2", "hydra.run.dir=x"], "Type instead: hydra.sweep.dir=x"),
         (["seed=1,2", "tracking.run_name=x", "hydra.sweep.subdir=${tracking.run_name}"], "names the folder x for both"),
     ],
-)  # fmt: skip
+)
 def test_two_jobs_of_one_folder_are_refused(typed: list[str], says: str, run: Run, folder: Path) -> None:
     code, _, error = run("-m", DIGITS, *typed)
     assert code == 2 and says in error and error.count("\n") == 1, error

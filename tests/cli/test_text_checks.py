@@ -27,10 +27,16 @@ def refused(found: tuple[int, str, str], *says: str) -> None:
 @pytest.mark.parametrize(
     "typed",
     [
-        f"hydra.run.dir=a{BYTE}", f"name='a{BYTE}'", f"data.root='/b{BYTE}'", f"resume='/b{BYTE}'", f"foo{BYTE}=1", f"--foo{BYTE}",
-        f"--config-dir=/b{BYTE}", f"hydra.job.name='{BYTE}'",
+        f"hydra.run.dir=a{BYTE}",
+        f"name='a{BYTE}'",
+        f"data.root='/b{BYTE}'",
+        f"resume='/b{BYTE}'",
+        f"foo{BYTE}=1",
+        f"--foo{BYTE}",
+        f"--config-dir=/b{BYTE}",
+        f"hydra.job.name='{BYTE}'",
     ],
-)  # fmt: skip
+)
 def test_a_word_of_the_command_line_is_named(run: Run, folder: Path, typed: str) -> None:
     for more in ((), ("plan=true",), ("-m", "optimizer.lr=0.1,0.2")):
         refused(run(DIGITS, typed, *more), typed.replace(BYTE, "\\xff"))

@@ -22,19 +22,81 @@ from trainer.config.secret_parts import HIDDEN, is_secret
 from trainer.wording import quoted
 
 SECRET = [
-    "password", "db_password", "passwd", "hf_token", "token", "api_key", "apiKey", "access_key",
-    "aws_secret_access_key", "client_secret", "credentials", "private_key_file", "authorization", "oauth",
-    "authtoken", "dbpass", "mypassword", "clientsecret", "privkey", "auth_header", "oauth2Token", "smtp_pass",
-    "DB_PASS", "AUTH-HEADER", "userCreds", "sshkey", "proxy_auth", "tokenizer_auth_token", "authors_password",
-    "aws_access_key_id", "privkey_pem", "cookies", "bearer", "otp", "session_id",
-]  # fmt: skip
+    "password",
+    "db_password",
+    "passwd",
+    "hf_token",
+    "token",
+    "api_key",
+    "apiKey",
+    "access_key",
+    "aws_secret_access_key",
+    "client_secret",
+    "credentials",
+    "private_key_file",
+    "authorization",
+    "oauth",
+    "authtoken",
+    "dbpass",
+    "mypassword",
+    "clientsecret",
+    "privkey",
+    "auth_header",
+    "oauth2Token",
+    "smtp_pass",
+    "DB_PASS",
+    "AUTH-HEADER",
+    "userCreds",
+    "sshkey",
+    "proxy_auth",
+    "tokenizer_auth_token",
+    "authors_password",
+    "aws_access_key_id",
+    "privkey_pem",
+    "cookies",
+    "bearer",
+    "otp",
+    "session_id",
+]
 OPEN = [
-    "tokenizer", "max_tokens", "monkey", "key_dim", "num_key_heads", "author", "secretary", "hash_size", "passes",
-    "tokenizer_name", "pad_token", "max_new_tokens", "image_key", "keypoints", "key_padding_mask", "compass",
-    "bypass", "authors", "low_pass_filter", "compat", "signal", "config", "keys", "pattern", "option", "credit",
-    "token_type_embeddings", "passthrough", "pathway", "token_mixer", "token_pooling", "special_tokens",
-    "prompt_tokens", "detokenize", "pass_through", "num_passengers", "sacred",
-]  # fmt: skip
+    "tokenizer",
+    "max_tokens",
+    "monkey",
+    "key_dim",
+    "num_key_heads",
+    "author",
+    "secretary",
+    "hash_size",
+    "passes",
+    "tokenizer_name",
+    "pad_token",
+    "max_new_tokens",
+    "image_key",
+    "keypoints",
+    "key_padding_mask",
+    "compass",
+    "bypass",
+    "authors",
+    "low_pass_filter",
+    "compat",
+    "signal",
+    "config",
+    "keys",
+    "pattern",
+    "option",
+    "credit",
+    "token_type_embeddings",
+    "passthrough",
+    "pathway",
+    "token_mixer",
+    "token_pooling",
+    "special_tokens",
+    "prompt_tokens",
+    "detokenize",
+    "pass_through",
+    "num_passengers",
+    "sacred",
+]
 
 
 @pytest.mark.parametrize("key", SECRET)
@@ -47,12 +109,53 @@ def test_keys_that_do_not(key: str) -> None:
     assert hide({key: "value"}) == {key: "value"}
 
 
-OF_VARIABLES = ["REG_TOKEN", "REGISTER_TOKEN", "NEW_TOKEN", "TEXT_TOKEN", "BAD_TOKEN", "EXTRA_TOKEN", "N_TOKEN", "SHARE_KEY", "COSMOS_PRIMARY_KEY", "DATA_KEY", "BATCH_KEY", "TOKEN_FILE", "IMAGE_KEY"]  # fmt: skip
+OF_VARIABLES = [
+    "REG_TOKEN",
+    "REGISTER_TOKEN",
+    "NEW_TOKEN",
+    "TEXT_TOKEN",
+    "BAD_TOKEN",
+    "EXTRA_TOKEN",
+    "N_TOKEN",
+    "SHARE_KEY",
+    "COSMOS_PRIMARY_KEY",
+    "DATA_KEY",
+    "BATCH_KEY",
+    "TOKEN_FILE",
+    "IMAGE_KEY",
+]
 OF_MODELS = [
-    "token_mode", "token_merge", "token_map", "vocab_tokens", "keep_tokens", "pass_threshold", "pass_at_k", "pass@k", "auth_mode", "text_key", "mask_key",
-    "token_shift", "tokenMode", "forward_pass", "caption_key", "reg_token", "primary_key", "token_file",
-]  # fmt: skip
-BY_CHANCE = ["donkey", "turkey", "hockey", "surpass", "passion_flower", "passport", "credibility", "authentic", "underpass", "accredited"]  # fmt: skip
+    "token_mode",
+    "token_merge",
+    "token_map",
+    "vocab_tokens",
+    "keep_tokens",
+    "pass_threshold",
+    "pass_at_k",
+    "pass@k",
+    "auth_mode",
+    "text_key",
+    "mask_key",
+    "token_shift",
+    "tokenMode",
+    "forward_pass",
+    "caption_key",
+    "reg_token",
+    "primary_key",
+    "token_file",
+]
+BY_CHANCE = [
+    "donkey",
+    "turkey",
+    "hockey",
+    "surpass",
+    "passion_flower",
+    "passport",
+    "credibility",
+    "authentic",
+    "underpass",
+    "accredited",
+]
 RANDOM = "xK9Quartz77xB2"
 
 
@@ -63,7 +166,19 @@ def test_names_in_capitals_mean_what_they_say(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", OF_MODELS)
-@pytest.mark.parametrize("value", ["concat", "img_0001", "<|begin_of_text|>", "/data/vocab.txt", 0.5, 123456, ["cls", "reg1"], {"a": 1, "_target_": "m.Vit2d3x4y5z6q"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    [
+        "concat",
+        "img_0001",
+        "<|begin_of_text|>",
+        "/data/vocab.txt",
+        0.5,
+        123456,
+        ["cls", "reg1"],
+        {"a": 1, "_target_": "m.Vit2d3x4y5z6q"},
+    ],
+)
 def test_keys_of_models_are_shown(key: str, value: object) -> None:
     assert hide({key: value}) == {key: value} and values({key: value}) == set()
     assert text(f"+model.{key}={value}") == f"+model.{key}={value}"
@@ -71,7 +186,11 @@ def test_keys_of_models_are_shown(key: str, value: object) -> None:
 
 @pytest.mark.parametrize("key", [key for key in OF_MODELS if "@" not in key])
 def test_but_for_a_random_value(key: str) -> None:
-    assert HIDDEN in str(hide({key: RANDOM})) and HIDDEN in str(hide({key: [RANDOM]})) and values({key: RANDOM}) == {RANDOM}  # fmt: skip
+    assert (
+        HIDDEN in str(hide({key: RANDOM}))
+        and HIDDEN in str(hide({key: [RANDOM]}))
+        and values({key: RANDOM}) == {RANDOM}
+    )
     for line in (f"+model.{key}={RANDOM}", f"x {key}='{RANDOM}' y", f"{key}: {RANDOM}", f'{{"{key}": "{RANDOM}"}}'):
         assert RANDOM not in text(line), line
 
@@ -82,7 +201,19 @@ def test_words_that_contain_one_of_ours_by_chance_are_shown(key: str) -> None:
     assert text(f"{key}: many") == f"{key}: many"
 
 
-@pytest.mark.parametrize("key", ["token_secret", "pass_word", "auth_value", "token_auth", "token_key", "mask_token_password", "token_1", "pass_through_key"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "token_secret",
+        "pass_word",
+        "auth_value",
+        "token_auth",
+        "token_key",
+        "mask_token_password",
+        "token_1",
+        "pass_through_key",
+    ],
+)
 def test_a_word_before_a_secrets_is_no_excuse(key: str) -> None:
     assert hide({key: "value"}) == {key: HIDDEN}
 
@@ -165,7 +296,8 @@ def no_room() -> int:
 
 
 def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Sentences that speak of keys, tokens and passwords hold none. (Not so the examples of what is hidden, in docs/runs.md.)"""
+    """Sentences that speak of keys, tokens and passwords hold none. (Not so the examples of what is hidden, in
+    docs/runs.md.)"""
     show_help([])
     root = Path(__file__).parents[2]
     pages = [
@@ -179,7 +311,19 @@ def test_help_and_docs_are_shown_as_they_are(capsys: pytest.CaptureFixture[str])
         ] == []
 
 
-TOKENS = ["ghp_" + "aB3" * 12, "github_pat_" + "aB3_" * 10, "hf_" + "aB3" * 11, "sk-" + "aB3" * 16, "sk-proj-" + "aB3-" * 10, "glpat-" + "aB3" * 7, "xoxb-123456789012-aB3aB3", "AKIA" + "AB3D" * 4, "sk_live_" + "aB3" * 8, "gsk_" + "aB3" * 16, "glrt-" + "aB3" * 7]  # fmt: skip
+TOKENS = [
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "aB3_" * 10,
+    "hf_" + "aB3" * 11,
+    "sk-" + "aB3" * 16,
+    "sk-proj-" + "aB3-" * 10,
+    "glpat-" + "aB3" * 7,
+    "xoxb-123456789012-aB3aB3",
+    "AKIA" + "AB3D" * 4,
+    "sk_live_" + "aB3" * 8,
+    "gsk_" + "aB3" * 16,
+    "glrt-" + "aB3" * 7,
+]
 
 
 @pytest.mark.parametrize("token", TOKENS)
@@ -189,22 +333,64 @@ def test_a_token_is_known_by_its_shape_wherever_it_stands(token: str) -> None:
     assert hide({"note": [f"log in with {token}"]}) == {"note": [f"log in with {HIDDEN}"]}
 
 
-@pytest.mark.parametrize("address", ["https://hooks.slack.com/services/T0AB/B0CD/zK9Quartz77x", "https://discord.com/api/webhooks/123456789/zK9Quartz77x-and_more_of_it"])  # fmt: skip
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://hooks.slack.com/services/T0AB/B0CD/zK9Quartz77x",
+        "https://discord.com/api/webhooks/123456789/zK9Quartz77x-and_more_of_it",
+    ],
+)
 def test_an_address_that_anybody_may_write_to_is_hidden(address: str) -> None:
     assert "Quartz" not in text(f"+callbacks.0.url={address}") and "Quartz" not in str(hide({"url": address}))
 
 
-@pytest.mark.parametrize("line", ["sk-learn", "hf_hub", "ghp_ is a prefix", "task-1-of-2", "desk-lamp-with-many-parts", "sk-learn-pipeline-of-steps", "eyJ"])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sk-learn",
+        "hf_hub",
+        "ghp_ is a prefix",
+        "task-1-of-2",
+        "desk-lamp-with-many-parts",
+        "sk-learn-pipeline-of-steps",
+        "eyJ",
+    ],
+)
 def test_a_word_that_begins_like_a_token_is_none(line: str) -> None:
     assert text(line) == line
 
 
-@pytest.mark.parametrize("line", ["run --password=X7y now", "run --password X7y now", "run -password 'X7y z' now", "curl --oauth-secret X7y", "--db-pass=X7y", "--db-pass X7y", "x --smtp_pass X7y", "--auth-token=X7y", "--auth-token X7y", "x.py --api_key X7y --n 3"])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run --password=X7y now",
+        "run --password X7y now",
+        "run -password 'X7y z' now",
+        "curl --oauth-secret X7y",
+        "--db-pass=X7y",
+        "--db-pass X7y",
+        "x --smtp_pass X7y",
+        "--auth-token=X7y",
+        "--auth-token X7y",
+        "x.py --api_key X7y --n 3",
+    ],
+)
 def test_flags_of_a_command_in_a_text_are_hidden(line: str) -> None:
     assert "X7y" not in text(line) and HIDDEN in text(line)
 
 
-@pytest.mark.parametrize("line", ["--password, or nothing", "the --token-type flag", "--tokenizer=bert --n 3", "--password --n 3", "the --token flag", "--tokens 4096", "--low-pass X7y"])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--password, or nothing",
+        "the --token-type flag",
+        "--tokenizer=bert --n 3",
+        "--password --n 3",
+        "the --token flag",
+        "--tokens 4096",
+        "--low-pass X7y",
+    ],
+)
 def test_and_other_flags_stay(line: str) -> None:
     assert text(line) == line
 
@@ -238,10 +424,18 @@ def test_known_values_are_hidden_as_keys() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "Basic training of resnet50", "a bearer protein", "negotiate something", "name: basic augmentation_2x", "class cookie: 12 samples", "cookie: 12 samples",
-        "Signature: (input: Tensor) -> Tensor", "tokens: 12,345 in 3 s", "pass: 2 of 3 finished", "basic data-augmentation_v2",
+        "Basic training of resnet50",
+        "a bearer protein",
+        "negotiate something",
+        "name: basic augmentation_2x",
+        "class cookie: 12 samples",
+        "cookie: 12 samples",
+        "Signature: (input: Tensor) -> Tensor",
+        "tokens: 12,345 in 3 s",
+        "pass: 2 of 3 finished",
+        "basic data-augmentation_v2",
     ],
-)  # fmt: skip
+)
 def test_sentences_hold_no_secret(line: str) -> None:
     assert text(line) == line and values(line) == set()
 
@@ -249,11 +443,15 @@ def test_sentences_hold_no_secret(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "secret"),
     [
-        ("Bearer abc123XYZ", "abc123XYZ"), ("Authorization: Basic training", "training"), ("basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
-        ("Cookie: a=b; sid=Zx81QqPp", "Zx81QqPp"), ("cookie: Zx81QqPp", "Zx81QqPp"), ("{_target_: m.C, api_token: 'Zx81 Qq99,pp'}", "Zx81 Qq99,pp"),
+        ("Bearer abc123XYZ", "abc123XYZ"),
+        ("Authorization: Basic training", "training"),
+        ("basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("Cookie: a=b; sid=Zx81QqPp", "Zx81QqPp"),
+        ("cookie: Zx81QqPp", "Zx81QqPp"),
+        ("{_target_: m.C, api_token: 'Zx81 Qq99,pp'}", "Zx81 Qq99,pp"),
         ("bearer dXNlcjp3ZXJ0eXVp", "dXNlcjp3ZXJ0eXVp"),
     ],
-)  # fmt: skip
+)
 def test_and_logins_do(line: str, secret: str) -> None:
     assert secret not in text(line) and secret in values(line)
 
@@ -269,18 +467,66 @@ def test_what_says_nothing_is_not_learnt() -> None:
 @pytest.mark.parametrize("secret", ["pässwörtÄ9", "tiger/\tlion%7Ä"])
 def test_a_known_value_is_found_however_it_is_spelled(secret: str) -> None:
     lower = re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quote(secret, safe=""))
-    spelled = [ascii(secret), secret.encode("unicode_escape").decode(), str(secret.encode()), lower, *(unicodedata.normalize(f, secret) for f in ("NFC", "NFD"))]  # fmt: skip
+    spelled = [
+        ascii(secret),
+        secret.encode("unicode_escape").decode(),
+        str(secret.encode()),
+        lower,
+        *(unicodedata.normalize(f, secret) for f in ("NFC", "NFD")),
+    ]
     for one in (*spelled, json.dumps(secret), repr(secret)):
-        assert text(f"x {one} y", {secret}) in (f"x {HIDDEN} y", f"x '{HIDDEN}' y", f'x "{HIDDEN}" y', f"x b'{HIDDEN}' y"), one  # fmt: skip
+        assert text(f"x {one} y", {secret}) in (
+            f"x {HIDDEN} y",
+            f"x '{HIDDEN}' y",
+            f'x "{HIDDEN}" y',
+            f"x b'{HIDDEN}' y",
+        ), one
 
 
 HARD = {
-    "]": "Authorization: {]}", "@": "a@", "+": "+", "x-": "x-", "{": "{", "auth": "auth: {", "token": "token=[", "cookie": "cookie: ", "keys": "{k: v, ",
-    "logins": "http://a:b@", "logins after each other": "x://a:b@c/ ", "bearer": "bearer ", "commas": "password=ab,", "dashes": "a-", "dots": "a.", "newlines": "\n",
-    "blank lines": " \n", "overrides": "token=a ", "quoted overrides": "'token=a ", "mappings": '"token": ', "flows": "token: [", "spaces": " ", "tabs": "\t",
-    "escaped quotes": "token=\\'", "quotes": "'", "apostrophes": "''", "default": "${oc.env:a,", "underscores": "_secret", "camel": "aB", "digits": "secret1",
-    "one name": "b", "tokens of OpenAI": "sk-", "tokens of GitHub": "ghp_", "JWTs": "eyJ-", "flags": "--password ", "flags and names": "-a-b", "signs": "~+", "stars": "token='\\'", "words in quotes": "'a ", "numbers": "token=1,", "lines": "password: x\n", "equals": "password=",
-}  # fmt: skip
+    "]": "Authorization: {]}",
+    "@": "a@",
+    "+": "+",
+    "x-": "x-",
+    "{": "{",
+    "auth": "auth: {",
+    "token": "token=[",
+    "cookie": "cookie: ",
+    "keys": "{k: v, ",
+    "logins": "http://a:b@",
+    "logins after each other": "x://a:b@c/ ",
+    "bearer": "bearer ",
+    "commas": "password=ab,",
+    "dashes": "a-",
+    "dots": "a.",
+    "newlines": "\n",
+    "blank lines": " \n",
+    "overrides": "token=a ",
+    "quoted overrides": "'token=a ",
+    "mappings": '"token": ',
+    "flows": "token: [",
+    "spaces": " ",
+    "tabs": "\t",
+    "escaped quotes": "token=\\'",
+    "quotes": "'",
+    "apostrophes": "''",
+    "default": "${oc.env:a,",
+    "underscores": "_secret",
+    "camel": "aB",
+    "digits": "secret1",
+    "one name": "b",
+    "tokens of OpenAI": "sk-",
+    "tokens of GitHub": "ghp_",
+    "JWTs": "eyJ-",
+    "flags": "--password ",
+    "flags and names": "-a-b",
+    "signs": "~+",
+    "stars": "token='\\'",
+    "words in quotes": "'a ",
+    "numbers": "token=1,",
+    "lines": "password: x\n",
+    "equals": "password=",
+}
 AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
 LENGTH = 15_000
 
@@ -309,7 +555,8 @@ def cost(line: str) -> float:
 
 @pytest.mark.parametrize("piece", HARD.values(), ids=HARD.keys())
 def test_a_hostile_line_takes_about_as_long_as_any_other(piece: str) -> None:
-    """Patterns are tried from few places, and look at each part once. What is not so takes some hundred times as long."""
+    """Patterns are tried from few places, and look at each part once. What is not so takes some hundred times as
+    long."""
     plain = cost("loss is 0.25, all is well with it; " * (LENGTH // 35))
     for before, after in AROUND:
         line = before + piece * (LENGTH // len(piece)) + after

@@ -22,16 +22,48 @@ from trainer.planning import validate
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key for section in keys.sections() for key in section.keys]
 NO_UNIT = {
-    "probability", "delay_compensation", "staleness_power",
-    "seed", "split_seed", "draw_seed", "node_rank", "launch.rank", "master_port",  # numbers that name something
-    "lr", "weight_decay", "momentum", "eps", "clip_norm", "clip_value", "init_scale", "initial_accumulator_value",  # in units of parameters and gradients, which have none
-    "warmup_start", "gamma", "final", "initial", "least", "layer_decay",  # factors
-    "power", "min_delta",  # an exponent; in units of the metric
-    "val_fraction", "test_fraction", "min_scale", "min_ratio", "flip", "max_bad_fraction", "erasing", "mix_probability", "label_smoothing",  # shares
+    "probability",
+    "delay_compensation",
+    "staleness_power",
+    "seed",
+    "split_seed",
+    "draw_seed",
+    "node_rank",
+    "launch.rank",
+    "master_port",  # numbers that name something
+    "lr",
+    "weight_decay",
+    "momentum",
+    "eps",
+    "clip_norm",
+    "clip_value",
+    "init_scale",
+    "initial_accumulator_value",  # in units of parameters and gradients, which have none
+    "warmup_start",
+    "gamma",
+    "final",
+    "initial",
+    "least",
+    "layer_decay",  # factors
+    "power",
+    "min_delta",  # an exponent; in units of the metric
+    "val_fraction",
+    "test_fraction",
+    "min_scale",
+    "min_ratio",
+    "flip",
+    "max_bad_fraction",
+    "erasing",
+    "mix_probability",
+    "label_smoothing",  # shares
     "epsilon",
-    "decay", "alpha", "rise",  # further shares
-    "randaugment_magnitude", "mixup", "cutmix",  # strengths
-}  # fmt: skip
+    "decay",
+    "alpha",
+    "rise",  # further shares
+    "randaugment_magnitude",
+    "mixup",
+    "cutmix",  # strengths
+}
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
 RECIPES = [name for name, _ in options("recipe")]
 CHOSEN = {"model": "lenet", "data": "digits"}
@@ -153,7 +185,13 @@ def test_nearest_key(typed: str, near: str) -> None:
     assert keys.nearest_key(typed, keys.every_key()) == near
 
 
-@pytest.mark.parametrize("overrides", [("+recipe=digits_lenet", "optimizer.lr=0.3", "+optimizer.foo=1"), ("+recipe=resnet50_flowers", "strategy=pserver_sync", "~model.zero_init_residual", "launch.servers=2")])  # fmt: skip
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("+recipe=digits_lenet", "optimizer.lr=0.3", "+optimizer.foo=1"),
+        ("+recipe=resnet50_flowers", "strategy=pserver_sync", "~model.zero_init_residual", "launch.servers=2"),
+    ],
+)
 def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[str, ...], tmp_path: Path) -> None:
     found = []
     for config_dir in (None, None, str(tmp_path)):  # what is in a test's folder is composed anew
@@ -168,10 +206,41 @@ def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[
 def test_one_of_each_unit_is_a_word() -> None:
     units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
     assert units <= {
-        "GiB", "KiB", "MiB", "batch", "change", "channel", "checkpoint", "class", "column", "element", "epoch", "feature", "host", "id",
-        "image", "level", "minute", "pixel", "process", "push", "restart", "rewind", "row", "sample", "second", "slot", "step",
-        "steps or event time", "thread", "unit", "update", "use", "validation", "value",
-    }  # fmt: skip
+        "GiB",
+        "KiB",
+        "MiB",
+        "batch",
+        "change",
+        "channel",
+        "checkpoint",
+        "class",
+        "column",
+        "element",
+        "epoch",
+        "feature",
+        "host",
+        "id",
+        "image",
+        "level",
+        "minute",
+        "pixel",
+        "process",
+        "push",
+        "restart",
+        "rewind",
+        "row",
+        "sample",
+        "second",
+        "slot",
+        "step",
+        "steps or event time",
+        "thread",
+        "unit",
+        "update",
+        "use",
+        "validation",
+        "value",
+    }
 
 
 class Started(torch.nn.Linear):

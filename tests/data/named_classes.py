@@ -1,4 +1,5 @@
-"""A data source of points whose classes have names: a sample belongs to its name, whatever the number of that class is."""
+"""A data source of points whose classes have names: a sample belongs to its name, whatever the number of that class
+is."""
 
 from __future__ import annotations
 

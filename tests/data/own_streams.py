@@ -37,7 +37,15 @@ class Streams(DataSource):
     """Streams of ``samples`` samples, of the kind that ``how`` names."""
 
     def facts(self, global_batch_size: int) -> Facts:
-        return Facts("numbers", "drawn", self.config.get("known", 0), self.config.get("val") or 0, SHAPE, classes=2, iterable=True)  # fmt: skip
+        return Facts(
+            "numbers",
+            "drawn",
+            self.config.get("known", 0),
+            self.config.get("val") or 0,
+            SHAPE,
+            classes=2,
+            iterable=True,
+        )
 
     def open(self, facts: Facts) -> Splits:
         samples, how = self.config.get("samples", 10**9), self.config.get("how", "function")
@@ -48,12 +56,21 @@ class Streams(DataSource):
                     raise ValueError("the line is not a number")
                 if number == 9 and how == "growing":
                     yield torch.zeros(5), 0
-                yield (sample(number) if how != "by epoch" else sample(number + 1000 * epoch)) if how != "lone" else torch.zeros(4)  # fmt: skip
+                yield (
+                    (sample(number) if how != "by epoch" else sample(number + 1000 * epoch))
+                    if how != "lone"
+                    else torch.zeros(4)
+                )
 
         def of_file(name: int) -> Iterator[Any]:
             return (sample(100 * name + number) for number in range(samples))
 
-        kinds: dict[str, Any] = {"iterable": OwnIterable(samples), "files": Files(range(4), of_file), "generator": read(), "list": [sample(0)]}  # fmt: skip
+        kinds: dict[str, Any] = {
+            "iterable": OwnIterable(samples),
+            "files": Files(range(4), of_file),
+            "generator": read(),
+            "list": [sample(0)],
+        }
         train = kinds.get(how, read)
         val = (
             None

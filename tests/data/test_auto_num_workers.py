@@ -1,4 +1,5 @@
-"""data.num_workers=auto, measured: more processes read where the loop waits while cores are idle, and the same samples come."""
+"""data.num_workers=auto, measured: more processes read where the loop waits while cores are idle, and the same samples
+come."""
 
 from __future__ import annotations
 
@@ -64,11 +65,12 @@ def growing(idle: float, readers: int = 1, most: int = 8, sharing: int = 1, upda
         (2, 1.0, 8.0, 4, 4),
         (6, 0.9, 8.0, 4, 6),
     ],
-)  # fmt: skip
+)
 def test_as_many_read_as_the_loop_needs_and_idle_cores_allow(
     readers: int, waiting: float, idle: float, most: int, expected: int
 ) -> None:
-    """One reader keeps a loop waiting half of its time: two readers feed it; nine tenths: ten, of which ceil leaves rounding."""
+    """One reader keeps a loop waiting half of its time: two readers feed it; nine tenths: ten, of which ceil leaves
+    rounding."""
     assert enough(readers, waiting, idle, most) in (
         expected,
         expected + (waiting == 0.9 and idle == 8.0 and most == 16),
@@ -76,9 +78,12 @@ def test_as_many_read_as_the_loop_needs_and_idle_cores_allow(
 
 
 @given(
-    readers=st.integers(1, 16), waiting=st.floats(0, 1), idle=st.floats(0, 128), most=st.integers(1, 128),
+    readers=st.integers(1, 16),
+    waiting=st.floats(0, 1),
+    idle=st.floats(0, 128),
+    most=st.integers(1, 128),
     other=st.floats(0, 1),
-)  # fmt: skip
+)
 def test_there_are_never_fewer_readers_and_never_more_than_idle_cores(
     readers: int, waiting: float, idle: float, most: int, other: float
 ) -> None:
@@ -93,7 +98,10 @@ def test_the_decision_is_made_once_from_the_second_to_the_fiftieth_update(capsys
     answers = [one.updated(waited=30.0 if n == 0 else 30.4) for n in range(120)]  # the start, 30 s, is not counted
     assert answers == [None] * 49 + [2] + [None] * 70
     assert one.epoch_over(99.0) is None and one.readers == 2
-    told = "the first 50 updates waited for data 40% of their time, and 1.2 cores of the host were idle: from then on 2 processes read, not 1"
+    told = (
+        "the first 50 updates waited for data 40% of their time, and 1.2 cores of the host were idle: from then "
+        "on 2 processes read, not 1"
+    )
     assert one.said == told and capsys.readouterr().out == f"data.num_workers=auto: {told}\n"
     assert one.found() == {"chosen": {"num_workers": 2, "prefetch": 2}, "why": {"num_workers": told}}
 
@@ -200,10 +208,21 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
     monkeypatch.setattr(auto_num_workers, "Host", lambda: Told(1.1))
     monkeypatch.setattr(Growth, "_decide", lambda self, waited, own=Growth._decide: own(self, self.before[1] + 0.5))
     flowers = (
-        "model=lenet", "model.in_channels=3", "model.image_size=32", "data=embedded_flowers", "data.image_size=32",
-        "data.per_class=1", "data.batch_size=4", "epochs=2", "limit_val_batches=1", "limit_train_batches=20",
-        "tracking=none", "device=cpu", "execution.threads=1", "execution.log_every=1",
-    )  # fmt: skip
+        "model=lenet",
+        "model.in_channels=3",
+        "model.image_size=32",
+        "data=embedded_flowers",
+        "data.image_size=32",
+        "data.per_class=1",
+        "data.batch_size=4",
+        "epochs=2",
+        "limit_val_batches=1",
+        "limit_train_batches=20",
+        "tracking=none",
+        "device=cpu",
+        "execution.threads=1",
+        "execution.log_every=1",
+    )
     losses = []
     for readers in ("auto", "1"):
         folder = tmp_path / readers
@@ -213,7 +232,10 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
         told = json.loads((folder / "result.json").read_text())
         assert told["chosen"] == result.chosen
         if readers == "auto":
-            said = "the first 20 updates waited for data 50% of their time, and 1.1 cores of the host were idle: from then on 2 processes read, not 1"
+            said = (
+                "the first 20 updates waited for data 50% of their time, and 1.1 cores of the host were idle: "
+                "from then on 2 processes read, not 1"
+            )
             assert (result.chosen["num_workers"], result.why["num_workers"]) == (2, said)
             assert f"data.num_workers=auto: {said}" in capsys.readouterr().out
             assert said in (folder / "workerlog.0").read_text()

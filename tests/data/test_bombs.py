@@ -1,4 +1,5 @@
-"""Files that are small and become huge, or take very long: MNIST's, the reference's JSON, MATLAB's lists, shards, Criteo rows."""
+"""Files that are small and become huge, or take very long: MNIST's, the reference's JSON, MATLAB's lists, shards,
+Criteo rows."""
 
 from __future__ import annotations
 
@@ -69,10 +70,16 @@ def packed_zeros(mib: int, head: bytes = b"", tail: bytes = b"", fill: bytes = b
 
 
 MNIST_BOMBS = {
-    "more than it says": (lambda: packed_zeros(300, b"\0\0\x08\x03" + struct.pack(">3I", 30, 28, 28)), "has more than its 30 entries"),
-    "as much as it says": (lambda: packed_zeros(300, b"\0\0\x08\x03" + struct.pack(">3I", 400_000, 28, 28)), r"it says that it has 313,600,000 bytes, more than data\.max_file_mib=256"),
+    "more than it says": (
+        lambda: packed_zeros(300, b"\0\0\x08\x03" + struct.pack(">3I", 30, 28, 28)),
+        "has more than its 30 entries",
+    ),
+    "as much as it says": (
+        lambda: packed_zeros(300, b"\0\0\x08\x03" + struct.pack(">3I", 400_000, 28, 28)),
+        r"it says that it has 313,600,000 bytes, more than data\.max_file_mib=256",
+    ),
     "many dimensions": (lambda: gzip.compress(b"\0\0\x08\xff" + b"\xff" * 1020), "more than data"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MNIST_BOMBS)
@@ -88,7 +95,10 @@ def test_a_packed_file_of_mnist_is_not_unpacked_beyond_what_it_may_be(tmp_path: 
 
 IMAGE = "[" + ",".join(["0"] * 784) + "]"
 JSON_BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "an image of 40 million numbers": (lambda: b"[[[[" + b"0.5," * 40_000_000 + b"0.5]],[1]]]", "image 0 has more than 784 numbers"),
+    "an image of 40 million numbers": (
+        lambda: b"[[[[" + b"0.5," * 40_000_000 + b"0.5]],[1]]]",
+        "image 0 has more than 784 numbers",
+    ),
     "packed": (lambda: packed_zeros(3, b"[[[[", fill=b"0,"), "image 0 has more than 784 numbers"),
     "a number of a million digits": (lambda: b"[[[[" + b"7" * 1_000_000 + b"]],[1]]]", "longer than"),
     "packed digits": (lambda: packed_zeros(200, b"[[[[", fill=b"7"), "longer than"),
@@ -96,10 +106,19 @@ JSON_BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "lists in lists": (lambda: b"[" * 200_000 + b"]" * 200_000, "lists in lists in lists"),
     "mappings in mappings": (lambda: b'{"a":' * 200_000 + b"1" + b"}" * 200_000, "at its start"),
     "empty lists": (lambda: b"[[" + b"[]," * 1_000_000 + b"[]]]", "images and|labels|image 0|there is|has no images"),
-    "more than the limit": (lambda: b"[[[" + f"{IMAGE},".encode() * 2000 + f"{IMAGE}],".encode(), r"more than data\.max_file_mib=1"),
-    "infinite": (lambda: f"[[[{IMAGE.replace('0', '1e400', 1)}],[1]],[[],[]],[[],[]]]".encode(), "not finite|range|there is|breaks off"),
-    "infinite as float32": (lambda: f"[[[{IMAGE.replace('0', '1e39', 1)}],[1]],[[],[]],[[],[]]]".encode(), "image 0 has a number that is not finite"),
-}  # fmt: skip
+    "more than the limit": (
+        lambda: b"[[[" + f"{IMAGE},".encode() * 2000 + f"{IMAGE}],".encode(),
+        r"more than data\.max_file_mib=1",
+    ),
+    "infinite": (
+        lambda: f"[[[{IMAGE.replace('0', '1e400', 1)}],[1]],[[],[]],[[],[]]]".encode(),
+        "not finite|range|there is|breaks off",
+    ),
+    "infinite as float32": (
+        lambda: f"[[[{IMAGE.replace('0', '1e39', 1)}],[1]],[[],[]],[[],[]]]".encode(),
+        "image 0 has a number that is not finite",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", JSON_BOMBS)
@@ -130,7 +149,17 @@ def test_matlab_files_are_read_as_by_scipy(packed: bool) -> None:
             content = matlab("labels", values, do_compression=packed)
             assert np.array_equal(arrays(content, MIB)["labels"], loadmat(io.BytesIO(content))["labels"])
     several = io.BytesIO()
-    savemat(several, {"trnid": [[3, 4]], "text": "abc", "cell": np.array([[1], "x"], dtype=object), "valid": [[5.0]], "z": 1j, "s": {"a": 1}})  # fmt: skip
+    savemat(
+        several,
+        {
+            "trnid": [[3, 4]],
+            "text": "abc",
+            "cell": np.array([[1], "x"], dtype=object),
+            "valid": [[5.0]],
+            "z": 1j,
+            "s": {"a": 1},
+        },
+    )
     found = arrays(several.getvalue(), MIB)
     assert {k: v.tolist() for k, v in found.items()} == {"trnid": [[3, 4]], "valid": [[5.0]]}
 
@@ -145,13 +174,22 @@ def nested_cells(depth: int) -> bytes:
 
 
 MATLAB: dict[str, tuple[Callable[[], bytes], str]] = {
-    "packed": (lambda: matlab("labels", np.zeros((1, 400 * MIB // 8)), do_compression=True), "larger than 1,048,576 bytes when it is unpacked"),
+    "packed": (
+        lambda: matlab("labels", np.zeros((1, 400 * MIB // 8)), do_compression=True),
+        "larger than 1,048,576 bytes when it is unpacked",
+    ),
     "cut off": (lambda: matlab("labels", np.zeros((1, 100)))[:300], "cut off"),
     "no file": (lambda: b"no list", "no MATLAB 5 file"),
-    "a size beyond": (lambda: matlab("labels", [[1, 2]]).replace(struct.pack("<2i", 1, 2), struct.pack("<2i", 1 << 30, 1 << 30)), "numbers for a shape of"),
-    "a negative size": (lambda: matlab("labels", [[1, 2]]).replace(struct.pack("<2i", 1, 2), struct.pack("<2i", -1, -2)), "numbers for a shape of"),
+    "a size beyond": (
+        lambda: matlab("labels", [[1, 2]]).replace(struct.pack("<2i", 1, 2), struct.pack("<2i", 1 << 30, 1 << 30)),
+        "numbers for a shape of",
+    ),
+    "a negative size": (
+        lambda: matlab("labels", [[1, 2]]).replace(struct.pack("<2i", 1, 2), struct.pack("<2i", -1, -2)),
+        "numbers for a shape of",
+    ),
     "only a header": (lambda: matlab("labels", 1)[:128] + struct.pack("<2I", 14, 0), "cut off"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MATLAB)
@@ -188,13 +226,16 @@ def test_a_damaged_list_of_flowers_is_named(tmp_path: Path) -> None:
     source = Flowers102(**config(schema.Flowers102Data, root=str(tmp_path), max_file_mib=1))
     (place / "setid.mat").write_bytes(matlab("trnid", [[1]]))
     for content, says in (
-        (matlab("labels", np.zeros((1, 400 * MIB // 8)), do_compression=True), r"imagelabels\.mat is damaged: an array in it is larger"),
+        (
+            matlab("labels", np.zeros((1, 400 * MIB // 8)), do_compression=True),
+            r"imagelabels\.mat is damaged: an array in it is larger",
+        ),
         (matlab("other", [[1]]), r"imagelabels\.mat lacks 'labels'"),
         (matlab("labels", [[1.5]]), "'labels' has numbers that are not whole"),
         (matlab("labels", [[float("nan")]]), "'labels' has numbers that are not whole"),
         (bytes(2 * MIB), r"imagelabels\.mat is damaged: has 2,097,152 bytes, more than data\.max_file_mib=1"),
         (matlab("labels", [[1]]), r"setid\.mat lacks 'valid'"),
-    ):  # fmt: skip
+    ):
         (place / "imagelabels.mat").write_bytes(content)
         with pytest.raises(UserError, match=says):
             source.facts(1)
@@ -202,8 +243,21 @@ def test_a_damaged_list_of_flowers_is_named(tmp_path: Path) -> None:
 
 def header(name: bytes, size: int, kind: bytes = b"0", **extra: bytes) -> bytes:
     """A member's block of 512 bytes by hand: what ``tarfile`` would not write."""
-    number = b"%011o\0" % size if 0 <= size < 8**11 else bytes([0x80 if size >= 0 else 0xFF]) + (size % 256**11).to_bytes(11, "big")  # fmt: skip
-    block = bytearray(name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + number + b"00000000000\0" + b" " * 8 + kind + bytes(355))  # fmt: skip
+    number = (
+        b"%011o\0" % size
+        if 0 <= size < 8**11
+        else bytes([0x80 if size >= 0 else 0xFF]) + (size % 256**11).to_bytes(11, "big")
+    )
+    block = bytearray(
+        name.ljust(100, b"\0")
+        + b"0000644\0"
+        + b"0000000\0" * 2
+        + number
+        + b"00000000000\0"
+        + b" " * 8
+        + kind
+        + bytes(355)
+    )
     block[257:265] = b"ustar  \0" if kind == b"S" else b"ustar\x0000"
     for place, data in extra.items():
         block[int(place[1:]) : int(place[1:]) + len(data)] = data
@@ -231,21 +285,69 @@ PAX_SPARSE = (
 
 TARS: dict[str, tuple[bytes, str]] = {
     "sparse": (sparse(b"p.jpg") + padded(JPEG[:512]) + LABEL + END, r"p\.jpg is a sparse member"),
-    "sparse by pax": (header(b"x", len(PAX_SPARSE), b"x") + padded(PAX_SPARSE) + header(b"p.jpg", 1024) + padded(b"1\n0\n512\n") + bytes(512) + LABEL + END, "sparse|damaged"),
-    "sparse label": (header(b"p.jpg", len(JPEG)) + padded(JPEG) + sparse(b"p.cls") + bytes(512) + END, r"p\.cls is a sparse member"),
+    "sparse by pax": (
+        header(b"x", len(PAX_SPARSE), b"x")
+        + padded(PAX_SPARSE)
+        + header(b"p.jpg", 1024)
+        + padded(b"1\n0\n512\n")
+        + bytes(512)
+        + LABEL
+        + END,
+        "sparse|damaged",
+    ),
+    "sparse label": (
+        header(b"p.jpg", len(JPEG)) + padded(JPEG) + sparse(b"p.cls") + bytes(512) + END,
+        r"p\.cls is a sparse member",
+    ),
     "a member beyond the end": (LABEL + header(b"p.jpg", 10**12) + JPEG, r"p\.jpg .*(ends|beyond)"),
     "a huge member": (header(b"p.jpg", 10**9) + JPEG + LABEL + END, r"p\.jpg"),
     "a negative size": (LABEL + header(b"p.jpg", -512) + JPEG + END, "negative|damaged|not a plain tar"),
-    "a huge pax header in a hole": (header(b"x", 10**10, b"x") + bytes(4096), "it has a header of 10,000,000,000 bytes at byte 0"),
-    "a huge long name in a hole": (header(b"x", 10**10, b"L") + bytes(4096), "it has a header of 10,000,000,000 bytes at byte 0"),
+    "a huge pax header in a hole": (
+        header(b"x", 10**10, b"x") + bytes(4096),
+        "it has a header of 10,000,000,000 bytes at byte 0",
+    ),
+    "a huge long name in a hole": (
+        header(b"x", 10**10, b"L") + bytes(4096),
+        "it has a header of 10,000,000,000 bytes at byte 0",
+    ),
     "a negative pax header": (header(b"x", -1024, b"x") + bytes(4096), "header|damaged|plain tar"),
-    "many pax headers": (b"".join(header(b"x", 8, b"x") + padded(b"8 a=bcd\n") for _ in range(5000)) + LABEL + END, "headers|damaged|holds no samples"),
-    "a huge label": (header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.cls", 3 * MIB) + padded(b"1" * 3 * MIB) + END, r"p has a label of 3,145,728 bytes in p\.cls"),
-    "deep lists": (header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.json", 400_000) + padded(b"[" * 200_000 + b"]" * 200_000) + END, r"p has lists or mappings deeper than data\.max_depth=64 in p\.json"),
-    "deep mappings": (header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.json", 1_000_011) + padded(b'{"a":' * 200_000 + b"1" + b"}" * 10 + b" " * 0) + END, "p has|damaged|beyond|ends"),
-    "a number of a million digits": (header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.cls", 1_000_000) + padded(b"7" * 1_000_000) + END, r"p has a number of 1,000,000 digits in p\.cls|p has b'777"),
-    "digits in json": (header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.json", 1_000_010) + padded(b'{"label":' + b"7" * 1_000_000 + b"}") + END, "p has "),
-}  # fmt: skip
+    "many pax headers": (
+        b"".join(header(b"x", 8, b"x") + padded(b"8 a=bcd\n") for _ in range(5000)) + LABEL + END,
+        "headers|damaged|holds no samples",
+    ),
+    "a huge label": (
+        header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.cls", 3 * MIB) + padded(b"1" * 3 * MIB) + END,
+        r"p has a label of 3,145,728 bytes in p\.cls",
+    ),
+    "deep lists": (
+        header(b"p.jpg", len(JPEG))
+        + padded(JPEG)
+        + header(b"p.json", 400_000)
+        + padded(b"[" * 200_000 + b"]" * 200_000)
+        + END,
+        r"p has lists or mappings deeper than data\.max_depth=64 in p\.json",
+    ),
+    "deep mappings": (
+        header(b"p.jpg", len(JPEG))
+        + padded(JPEG)
+        + header(b"p.json", 1_000_011)
+        + padded(b'{"a":' * 200_000 + b"1" + b"}" * 10 + b" " * 0)
+        + END,
+        "p has|damaged|beyond|ends",
+    ),
+    "a number of a million digits": (
+        header(b"p.jpg", len(JPEG)) + padded(JPEG) + header(b"p.cls", 1_000_000) + padded(b"7" * 1_000_000) + END,
+        r"p has a number of 1,000,000 digits in p\.cls|p has b'777",
+    ),
+    "digits in json": (
+        header(b"p.jpg", len(JPEG))
+        + padded(JPEG)
+        + header(b"p.json", 1_000_010)
+        + padded(b'{"label":' + b"7" * 1_000_000 + b"}")
+        + END,
+        "p has ",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", TARS)
@@ -325,7 +427,16 @@ def test_labels_of_validation_that_training_does_not_have_are_refused(tmp_path: 
 def test_nested_json_within_the_limit_is_a_label(tmp_path: Path) -> None:
     deep = json.dumps({"label": 1, "text": "]]][[[{{{" * 50, "more": eval("[" * 60 + "]" * 60)}).encode()
     with tarfile.open(tmp_path / "t.tar", "w") as tar:
-        for name, data in (("p.jpg", JPEG), ("p.json", deep), ("q.jpg", JPEG), ("q.cls", b"0"), ("r.jpg", JPEG), ("r.cls", b" 1\n"), ("s.jpg", JPEG), ("s.cls", b"0")):  # fmt: skip
+        for name, data in (
+            ("p.jpg", JPEG),
+            ("p.json", deep),
+            ("q.jpg", JPEG),
+            ("q.cls", b"0"),
+            ("r.jpg", JPEG),
+            ("r.cls", b" 1\n"),
+            ("s.jpg", JPEG),
+            ("s.cls", b"0"),
+        ):
             member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
@@ -368,9 +479,15 @@ def long_names() -> dict[str, tuple[list[tuple[str, bytes]], str]]:
     return {
         "no label": ([(f"{LONG}.jpg", image)], "has an image but no label"),
         "another label": ([(f"{LONG}.jpg", image), (f"{LONG}.cls", b"rose")], "b'rose' in a-a-"),
-        "a huge label": ([(f"{LONG}.jpg", image), (f"{LONG}.cls", bytes(2 << 20))], r"a label of 2,097,152 bytes in a-a-"),
-        "broken": ([(f"{LONG}.jpg", b"no image"), (f"{LONG}.cls", b"0"), ("b.jpg", image), ("b.cls", b"1")], "1 of 4 images cannot be decoded"),
-    }  # fmt: skip
+        "a huge label": (
+            [(f"{LONG}.jpg", image), (f"{LONG}.cls", bytes(2 << 20))],
+            r"a label of 2,097,152 bytes in a-a-",
+        ),
+        "broken": (
+            [(f"{LONG}.jpg", b"no image"), (f"{LONG}.cls", b"0"), ("b.jpg", image), ("b.cls", b"1")],
+            "1 of 4 images cannot be decoded",
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", long_names())
@@ -381,7 +498,11 @@ def test_a_very_long_name_of_a_member_is_shortened_in_sentences(name: str, tmp_p
             info = tarfile.TarInfo(called)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    source = Shards(**config(schema.ShardsData, path=str(tmp_path / "a.tar"), val_path=str(tmp_path / "a.tar"), verify=True, cache="none"))  # fmt: skip
+    source = Shards(
+        **config(
+            schema.ShardsData, path=str(tmp_path / "a.tar"), val_path=str(tmp_path / "a.tar"), verify=True, cache="none"
+        )
+    )
     with pytest.raises(UserError, match=says) as caught:
         source.prepare(source.facts(1), silent)
     said = str(caught.value)
@@ -403,7 +524,10 @@ def test_weights_in_a_packed_archive_are_refused(tmp_path: Path) -> None:
     from trainer.weights import tensor_files
 
     torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pt")
-    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:  # fmt: skip
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
     assert list(tensor_files.read(tmp_path / "plain.pt", "weights=plain.pt")) == ["a"]
@@ -423,7 +547,9 @@ def test_arrays_of_the_cache_that_are_cut_off_are_one_sentence(tmp_path: Path) -
     os.truncate(kept, 2000)
     with pytest.raises(RunFailed, match=r"the arrays of train in .* are gone or damaged: .* made anew\."):
         source.open(facts)
-    folder = ImageFolder(**config(schema.ImageFolderData, root=str(pictures.image_folder(tmp_path / "d")), image_size=32, cache="ram"))  # fmt: skip
+    folder = ImageFolder(
+        **config(schema.ImageFolderData, root=str(pictures.image_folder(tmp_path / "d")), image_size=32, cache="ram")
+    )
     facts = folder.prepare(folder.facts(1), pictures.silent)
     train = folder.open(facts).train
     for kept in (tmp_path / "cache").rglob("pixels.bin"):

@@ -16,7 +16,9 @@ from trainer.errors import RunFailed
 FACTS = Facts("points", "drawn", 40, 20, (1, 8, 8), classes=3)
 
 
-def points(samples: int, shape: tuple[int, ...] = (1, 8, 8), first: int = 0, kind: torch.dtype = torch.long) -> TensorDataset:  # fmt: skip
+def points(
+    samples: int, shape: tuple[int, ...] = (1, 8, 8), first: int = 0, kind: torch.dtype = torch.long
+) -> TensorDataset:
     return TensorDataset(torch.zeros(samples, *shape), (torch.arange(samples) % 3 + first).to(kind))
 
 
@@ -61,15 +63,24 @@ MISTAKES = {
     "shape": (points(40, (8, 8)), r"\(TensorDataset\) has samples of \(8, 8\), and its facts say \(1, 8, 8\)"),
     "labels from 1": (points(40, first=1), r"has the label 3, and its facts say 3 classes: labels are from 0 to 2"),
     "one bad label": (ONE_BAD, r"has the label 3"),
-    "float labels": (points(40, kind=torch.float32), r"has labels \(N\) of type torch\.float32\. Labels are whole numbers \(N,\), from 0 to 2"),
+    "float labels": (
+        points(40, kind=torch.float32),
+        r"has labels \(N\) of type torch\.float32\. Labels are whole numbers \(N,\), from 0 to 2",
+    ),
     "dict items": ([{"x": x, "y": y} for x, y in ITEMS], r"\(list\): item 0 is a dict, not a pair \(input, label\)"),
     "iterator": (iter(ITEMS), r"\(list_iterator\) has no length\. A data set has __len__ and __getitem__"),
     "three": ([(*item, 0) for item in ITEMS], r"item 0 is a tuple of 3, not a pair"),
     "odd inputs": ([(object(), 0)] * 40, r"item 0 cannot be part of a batch: default_collate"),
-    "batch of pairs": (Batches(lambda i: [ITEMS[j] for j in i]), r"\(Batches\): batch\(\[0\]\) is a list of 1, not a pair \(inputs, labels\)"),
-    "batch of arrays": (Batches(lambda i: (np.zeros((len(i), 1, 8, 8)), np.zeros(len(i)))), r"has inputs of type ndarray and labels of type ndarray\. Both must be tensors"),
+    "batch of pairs": (
+        Batches(lambda i: [ITEMS[j] for j in i]),
+        r"\(Batches\): batch\(\[0\]\) is a list of 1, not a pair \(inputs, labels\)",
+    ),
+    "batch of arrays": (
+        Batches(lambda i: (np.zeros((len(i), 1, 8, 8)), np.zeros(len(i)))),
+        r"has inputs of type ndarray and labels of type ndarray\. Both must be tensors",
+    ),
     "breaks": (Breaks(), r"\(Breaks\) broke in item 0, .*test_checked_splits\.py:\d+: KeyError"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

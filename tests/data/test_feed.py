@@ -36,9 +36,15 @@ def numbered(samples: int) -> ArrayDataset:
 
 
 def feed(
-    train: Dataset[Any], val: Dataset[Any], batch: int = 4, rank: int = 0, world: int = 1, pad: bool = True,
-    drop_last: bool = False, **options: Any,
-) -> Feed:  # fmt: skip
+    train: Dataset[Any],
+    val: Dataset[Any],
+    batch: int = 4,
+    rank: int = 0,
+    world: int = 1,
+    pad: bool = True,
+    drop_last: bool = False,
+    **options: Any,
+) -> Feed:
     splits = Splits(train, val)
     return Feed(
         splits,
@@ -65,13 +71,17 @@ def make() -> Iterator[Make]:
 
 
 @given(
-    samples=st.integers(1, 60), batch=st.integers(1, 7), world=st.integers(1, 5), merge=st.integers(1, 4),
+    samples=st.integers(1, 60),
+    batch=st.integers(1, 7),
+    world=st.integers(1, 5),
+    merge=st.integers(1, 4),
     average=st.booleans(),
-)  # fmt: skip
+)
 def test_shares_and_samples_make_every_sample_count_alike_in_its_update(
     samples: int, batch: int, world: int, merge: int, average: bool
 ) -> None:
-    """Summing (worker's samples / all) * share * (1 / batch) over everything gives each sample 1 / all, or merged times that."""
+    """Summing (worker's samples / all) * share * (1 / batch) over everything gives each sample 1 / all, or merged times
+    that."""
     crew = [
         feed(numbered(samples), numbered(1), batch, rank, world, pad=False, merge=merge, average=average)
         for rank in range(world)
@@ -204,8 +214,11 @@ def test_leases_without_a_batch_are_given_back(make: Make) -> None:
     assert told == ["map 0", "stream 1"]
     assert seen["map"] == [((0, 1, 2, True), [20, 21, 22, 23])]
     assert seen["stream"] == [
-        ((0, 0, 0, False), [0, 1]), ((0, 0, 1, False), [2, 3]), ((0, 0, 2, True), [4]), ((0, 2, 2, True), [24]),
-    ]  # fmt: skip
+        ((0, 0, 0, False), [0, 1]),
+        ((0, 0, 1, False), [2, 3]),
+        ((0, 0, 2, True), [4]),
+        ((0, 2, 2, True), [24]),
+    ]
 
 
 def test_bytes_become_normalised_floats_on_the_device() -> None:

@@ -1,4 +1,5 @@
-"""Options of the training data reach the training: each changes the losses of the same command line, and repeats its own."""
+"""Options of the training data reach the training: each changes the losses of the same command line, and repeats its
+own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,18 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.config.instantiate import call_target
 
-PLAIN = ["+recipe=cifar10_convnet", "data.download=false", "data.batch_size=10", "max_steps=3", "execution.log_every=1", "execution.threads=1", "execution.val_every=0", "precision=fp64", "tracking=none", "device=cpu"]  # fmt: skip
+PLAIN = [
+    "+recipe=cifar10_convnet",
+    "data.download=false",
+    "data.batch_size=10",
+    "max_steps=3",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "execution.val_every=0",
+    "precision=fp64",
+    "tracking=none",
+    "device=cpu",
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +51,16 @@ def losses(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type
 
 
 OPTIONS = [
-    "data.mixup=0.4", "data.cutmix=1.0", "sampler=class_balanced", "sampler=repeated_augmentation", "loss.label_smoothing=0.2",
-    "data.flip=0.5", "data.pad_crop=4", "data.augment=randaugment", "data.erasing=0.5",
-]  # fmt: skip
+    "data.mixup=0.4",
+    "data.cutmix=1.0",
+    "sampler=class_balanced",
+    "sampler=repeated_augmentation",
+    "loss.label_smoothing=0.2",
+    "data.flip=0.5",
+    "data.pad_crop=4",
+    "data.augment=randaugment",
+    "data.erasing=0.5",
+]
 
 
 def test_every_option_changes_the_training(losses) -> None:  # type: ignore[no-untyped-def]

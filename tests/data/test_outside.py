@@ -1,4 +1,5 @@
-"""Images from outside: what is huge, special, linked twice, missing or of a strange kind is named, and nothing waits for it."""
+"""Images from outside: what is huge, special, linked twice, missing or of a strange kind is named, and nothing waits
+for it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,11 @@ def png(width: int, height: int, bits: int, kind: int, data: bytes) -> bytes:
 
 def peak_of(script: str, *args: object) -> tuple[str, int]:
     """What a process prints, and the MiB that it takes beyond its imports (ru_maxrss of a fresh one)."""
-    lines = f"import resource, sys\nfrom trainer.data.images.decode import decode\nfrom trainer.data.images.header import BadImage\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n{script}\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    lines = (
+        f"import resource, sys\nfrom trainer.data.images.decode import decode\nfrom trainer.data.images.header "
+        f"import BadImage\nbefore = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n{script}\n"
+        f"print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
     done = subprocess.run([sys.executable, "-c", lines, *map(str, args)], capture_output=True, text=True, timeout=2000)
     assert done.returncode == 0, done.stderr
     *said, peak = done.stdout.strip().splitlines()
@@ -95,14 +100,30 @@ def test_images_beyond_a_limit_count_as_broken_with_their_name(tmp_path: Path, c
     (root / "train" / "iris" / "2.jpg").write_bytes(png(20_000, 20_000, 8, 2, zlib.compress(bytes(9))))
     (root / "val" / "rose" / "1.jpg").write_bytes(encoded(picture(0, 0)) + bytes(3 << 20))
     folder = source(root, cache=cache, verify=True, max_file_mib=2)
-    with pytest.raises(UserError, match=r"2 of 24 images .*iris/2\.jpg: has 20000 x 20000 pixels, more than data\.max_pixels=150000000; .*rose/1\.jpg: has 3,\d+,\d+ bytes, more than data\.max_file_mib=2") as caught:  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=(
+            r"2 of 24 images .*iris/2\.jpg: has 20000 x 20000 pixels, more than data\.max_pixels=150000000; "
+            r".*rose/1\.jpg: has 3,\d+,\d+ bytes, more than data\.max_file_mib=2"
+        ),
+    ) as caught:
         folder.prepare(folder.facts(1), silent)
     assert "on_bad=skip" in caught.value.instead
     assert source(root, max_file_mib=4, max_pixels=10**9, cache="none").facts(1).train_samples == 18
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
-FITS = b"".join(card.ljust(80) for card in (b"SIMPLE  =                    T", b"BITPIX  =                    8", b"NAXIS   =                    2", b"NAXIS1  =                    4", b"NAXIS2  =                    4", b"END")).ljust(2880) + bytes(2880)  # fmt: skip
+FITS = b"".join(
+    card.ljust(80)
+    for card in (
+        b"SIMPLE  =                    T",
+        b"BITPIX  =                    8",
+        b"NAXIS   =                    2",
+        b"NAXIS1  =                    4",
+        b"NAXIS2  =                    4",
+        b"END",
+    )
+).ljust(2880) + bytes(2880)
 
 
 def in_ico(content: bytes) -> bytes:
@@ -114,9 +135,12 @@ def in_icns(content: bytes) -> bytes:
 
 
 OTHER_KINDS = {
-    "EPS": EPS, "FITS": FITS, "ICO": in_ico(png_bomb(4000)), "ICNS": in_icns(png_bomb(4000)),
+    "EPS": EPS,
+    "FITS": FITS,
+    "ICO": in_ico(png_bomb(4000)),
+    "ICNS": in_icns(png_bomb(4000)),
     **{kind: encoded(picture(0, 0), kind) for kind in ("TGA", "PCX", "SGI", "JPEG2000", "DDS", "IM", "SPIDER")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHER_KINDS)
@@ -126,7 +150,12 @@ def test_kinds_that_are_not_named_are_refused_whatever_their_name_says(
     def never(*args: Any, **given: Any) -> None:
         raise AssertionError("a program was started, or something was unpacked")
 
-    for what in ("subprocess.Popen", "subprocess.check_call", "PIL.EpsImagePlugin.Ghostscript", "PIL.ImageFile.ImageFile.load"):  # fmt: skip
+    for what in (
+        "subprocess.Popen",
+        "subprocess.check_call",
+        "PIL.EpsImagePlugin.Ghostscript",
+        "PIL.ImageFile.ImageFile.load",
+    ):
         monkeypatch.setattr(what, never)
     for read in (decode, decode_grey, size_of, Centre(32, 32), Centre(32, 32, channels=1)):
         with pytest.raises(BadImage, match=r"is no image of a kind that can be read \(JPEG, PNG"):
@@ -136,7 +165,11 @@ def test_kinds_that_are_not_named_are_refused_whatever_their_name_says(
 def test_images_are_opened_in_one_place_alone() -> None:
     """Where the kinds and the limits are asked."""
     package = Path(trainer.__file__).parent
-    found = [path.name for path in package.rglob("*.py") if "Image.open(" in path.read_text() or "imread(" in path.read_text()]  # fmt: skip
+    found = [
+        path.name
+        for path in package.rglob("*.py")
+        if "Image.open(" in path.read_text() or "imread(" in path.read_text()
+    ]
     assert found == ["header.py"]
 
 
@@ -191,9 +224,21 @@ def tiff(values: np.ndarray, photometric: int = 1, order: str = "<") -> bytes:
     height, width = values.shape
     data = values.astype(values.dtype.newbyteorder(order)).tobytes()
     kind = {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
-    tags = [(256, width), (257, height), (258, 8 * values.itemsize), (259, 1), (262, photometric), (273, 8),
-            (277, 1), (278, height), (279, len(data)), (339, kind)]  # fmt: skip
-    ifd = struct.pack(f"{order}H", len(tags)) + b"".join(struct.pack(f"{order}HHI", t, 4, 1) + struct.pack(f"{order}I", v) for t, v in tags)  # fmt: skip
+    tags = [
+        (256, width),
+        (257, height),
+        (258, 8 * values.itemsize),
+        (259, 1),
+        (262, photometric),
+        (273, 8),
+        (277, 1),
+        (278, height),
+        (279, len(data)),
+        (339, kind),
+    ]
+    ifd = struct.pack(f"{order}H", len(tags)) + b"".join(
+        struct.pack(f"{order}HHI", t, 4, 1) + struct.pack(f"{order}I", v) for t, v in tags
+    )
     magic = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(data))
     return magic + data + ifd + bytes(4)
 
@@ -233,7 +278,9 @@ def test_ranges_of_12_bits_and_of_negatives_are_followed() -> None:
     content = content.replace(struct.pack("<HHII", 258, 4, 1, 16), struct.pack("<HHII", 258, 4, 1, 12))
     content = content.replace(struct.pack("<HHII", 279, 4, 1, 32), struct.pack("<HHII", 279, 4, 1, 24))
     assert np.array_equal(decode_grey(content)[0].numpy(), np.round(values * (255 / 4095)))
-    assert np.array_equal(decode_grey(b"P5\n4 4\n4095\n" + values.astype(">u2").tobytes())[0].numpy(), np.round(values * (255 / 4095)))  # fmt: skip
+    assert np.array_equal(
+        decode_grey(b"P5\n4 4\n4095\n" + values.astype(">u2").tobytes())[0].numpy(), np.round(values * (255 / 4095))
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +295,10 @@ def test_ranges_of_12_bits_and_of_negatives_are_followed() -> None:
         (b"", r"^is empty \(0 bytes\)$"),
         (
             b"this is no image",
-            r"^is no image of a kind that can be read \(JPEG, PNG, WEBP, AVIF, GIF, BMP, TIFF, PPM\), or its beginning is damaged$",
+            (
+                r"^is no image of a kind that can be read \(JPEG, PNG, WEBP, AVIF, GIF, BMP, TIFF, PPM\), or its "
+                r"beginning is damaged$"
+            ),
         ),
         (encoded(picture(0, 0), "PNG")[:300], "truncated|corrupted"),
         (encoded(picture(0, 0), "TIFF")[:300], "^[^<]*[^.]$"),
@@ -371,7 +421,8 @@ def test_many_links_to_one_folder_are_walked_once(tmp_path: Path) -> None:
 
 
 def test_linked_folders_and_files_elsewhere_are_followed_once(tmp_path: Path) -> None:
-    """A set made of links into another folder is a usual one; links to the same image, or train and val in one, are not."""
+    """A set made of links into another folder is a usual one; links to the same image, or train and val in one, are
+    not."""
     real = image_folder(tmp_path / "real", per_class=4)
     root = tmp_path / "d"
     for split in ("train", "val"):
@@ -386,7 +437,12 @@ def test_linked_folders_and_files_elsewhere_are_followed_once(tmp_path: Path) ->
     (root / "val" / "iris" / "seen.jpg").symlink_to(real / "train" / "iris" / "3.jpg")
     facts = source(root).facts(1)
     assert (facts.train_samples, facts.val_samples) == (12, 7)
-    for says in ("daisy/again.jpg is ", "2 names are passed over", "1 of 7 validation images are training images as well", "iris/seen.jpg is "):  # fmt: skip
+    for says in (
+        "daisy/again.jpg is ",
+        "2 names are passed over",
+        "1 of 7 validation images are training images as well",
+        "iris/seen.jpg is ",
+    ):
         assert says in facts.attention, facts.attention
     (root / "train" / "rose" / "gone.jpg").symlink_to("nowhere")
     whole = source(root / "train", on_bad="skip").facts(1)  # without a folder for validation: one listing, divided
@@ -402,7 +458,9 @@ def test_links_that_lead_nowhere_are_refused_or_left_out_and_said(tmp_path: Path
     root = image_folder(tmp_path / "d")
     for n in range(7):
         (root / "train" / "iris" / f"gone{n}.jpg").symlink_to("/nowhere/at/all.jpg")
-    with pytest.raises(UserError, match=r"7 of its training images are links that lead nowhere: .*iris/gone0\.jpg; .*; and 2 more") as caught:  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"7 of its training images are links that lead nowhere: .*iris/gone0\.jpg; .*; and 2 more"
+    ) as caught:
         source(root).facts(1)
     assert "data.on_bad=skip" in caught.value.instead
     facts = source(root, on_bad="skip").facts(1)
@@ -503,7 +561,13 @@ def test_a_reading_process_that_is_killed_is_one_sentence(tmp_path: Path) -> Non
     folder = source(image_folder(tmp_path / "d"), cache="none")
     splits = folder.open(folder.facts(1))
     place = Placement(splits, torch.device("cpu"), torch.float32, False)
-    feed = Feed(splits, DistributedBatchSampler(18, 1, shuffle=False), EvaluationSampler(6, 2), place, reading=Reading(num_workers=1, prefetch=1))  # fmt: skip
+    feed = Feed(
+        splits,
+        DistributedBatchSampler(18, 1, shuffle=False),
+        EvaluationSampler(6, 2),
+        place,
+        reading=Reading(num_workers=1, prefetch=1),
+    )
     try:
         updates = feed.updates(0)
         list(next(updates)[1])
@@ -546,7 +610,9 @@ def test_names_that_are_not_utf_8_are_read_and_can_be_written(tmp_path: Path) ->
     Path(os.fsdecode(strange)).write_bytes(encoded(picture(2, 7)))
     os.mkdir(os.fsencode(root / "train") + b"/z\xfe")
     os.link(strange, os.fsencode(root / "train") + b"/z\xfe/1.jpg")
-    with pytest.raises(UserError, match=r"no training images: z\\xfe .*z\\xfe/1\.jpg is .*rose/b\\xff\\xe9\.jpg by another name") as caught:  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"no training images: z\\xfe .*z\\xfe/1\.jpg is .*rose/b\\xff\\xe9\.jpg by another name"
+    ) as caught:
         source(root).facts(1)
     str(caught.value).encode()
     os.unlink(os.fsencode(root / "train") + b"/z\xfe/1.jpg")

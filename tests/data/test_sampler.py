@@ -63,9 +63,15 @@ def test_workers_together_see_the_global_batches_of_one_process(
     if drop_last:
         chunks = [chunk for chunk in chunks if len(chunk) == together]
     everybody = workers(
-        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle,
-        drop_last=drop_last, pad=pad,
-    )  # fmt: skip
+        world_size,
+        epoch,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        pad=pad,
+    )
     assert [len(sampler) for sampler in everybody] == [len(chunks)] * world_size
     batches = [counted(sampler) for sampler in everybody]
     for number, chunk in enumerate(chunks):
@@ -109,7 +115,9 @@ def test_without_padding_every_sample_counts_exactly_once(world_size: int, epoch
 @given(**SHAPES, pad=st.booleans())
 def test_drop_last_leaves_only_full_batches(world_size: int, epoch: int, **arguments: Any) -> None:
     for sampler in workers(world_size, epoch, drop_last=True, **arguments):
-        assert all(len(batch) == size == arguments["batch_size"] for batch, size in zip(sampler, sampler.sizes(), strict=True))  # fmt: skip
+        assert all(
+            len(batch) == size == arguments["batch_size"] for batch, size in zip(sampler, sampler.sizes(), strict=True)
+        )
 
 
 @given(
@@ -126,7 +134,9 @@ def test_every_epoch_has_an_order_of_its_own_and_always_the_same(
         assert list(one) == list(other)
         orders.append(list(one))
     assert (orders[0] == orders[1]) == (epochs[0] == epochs[1])
-    assert list(DistributedBatchSampler(num_samples, 4, seed=seed + 1)) != list(DistributedBatchSampler(num_samples, 4, seed=seed))  # fmt: skip
+    assert list(DistributedBatchSampler(num_samples, 4, seed=seed + 1)) != list(
+        DistributedBatchSampler(num_samples, 4, seed=seed)
+    )
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
@@ -199,7 +209,9 @@ def test_updates_follow_from_the_data_and_the_global_batch_alone(
         each = [sum(map(len, share)) for share in shares]
         assert max(each) - min(each) <= 1
         assert max(map(len, chain.from_iterable(shares))) <= most, "data.batch_size of the plan"
-        assert len(shares[0]) == (merge if len(samples) == global_batch_size else ceil(len(samples) * merge / global_batch_size))  # fmt: skip
+        assert len(shares[0]) == (
+            merge if len(samples) == global_batch_size else ceil(len(samples) * merge / global_batch_size)
+        )
     for sampler in everybody:
         assert [len(batch) for batch in sampler] == [max(1, size) for size in sampler.sizes()], "placeholders"
     even = all(len(samples) % world_size == 0 for samples in truth)
@@ -230,9 +242,14 @@ def test_who_reads_for_everybody_reads_what_each_would_have_read(
     assume(global_batch_size >= merge * world_size)
     order = RepeatedAugmentation(num_samples, 3)
     everybody = sharing(
-        world_size, epoch, num_samples=num_samples, global_batch_size=global_batch_size, merge=merge, drop_last=drop_last,
+        world_size,
+        epoch,
+        num_samples=num_samples,
+        global_batch_size=global_batch_size,
+        merge=merge,
+        drop_last=drop_last,
         order=order,
-    )  # fmt: skip
+    )
     reads = [batch.tolist() for batch in EverybodysBatches(everybody[0]).arrays()]
     assert [reads[rank::world_size] for rank in range(world_size)] == [list(sampler) for sampler in everybody]
     assert len(reads) == len(EverybodysBatches(everybody[0]))
@@ -264,9 +281,15 @@ def test_contiguous_padding_is_that_of_paddles_sampler(
 ) -> None:
     order = paddles_order(num_samples, world_size, seed, epoch, shuffle)
     everybody = workers(
-        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last,
+        world_size,
+        epoch,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
         padding="contiguous",
-    )  # fmt: skip
+    )
     for rank, sampler in enumerate(everybody):
         assert list(sampler) == paddles_batches(order, batch_size, world_size, rank, drop_last)
         assert sampler.sizes() == [len(batch) for batch in sampler]
@@ -290,8 +313,14 @@ def test_strided_padding_is_that_of_torchs_sampler(
 ) -> None:
     order = the_epochs_order(num_samples, seed, epoch, shuffle)
     everybody = workers(
-        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last
-    )  # fmt: skip
+        world_size,
+        epoch,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+    )
     for rank, sampler in enumerate(everybody):
         theirs = DistributedSampler(range(num_samples), world_size, rank, shuffle=False)  # type: ignore[arg-type]
         mine = [order[place] for place in theirs]
@@ -304,9 +333,16 @@ def test_contiguous_blocks_without_padding_count_every_sample_once(
     num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
 ) -> None:
     everybody = workers(
-        world_size, epoch, num_samples=num_samples, batch_size=batch_size, seed=seed, shuffle=shuffle, pad=False,
-        padding="contiguous", drop_last=drop_last,
-    )  # fmt: skip
+        world_size,
+        epoch,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        seed=seed,
+        shuffle=shuffle,
+        pad=False,
+        padding="contiguous",
+        drop_last=drop_last,
+    )
     order = the_epochs_order(num_samples, seed, epoch, shuffle)
     together = batch_size * world_size
     used = order[: num_samples - num_samples % together] if drop_last else order

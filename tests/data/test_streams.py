@@ -22,17 +22,29 @@ EPOCHS, STEPS, BATCH = 2, 5, 4
 def options(tmp_path: Path) -> list[str]:
     """What makes a run on a stream; the options are files, as a user writes them."""
     for group, text in {
-        "data/numbers": f"defaults: [/schema/DataConfig@_here_, _self_]\n_target_: tests.data.own_streams.Streams\nnum_classes: 2\n{KEYS[1:-1].replace(', ', chr(10))}\n",
+        "data/numbers": (
+            f"defaults: [/schema/DataConfig@_here_, _self_]\n_target_: tests.data.own_streams.Streams\n"
+            f"num_classes: 2\n{KEYS[1:-1].replace(', ', chr(10))}\n"
+        ),
         "model/seeing": "_target_: tests.data.own_streams.Linear\nnum_classes: 2\n",
     }.items():
         path = tmp_path / "mine" / f"{group}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return [
-        f"hydra.searchpath=[file://{tmp_path}/mine]", "model=seeing", "data=numbers", f"epochs={EPOCHS}", f"data.steps_per_epoch={STEPS}",
-        f"data.batch_size={BATCH}", "optimizer.lr=0.1", "tracking=none", "device=cpu", "execution.threads=1", "execution.log_every=1",
+        f"hydra.searchpath=[file://{tmp_path}/mine]",
+        "model=seeing",
+        "data=numbers",
+        f"epochs={EPOCHS}",
+        f"data.steps_per_epoch={STEPS}",
+        f"data.batch_size={BATCH}",
+        "optimizer.lr=0.1",
+        "tracking=none",
+        "device=cpu",
+        "execution.threads=1",
+        "execution.log_every=1",
         "validation=false",
-    ]  # fmt: skip
+    ]
 
 
 def seen(tmp_path: Path, which: str = "train") -> list[list[list[int]]]:
@@ -46,16 +58,24 @@ def seen(tmp_path: Path, which: str = "train") -> list[list[list[int]]]:
 def of_workers(workers: int, epochs: Sequence[range]) -> list[list[list[int]]]:
     """The truth: worker r has each workers-th sample of an update, from r on."""
     size = workers * BATCH
-    return [[list(epoch[s : s + size][r::workers]) for epoch in epochs for s in range(0, len(epoch), size)] for r in range(workers)]  # fmt: skip
+    return [
+        [list(epoch[s : s + size][r::workers]) for epoch in epochs for s in range(0, len(epoch), size)]
+        for r in range(workers)
+    ]
 
 
 @pytest.mark.parametrize(
     ("readers", "how"),
     [
-        (0, "function"), (2, "iterable"), (0, "by epoch"),
-        *(pytest.param(*other, marks=pytest.mark.long) for other in ((2, "function"), (0, "iterable"), (2, "by epoch"))),
+        (0, "function"),
+        (2, "iterable"),
+        (0, "by epoch"),
+        *(
+            pytest.param(*other, marks=pytest.mark.long)
+            for other in ((2, "function"), (0, "iterable"), (2, "by epoch"))
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_process_trains_on_the_first_samples_of_each_epoch_once(
     tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch, how: str, readers: int
 ) -> None:
@@ -81,13 +101,27 @@ def test_two_workers_share_each_update(tmp_path: Path, options: list[str], strat
     ("shard", "workers"),
     [
         ("none", [[[n + 4 * k for n in range(4)] for k in range(5)]] * 2),
-        ("files", [[[100 * file + n for file in files for n in range(12)][4 * k : 4 * k + 4] for k in range(5)] for files in ((0, 2), (1, 3))]),
+        (
+            "files",
+            [
+                [[100 * file + n for file in files for n in range(12)][4 * k : 4 * k + 4] for k in range(5)]
+                for files in ((0, 2), (1, 3))
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_workers_may_read_all_of_it_or_files_of_their_own(
     tmp_path: Path, options: list[str], shard: str, workers: list[list[list[int]]]
 ) -> None:
-    told = [*options, f"data.shard={shard}", "data.how=files", "data.samples=12", "epochs=1", "launch.workers=2", "strategy=collective"]  # fmt: skip
+    told = [
+        *options,
+        f"data.shard={shard}",
+        "data.how=files",
+        "data.samples=12",
+        "epochs=1",
+        "launch.workers=2",
+        "strategy=collective",
+    ]
     if shard == "none":
         told = [o for o in told if o not in ("data.how=files", "data.samples=12")]
     done = trainer(*told, "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen")
@@ -98,14 +132,27 @@ def test_workers_may_read_all_of_it_or_files_of_their_own(
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, options: list[str], workers: int) -> None:
     batch = 4 // workers
-    told = [*options, f"data.batch_size={batch}", f"launch.workers={workers}", "checkpoint.every_steps=1", "checkpoint.background=false", "data.shuffle_buffer=3", "launch.max_restarts=0"]  # fmt: skip
+    told = [
+        *options,
+        f"data.batch_size={batch}",
+        f"launch.workers={workers}",
+        "checkpoint.every_steps=1",
+        "checkpoint.background=false",
+        "data.shuffle_buffer=3",
+        "launch.max_restarts=0",
+    ]
     whole = trainer(*told, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     broken = trainer(*told, "data.how=breaking", "hydra.run.dir=run", cwd=tmp_path)
     assert broken.returncode == 1 and "the line is not a number" in broken.stderr + broken.stdout
-    resumed = trainer(*told, "resume=auto", "resume.allow_changes=true", "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen")  # fmt: skip
+    resumed = trainer(
+        *told, "resume=auto", "resume.allow_changes=true", "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen"
+    )
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    skipped = re.search(r"epoch 0: the stream is read from its beginning, and (\d+) samples that were trained on are skipped", resumed.stdout)  # fmt: skip
+    skipped = re.search(
+        r"epoch 0: the stream is read from its beginning, and (\d+) samples that were trained on are skipped",
+        resumed.stdout,
+    )
     assert skipped is not None and int(skipped[1]) in (4, 8)
     updates = int(skipped[1]) // 4
     trained = sum(len(batch) for batches in seen(tmp_path) for batch in batches)
@@ -132,7 +179,16 @@ def test_a_validation_stream_is_read_to_its_end_and_each_sample_counts_once(
     tmp_path: Path, options: list[str], workers: int
 ) -> None:
     told = [o for o in options if o != "validation=false"]
-    done = trainer(*told, "epochs=1", "data.val=0", "data.val_length=13", f"launch.workers={workers}", "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen")  # fmt: skip
+    done = trainer(
+        *told,
+        "epochs=1",
+        "data.val=0",
+        "data.val_length=13",
+        f"launch.workers={workers}",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+        SEEN=f"{tmp_path}/seen",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     shares = seen(tmp_path, "val")
     assert sorted(n for batches in shares for batch in batches for n in batch) == list(range(13))
@@ -140,14 +196,23 @@ def test_a_validation_stream_is_read_to_its_end_and_each_sample_counts_once(
 
 
 SENTENCES = {
-    "data.samples=13": r"the training stream ended after 13 samples, and an epoch of 5 updates takes 20\. Type data\.steps_per_epoch=3",
+    "data.samples=13": (
+        r"the training stream ended after 13 samples, and an epoch of 5 updates takes 20\. Type "
+        r"data\.steps_per_epoch=3"
+    ),
     "data.samples=0": r"the training stream is empty: it yields no sample",
-    "data.how=breaking": r"the training stream, at sample 9, broke in reading, .*own_streams\.py:\d+: ValueError: the line is not a number",
+    "data.how=breaking": (
+        r"the training stream, at sample 9, broke in reading, .*own_streams\.py:\d+: ValueError: the line is not "
+        r"a number"
+    ),
     "data.how=growing": r"the training stream, near sample 8, has samples of \(5,\), and its facts say \(4,\)",
     "data.how=lone": r"near sample 0, yields a Tensor, not a pair \(input, label\)",
     "data.how=generator": r"is an iterator, which can be read once",
     "data.how=list": r"the training data \(list\) are no stream",
-    "data.shard=files": r"has no files that could be dealt out \(data\.shard=files\)\. Return a trainer\.data\.streamed\.Files",
+    "data.shard=files": (
+        r"has no files that could be dealt out \(data\.shard=files\)\. Return a "
+        r"trainer\.data\.streamed\.Files"
+    ),
     "validation=true data.val=0": r"the validation stream is empty: it yields no sample",
     "validation=true": r"the validation set is None.*validation=false",
 }
@@ -157,9 +222,10 @@ SENTENCES = {
     ("more", "readers"),
     [
         pytest.param(more, readers, marks=[pytest.mark.long] * (number % 2 != readers))
-        for number, more in enumerate(SENTENCES) for readers in (0, 1)
+        for number, more in enumerate(SENTENCES)
+        for readers in (0, 1)
     ],
-)  # fmt: skip
+)
 def test_a_stream_that_fails_is_named_in_a_sentence(
     tmp_path: Path, options: list[str], more: str, readers: int
 ) -> None:
@@ -172,7 +238,10 @@ def test_files_of_unequal_length_end_the_run_with_a_sentence_and_no_hang(tmp_pat
     told = [*options, "data.shard=files", "data.how=files", "data.samples=9", "launch.workers=2", "strategy=collective"]
     done = trainer(*told, "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 1
-    assert "ended after 18 samples of worker" in done.stderr + done.stdout and "Type data.steps_per_epoch=4" in done.stderr + done.stdout  # fmt: skip
+    assert (
+        "ended after 18 samples of worker" in done.stderr + done.stdout
+        and "Type data.steps_per_epoch=4" in done.stderr + done.stdout
+    )
 
 
 REFUSED = {
@@ -184,10 +253,14 @@ REFUSED = {
     "sampler.shard=false": ("sampler.shard=false", "is a stream", "data.shard=none"),
     "sampler.padding=contiguous": ("sampler.padding=contiguous", "is a stream", "sampler.padding=strided"),
     "data.batch_size=auto": ("data.batch_size=auto", "again and again", "data.batch_size=32"),
-    "data.shard=none data.batch_size=null data.global_batch_size=5 launch.workers=2": ("data.global_batch_size=5", "as many samples", "data.global_batch_size=6"),
+    "data.shard=none data.batch_size=null data.global_batch_size=5 launch.workers=2": (
+        "data.global_batch_size=5",
+        "as many samples",
+        "data.global_batch_size=6",
+    ),
     "data=digits data.steps_per_epoch=5": ("data.steps_per_epoch=5", "is for streams", "limit_train_batches=5"),
     "mode=eval weights=x.pt validation=true": ("mode=eval", "tells no number of validation samples", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("more", REFUSED)

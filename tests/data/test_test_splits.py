@@ -150,7 +150,10 @@ def test_facts_say_which_samples_choose_the_model_and_which_test_it(tmp_path: Pa
 
     held = "validation is 0.2 of the digits (data.val_fraction)"
     assert said(Digits, schema.DigitsData) == f"{held}, held out by data.split_seed=0"
-    assert said(Digits, schema.DigitsData, test_fraction=0.1) == f"{held}, the test 0.1 (data.test_fraction), held out by data.split_seed=0"  # fmt: skip
+    assert (
+        said(Digits, schema.DigitsData, test_fraction=0.1)
+        == f"{held}, the test 0.1 (data.test_fraction), held out by data.split_seed=0"
+    )
     image_folder(tmp_path / "images")
     shutil.copytree(tmp_path / "images" / "val", tmp_path / "images" / "test")
     (tmp_path / "images" / "val").rename(tmp_path / "images" / "dev")

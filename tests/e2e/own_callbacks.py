@@ -10,7 +10,8 @@ from trainer.worker.callbacks import Event
 
 
 class Recorder:
-    """Writes each event's plain fields to ``events.RANK`` in the run's folder; worker 1 asks to stop after an update."""
+    """Writes each event's plain fields to ``events.RANK`` in the run's folder; worker 1 asks to stop after an
+    update."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.stop_at = stop_at

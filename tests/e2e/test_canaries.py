@@ -26,7 +26,8 @@ import json, logging, os, shlex, sys, traceback, urllib.parse, warnings
 from torch import nn
 
 def tell(what):
-    for spelled in (what, repr(what), json.dumps(what), urllib.parse.quote(str(what)), shlex.quote(str(what)), str(what).upper()[:1]):
+    text = str(what)
+    for spelled in (what, repr(what), json.dumps(what), urllib.parse.quote(text), shlex.quote(text), text.upper()[:1]):
         print(spelled, end=" ")
     print(what, file=sys.stderr)
 
@@ -52,16 +53,31 @@ class Net(nn.Module):
         return self.layers(images)
 """
 PLACES = {
-    "+model.hub_token": "#", "+model.credentials": "{user: #, value: #}", "+model.tokens": "[#, #]",
-    "+model.headers": "[Authorization: Bearer #, X-Api-Key: #]", "+model.dsn": "'host=h;user=u;pwd=#;x=1'",
-    "+model.url": "https://someone:#@host/x", "+model.with_slash": "'https://someone:#/and@host:1/x'",
-    "+model.with_query": "'https://host/x?password=#&sig=#'", "+model.api_key": '"it\'s # \\"so\\""', "+model.git": "https://#@host/x",
-    "+model.remotes": "[{name: a, auth: {kind: #, n: 1}}]", "+model.clientSecret": "#", "+model.bearer": "#", "+model.cookie": "#",
-    "+model.passphrase": "'# with spaces'", "+model.aws.secret_access_key": "#", "+model.pat": "#", "+model.private_key": "'BEGIN #'",
-    "+model.webhook": "https://hooks.example/#/x", "+model.jdbc": "'jdbc:postgresql://h/d?user=u&password=#'",
-    "+model.plain_key_name": "'password=# x'", "+tracking.tags.access_token": "#", "+tracking.tags.note": "'log in with token=# there'",
+    "+model.hub_token": "#",
+    "+model.credentials": "{user: #, value: #}",
+    "+model.tokens": "[#, #]",
+    "+model.headers": "[Authorization: Bearer #, X-Api-Key: #]",
+    "+model.dsn": "'host=h;user=u;pwd=#;x=1'",
+    "+model.url": "https://someone:#@host/x",
+    "+model.with_slash": "'https://someone:#/and@host:1/x'",
+    "+model.with_query": "'https://host/x?password=#&sig=#'",
+    "+model.api_key": '"it\'s # \\"so\\""',
+    "+model.git": "https://#@host/x",
+    "+model.remotes": "[{name: a, auth: {kind: #, n: 1}}]",
+    "+model.clientSecret": "#",
+    "+model.bearer": "#",
+    "+model.cookie": "#",
+    "+model.passphrase": "'# with spaces'",
+    "+model.aws.secret_access_key": "#",
+    "+model.pat": "#",
+    "+model.private_key": "'BEGIN #'",
+    "+model.webhook": "https://hooks.example/#/x",
+    "+model.jdbc": "'jdbc:postgresql://h/d?user=u&password=#'",
+    "+model.plain_key_name": "'password=# x'",
+    "+tracking.tags.access_token": "#",
+    "+tracking.tags.note": "'log in with token=# there'",
     "+model.token_from_default": "${oc.env:NO_TOKEN,#}",
-}  # fmt: skip
+}
 """Where a canary is put, for each #."""
 
 
@@ -100,10 +116,18 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *overrides,
     ]
     process = start_afresh(
-        "--config-dir", str(folder / "own" / "vocabulary"), *base, "hydra.run.dir=run", "launch.nproc=2", "max_steps=2", "tracking=mine",
-        f"tracking.uri='sqlite:///mlflow.db?password={SIGN}99Zq'", "tracking.flush_timeout_s=200",
-        cwd=folder / "work", **secret,
-    )  # fmt: skip
+        "--config-dir",
+        str(folder / "own" / "vocabulary"),
+        *base,
+        "hydra.run.dir=run",
+        "launch.nproc=2",
+        "max_steps=2",
+        "tracking=mine",
+        f"tracking.uri='sqlite:///mlflow.db?password={SIGN}99Zq'",
+        "tracking.flush_timeout_s=200",
+        cwd=folder / "work",
+        **secret,
+    )
     seen: set[str] = set()
     wait_for(lambda: process.poll() is not None or (folder / "work" / "run" / "config.yaml").exists(), 100, "it begins")
     while process.poll() is None:
@@ -116,9 +140,17 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert process.returncode == 0, screen
     (folder / "work" / "arguments.txt").write_text("\n".join(sorted(seen)))
     done = trainer(
-        "-m", *base, "+model.breaks=true", "hydra.sweep.dir=sweep", "max_steps=2", f"+model.otp={SIGN}94Zq,{SIGN}95Zq", "tracking=none",
-        cwd=folder / "work", timeout=200, **secret,
-    )  # fmt: skip
+        "-m",
+        *base,
+        "+model.breaks=true",
+        "hydra.sweep.dir=sweep",
+        "max_steps=2",
+        f"+model.otp={SIGN}94Zq,{SIGN}95Zq",
+        "tracking=none",
+        cwd=folder / "work",
+        timeout=200,
+        **secret,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     (folder / "work" / "screen_of_sweep.txt").write_text(done.stdout + done.stderr)
     return folder / "work"
@@ -128,11 +160,26 @@ def test_no_canary_is_in_anything_that_is_left(left: Path) -> None:
     files = [path for path in left.rglob("*") if path.is_file()]
     names = {str(path.relative_to(left)) for path in files}
     assert {
-        "screen.txt", "screen_of_sweep.txt", "arguments.txt", "mlflow.db", "run/config.yaml", "run/.hydra/config.yaml", "run/workerlog.1",
-        "run/tracking.json", "sweep/multirun.yaml", "sweep/sweep.csv", "sweep/0/.hydra/overrides.yaml", "sweep/1/result.json", "sweep/1/workerlog.0",
-    } <= names  # fmt: skip
+        "screen.txt",
+        "screen_of_sweep.txt",
+        "arguments.txt",
+        "mlflow.db",
+        "run/config.yaml",
+        "run/.hydra/config.yaml",
+        "run/workerlog.1",
+        "run/tracking.json",
+        "sweep/multirun.yaml",
+        "sweep/sweep.csv",
+        "sweep/0/.hydra/overrides.yaml",
+        "sweep/1/result.json",
+        "sweep/1/workerlog.0",
+    } <= names
     found = {str(p.relative_to(left)): p.read_bytes() for p in files}
-    assert {name: content[max(0, (at := content.lower().find(SIGN.encode())) - 60) : at + 60] for name, content in found.items() if SIGN.encode() in content.lower()} == {}  # fmt: skip
+    assert {
+        name: content[max(0, (at := content.lower().find(SIGN.encode())) - 60) : at + 60]
+        for name, content in found.items()
+        if SIGN.encode() in content.lower()
+    } == {}
 
 
 def test_what_is_not_secret_is_still_there(left: Path) -> None:
@@ -165,10 +212,20 @@ def test_what_is_not_secret_is_still_there(left: Path) -> None:
 
 def test_files_with_configs_are_for_their_owner_alone(left: Path) -> None:
     private = [
-        "run/config.yaml", "run/plan.json", "run/model.json", "run/tracking.json", "run/.hydra/config.yaml", "run/.hydra/hydra.yaml",
-        "run/.hydra/overrides.yaml", "sweep/multirun.yaml", "sweep/sweep.csv", "sweep/0/config.yaml", "sweep/0/.hydra/config.yaml",
-        "sweep/1/.hydra/hydra.yaml", "sweep/1/.hydra/overrides.yaml",
-    ]  # fmt: skip
+        "run/config.yaml",
+        "run/plan.json",
+        "run/model.json",
+        "run/tracking.json",
+        "run/.hydra/config.yaml",
+        "run/.hydra/hydra.yaml",
+        "run/.hydra/overrides.yaml",
+        "sweep/multirun.yaml",
+        "sweep/sweep.csv",
+        "sweep/0/config.yaml",
+        "sweep/0/.hydra/config.yaml",
+        "sweep/1/.hydra/hydra.yaml",
+        "sweep/1/.hydra/overrides.yaml",
+    ]
     assert {name: oct(stat.S_IMODE(os.stat(left / name).st_mode)) for name in private} == dict.fromkeys(
         private, "0o600"
     )

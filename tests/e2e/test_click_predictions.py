@@ -1,4 +1,5 @@
-"""mode=predict for rows, and the logged model, give the probability that numpy computes by docs/ctr.md from the weights."""
+"""mode=predict for rows, and the logged model, give the probability that numpy computes by docs/ctr.md from the
+weights."""
 
 from __future__ import annotations
 
@@ -23,7 +24,18 @@ from trainer.config.instantiate import call_target
 from trainer.data.criteo.rows import CriteoRowReader
 from trainer.errors import UserError
 
-CLICKS = ["+recipe=wide_and_deep", "data.train_rows=2000", "data.val_rows=200", "data.hash_size=1000", "strategy=single", "launch.servers=null", "data.batch_size=64", "epochs=1", "model.hidden=[8,4]", "precision=fp32"]  # fmt: skip
+CLICKS = [
+    "+recipe=wide_and_deep",
+    "data.train_rows=2000",
+    "data.val_rows=200",
+    "data.hash_size=1000",
+    "strategy=single",
+    "launch.servers=null",
+    "data.batch_size=64",
+    "epochs=1",
+    "model.hidden=[8,4]",
+    "precision=fp32",
+]
 OFF = "tracking=none"
 
 
@@ -114,8 +126,13 @@ def test_every_row_has_its_probability_in_the_order_of_the_rows(
     )
     found = list(csv.reader((tmp_path / "p.csv").open(newline="")))
     assert found[0] == ["file", "row", "probability", "error"]
-    files = {"a.tsv": (trained / "in" / "a.tsv").read_bytes().splitlines(), "b.gz": gzip.decompress((trained / "in" / "b.gz").read_bytes())[:-1].split(b"\n")}  # fmt: skip
-    assert [tuple(line[:2]) for line in found[1:]] == [(n, str(i + 1)) for n, rows in files.items() for i in range(len(rows))]  # fmt: skip
+    files = {
+        "a.tsv": (trained / "in" / "a.tsv").read_bytes().splitlines(),
+        "b.gz": gzip.decompress((trained / "in" / "b.gz").read_bytes())[:-1].split(b"\n"),
+    }
+    assert [tuple(line[:2]) for line in found[1:]] == [
+        (n, str(i + 1)) for n, rows in files.items() for i in range(len(rows))
+    ]
     wrong = {(n, int(i)): why for n, i, p, why in found[1:] if not p}
     assert wrong == {
         ("a.tsv", 18): "39 fields instead of 40",
@@ -184,8 +201,22 @@ def test_rows_that_cannot_be_predicted_are_refused_before_anything_starts(
     }.items():
         with pytest.raises(UserError, match=why):
             package.run([*CLICKS, OFF, "mode=predict", f"weights={trained}/run", f"predict.input={given}"])
-    other = [*CLICKS, OFF, "data.hash_size=999", "model.table_size=1000", "mode=predict", f"weights={trained}/run", f"predict.input={trained}/in"]  # fmt: skip
-    with pytest.raises(UserError, match=r"data\.hash_size=999: the run that left the weights had data\.hash_size=1000\. Type instead: data\.hash_size=1000"):  # fmt: skip
+    other = [
+        *CLICKS,
+        OFF,
+        "data.hash_size=999",
+        "model.table_size=1000",
+        "mode=predict",
+        f"weights={trained}/run",
+        f"predict.input={trained}/in",
+    ]
+    with pytest.raises(
+        UserError,
+        match=(
+            r"data\.hash_size=999: the run that left the weights had data\.hash_size=1000\. Type instead: "
+            r"data\.hash_size=1000"
+        ),
+    ):
         package.run(other)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.gz", "empty", "text.txt"]
 

@@ -13,7 +13,10 @@ import pytest
 import trainer as package
 from tests.runs import SMALL, points, trainer
 
-CLICKS = "+recipe=wide_and_deep data.train_rows=2000 data.val_rows=500 data.batch_size=64 model.hidden=[8] model.table_size=5000 data.hash_size=5000"
+CLICKS = (
+    "+recipe=wide_and_deep data.train_rows=2000 data.val_rows=500 data.batch_size=64 model.hidden=[8] "
+    "model.table_size=5000 data.hash_size=5000"
+)
 MODES = ("pserver_sync", "pserver_async", "pserver_ssp", "pserver_geo strategy.k_steps=2")
 EXACT = "execution.compile_backend=aot_eager"
 """The traced graph with torch's own kernels: what compile=true does around the code that it writes, bit by bit."""
@@ -21,7 +24,8 @@ EXACT = "execution.compile_backend=aot_eager"
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty cache. Inductor's headers and what this CPU can do are compiled into it once, which takes half a minute."""
+    """An empty cache. Inductor's headers and what this CPU can do are compiled into it once, which takes half a
+    minute."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -1,4 +1,5 @@
-"""Images on the command line: the same numbers whoever reads them and how; every source runs; a summary of what was left out."""
+"""Images on the command line: the same numbers whoever reads them and how; every source runs; a summary of what was
+left out."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, name: str, *overrides: str) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """A run's result and its points."""
-    done = trainer(*overrides, f"hydra.run.dir={folder / name}", cwd=folder, timeout=2400, TRAINER_CACHE=str(folder / "cache"))  # fmt: skip
+    done = trainer(
+        *overrides, f"hydra.run.dir={folder / name}", cwd=folder, timeout=2400, TRAINER_CACHE=str(folder / "cache")
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     points = [json.loads(line)["metrics"] for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     return json.loads((folder / name / "result.json").read_text()), points
@@ -46,11 +49,7 @@ READERS = {
 
 
 @pytest.mark.parametrize(
-    "others",
-    [
-        ("scattered", "without cache"),
-        pytest.param(("two workers", "in the process"), marks=pytest.mark.long),
-    ],
+    "others", [("scattered", "without cache"), pytest.param(("two workers", "in the process"), marks=pytest.mark.long)]
 )
 def test_the_numbers_are_the_same_whoever_reads_the_images(
     others: tuple[str, ...], pictures: Path, tmp_path: Path
@@ -58,7 +57,20 @@ def test_the_numbers_are_the_same_whoever_reads_the_images(
     """float64 with all augmentation: workers, reading processes, scattering and the cache do not show."""
     seen = {}
     for name, how in ((name, READERS[name]) for name in ("one worker", *others)):
-        _, points = run(tmp_path, name.replace(" ", "_"), "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", "loss.label_smoothing=0.1", f"data.root={pictures}", "data.image_size=32", "epochs=2", *ALL, *EXACT, *how)  # fmt: skip
+        _, points = run(
+            tmp_path,
+            name.replace(" ", "_"),
+            "+recipe=resnet50_imagefolder",
+            "model=convnet",
+            "~model.zero_init_residual",
+            "loss.label_smoothing=0.1",
+            f"data.root={pictures}",
+            "data.image_size=32",
+            "epochs=2",
+            *ALL,
+            *EXACT,
+            *how,
+        )
         seen[name] = losses(points)
     assert len(seen["one worker"]) == 8
     for name, values in seen.items():
@@ -66,11 +78,30 @@ def test_the_numbers_are_the_same_whoever_reads_the_images(
 
 
 def test_mixed_and_balanced_batches_train_on_two_workers_as_scattered(pictures: Path, tmp_path: Path) -> None:
-    extra = ["data.mixup=0.2", "data.cutmix=1.0", "sampler=class_balanced", "strategy=collective", "launch.nproc=2", "data.batch_size=4"]  # fmt: skip
+    extra = [
+        "data.mixup=0.2",
+        "data.cutmix=1.0",
+        "sampler=class_balanced",
+        "strategy=collective",
+        "launch.nproc=2",
+        "data.batch_size=4",
+    ]
     both = [
-        run(tmp_path, how, "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={pictures}", "data.image_size=32", "epochs=2", *EXACT, *extra, f"data.read={how}")[1]
+        run(
+            tmp_path,
+            how,
+            "+recipe=resnet50_imagefolder",
+            "model=convnet",
+            "~model.zero_init_residual",
+            f"data.root={pictures}",
+            "data.image_size=32",
+            "epochs=2",
+            *EXACT,
+            *extra,
+            f"data.read={how}",
+        )[1]
         for how in ("each", "scatter")
-    ]  # fmt: skip
+    ]
     assert losses(both[0]) == pytest.approx(losses(both[1]), abs=1e-12)
 
 
@@ -78,7 +109,10 @@ def test_shards_and_folder_of_the_same_images_give_the_same_run(pictures: Path, 
     for split in ("train", "val"):
         files = sorted((pictures / split).rglob("*.jpg"))
         names = sorted({f.parent.name for f in files})
-        shard(tmp_path / f"{split}.tar", [(f"{n:04d}", f.read_bytes(), names.index(f.parent.name)) for n, f in enumerate(files)])  # fmt: skip
+        shard(
+            tmp_path / f"{split}.tar",
+            [(f"{n:04d}", f.read_bytes(), names.index(f.parent.name)) for n, f in enumerate(files)],
+        )
     common = [
         "model=convnet",
         "~model.zero_init_residual",
@@ -88,20 +122,50 @@ def test_shards_and_folder_of_the_same_images_give_the_same_run(pictures: Path, 
         *EXACT,
     ]
     _, folder = run(tmp_path, "folder", "+recipe=resnet50_imagefolder", f"data.root={pictures}", *common)
-    _, tar = run(tmp_path, "tar", "+recipe=resnet50_imagefolder", "data=shards", f"data.path={tmp_path}/train.tar", f"data.val_path={tmp_path}/val.tar", *common)  # fmt: skip
+    _, tar = run(
+        tmp_path,
+        "tar",
+        "+recipe=resnet50_imagefolder",
+        "data=shards",
+        f"data.path={tmp_path}/train.tar",
+        f"data.val_path={tmp_path}/val.tar",
+        *common,
+    )
     assert losses(folder) == losses(tar)
 
 
 def test_reference_file_and_its_losses_run(tmp_path: Path) -> None:
     path = mnist_json(tmp_path / "mnist.json.gz", (120, 40, 40))
     for extra in (["optimizer=momentum"], ["optimizer=adagrad", "loss=squared_error"], ["optimizer=adam"]):
-        result, _ = run(tmp_path, extra[0][10:], "+recipe=mnist_json", f"data.path={path}", "epochs=1", "tracking=none", "data.batch_size=50", *extra)  # fmt: skip
+        result, _ = run(
+            tmp_path,
+            extra[0][10:],
+            "+recipe=mnist_json",
+            f"data.path={path}",
+            "epochs=1",
+            "tracking=none",
+            "data.batch_size=50",
+            *extra,
+        )
         assert result["samples"] == 120 and result["steps"] == 3, "the last partial batch is kept"
 
 
 def test_finetuning_starts_from_the_weights(pictures: Path, tmp_path: Path) -> None:
     file = weights(tmp_path / "resnet18.pt", "resnet18")
-    run(tmp_path, "frozen", "+recipe=resnet50_finetune", "model.name=resnet18", f"model.weights={file}", "model.freeze=backbone", f"data.root={pictures}", "data.image_size=32", "data.batch_size=8", "max_steps=2", "tracking=none", "execution.threads=1")  # fmt: skip
+    run(
+        tmp_path,
+        "frozen",
+        "+recipe=resnet50_finetune",
+        "model.name=resnet18",
+        f"model.weights={file}",
+        "model.freeze=backbone",
+        f"data.root={pictures}",
+        "data.image_size=32",
+        "data.batch_size=8",
+        "max_steps=2",
+        "tracking=none",
+        "execution.threads=1",
+    )
     trained, given = load_file(tmp_path / "frozen" / "model.safetensors"), torch.load(file, weights_only=True)
     assert all(torch.equal(trained[k], v) for k, v in given.items() if not k.startswith("fc."))
     assert trained["fc.weight"].shape == (3, 512)
@@ -111,28 +175,49 @@ def test_a_finetuned_backbone_learns_at_a_lower_rate(pictures: Path, tmp_path: P
     """Of one and the same gradient, from the pretrained weights: a tenth of the step, the head's as it was."""
     file = weights(tmp_path / "resnet18.pt", "resnet18")
     given = torch.load(file, weights_only=True)
-    common = ["+recipe=resnet50_finetune", "model.name=resnet18", f"model.weights={file}", f"data.root={pictures}", "data.image_size=32", "data.batch_size=8", "data.num_workers=0", "max_steps=1", "scheduler=constant", "scheduler.warmup_epochs=0", "optimizer=sgd", "optimizer.weight_decay=0", *EXACT]  # fmt: skip
+    common = [
+        "+recipe=resnet50_finetune",
+        "model.name=resnet18",
+        f"model.weights={file}",
+        f"data.root={pictures}",
+        "data.image_size=32",
+        "data.batch_size=8",
+        "data.num_workers=0",
+        "max_steps=1",
+        "scheduler=constant",
+        "scheduler.warmup_epochs=0",
+        "optimizer=sgd",
+        "optimizer.weight_decay=0",
+        *EXACT,
+    ]
     for name, factors in (("plain", "{}"), ("slower", "{*: 0.1, fc: 1}")):
         run(tmp_path, name, *common, f"optimizer.lr_factors={factors}")
     plain, slower = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "slower"))
     backbone = [n for n in given if not n.startswith("fc.") and n.rpartition(".")[2] in ("weight", "bias")]
     for name in backbone:
         step = plain[name] - given[name].double()
-        assert step.abs().max() > 0 and torch.allclose(slower[name] - given[name].double(), 0.1 * step, rtol=1e-6, atol=1e-14), name  # fmt: skip
+        assert step.abs().max() > 0 and torch.allclose(
+            slower[name] - given[name].double(), 0.1 * step, rtol=1e-6, atol=1e-14
+        ), name
     assert torch.equal(plain["fc.weight"], slower["fc.weight"])
 
 
 @pytest.mark.parametrize(
     ("name", "files", "samples"),
-    [
-        ("cifar10_convnet", cifar, 64),
-        ("mnist_lenet", lambda root: mnist(root, train=250), 200),
-    ],
+    [("cifar10_convnet", cifar, 64), ("mnist_lenet", lambda root: mnist(root, train=250), 200)],
 )
 def test_recipes_of_small_images_train(name: str, files: Any, samples: int, tmp_path: Path) -> None:
     """Two updates of the recipe's batch, on files in the set's own format; then a validation."""
     files(tmp_path / "data")
-    result, _ = run(tmp_path, "run", f"+recipe={name}", "data.download=false", f"data.root={tmp_path}/data", "max_steps=2", "tracking=none")  # fmt: skip
+    result, _ = run(
+        tmp_path,
+        "run",
+        f"+recipe={name}",
+        "data.download=false",
+        f"data.root={tmp_path}/data",
+        "max_steps=2",
+        "tracking=none",
+    )
     assert (result["status"], result["steps"], result["samples"], result["stand_in"]) == ("done", 2, samples, "")
     assert 0 < result["metrics"]["val/loss"] < 4 and 0 <= result["metrics"]["val/acc1"] <= 1
     trained = load_file(tmp_path / "run" / "model.safetensors")
@@ -142,9 +227,25 @@ def test_recipes_of_small_images_train(name: str, files: Any, samples: int, tmp_
 def test_broken_images_end_the_run_with_their_names_or_are_left_out_loudly(tmp_path: Path) -> None:
     root = image_folder(tmp_path / "d")
     (root / "train" / "iris" / "3.jpg").write_bytes(encoded(picture(0, 0))[:200])
-    common = ["+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={root}", "data.image_size=32", "data.batch_size=4", "epochs=1", "tracking=none", "data.verify=true"]  # fmt: skip
+    common = [
+        "+recipe=resnet50_imagefolder",
+        "model=convnet",
+        "~model.zero_init_residual",
+        f"data.root={root}",
+        "data.image_size=32",
+        "data.batch_size=4",
+        "epochs=1",
+        "tracking=none",
+        "data.verify=true",
+    ]
     refused = trainer(*common, cwd=tmp_path, TRAINER_CACHE=str(tmp_path / "cache"))
     assert refused.returncode == 2 and "iris/3.jpg" in refused.stdout + refused.stderr, refused.stdout + refused.stderr
-    done = trainer(*common, "data.on_bad=skip", f"hydra.run.dir={tmp_path / 'r'}", cwd=tmp_path, TRAINER_CACHE=str(tmp_path / "cache"))  # fmt: skip
+    done = trainer(
+        *common,
+        "data.on_bad=skip",
+        f"hydra.run.dir={tmp_path / 'r'}",
+        cwd=tmp_path,
+        TRAINER_CACHE=str(tmp_path / "cache"),
+    )
     assert done.returncode == 0 and "ATTENTION: 1 of 24 images" in done.stdout, done.stdout + done.stderr
     assert json.loads((tmp_path / "r" / "plan.json").read_text())["facts"]["train_samples"] == 17

@@ -14,7 +14,19 @@ LINE = r"^\[worker (\d)\] \[Epoch 0, batch (\d+)\] loss: ([\d.]+), acc1: ([\d.]+
 
 @pytest.mark.parametrize("strategy", ["collective", "pserver_async"])
 def test_each_workers_values_are_seen_with_its_rank(tmp_path: Path, strategy: str) -> None:
-    done = trainer(*SMALL, "execution.log_workers=true", "execution.log_every=4", "data.work=static", f"strategy={strategy}", "launch.workers=2", "max_steps=9", "validation=false", "tracking=none", "hydra.run.dir=run", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *SMALL,
+        "execution.log_workers=true",
+        "execution.log_every=4",
+        "data.work=static",
+        f"strategy={strategy}",
+        "launch.workers=2",
+        "max_steps=9",
+        "validation=false",
+        "tracking=none",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(LINE, done.stdout, re.MULTILINE)
     batches = ["0", "4", "8"]

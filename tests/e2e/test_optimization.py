@@ -27,10 +27,19 @@ def validated(run: Path, weights: str) -> tuple[float, float]:
 
 def test_averaged_weights_are_saved_and_the_scaled_rate_is_told(tmp_path: Path) -> None:
     done = trainer(
-        *SMALL, "execution.log_every=1", "epochs=3", "launch.nproc=2", "ema.decay=0.9", "ema.warmup=true", "best.metric=val_ema/loss",
-        "optimizer.lr_factors={features.*: 0.5}", "optimizer.lr_scaling=linear", "optimizer.lr_base_batch=32",
-        "hydra.run.dir=run", cwd=tmp_path,
-    )  # fmt: skip
+        *SMALL,
+        "execution.log_every=1",
+        "epochs=3",
+        "launch.nproc=2",
+        "ema.decay=0.9",
+        "ema.warmup=true",
+        "best.metric=val_ema/loss",
+        "optimizer.lr_factors={features.*: 0.5}",
+        "optimizer.lr_scaling=linear",
+        "optimizer.lr_base_batch=32",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0.1 = 0.05 x 2, for 64 samples per update" in done.stdout
     assert "[Epoch 2] validation of the averaged weights loss: " in done.stdout
@@ -52,10 +61,22 @@ def test_averaged_weights_are_saved_and_the_scaled_rate_is_told(tmp_path: Path) 
 @pytest.mark.parametrize("strategy", [pytest.param("collective", marks=pytest.mark.long), "pserver_async"])
 def test_a_run_that_gets_no_better_stops_early_on_all_workers_and_says_so(tmp_path: Path, strategy: str) -> None:
     done = trainer(
-        "+recipe=digits_lenet", "epochs=30", f"strategy={strategy}", "launch.nproc=2", "scheduler=plateau",
-        "scheduler.warmup_epochs=0", "scheduler.patience=0", "scheduler.min_delta=100", "scheduler.gamma=0.5", "early_stop.metric=val/loss",
-        "early_stop.patience=3", "early_stop.min_delta=100", "tracking=none", "hydra.run.dir=run", cwd=tmp_path,
-    )  # fmt: skip
+        "+recipe=digits_lenet",
+        "epochs=30",
+        f"strategy={strategy}",
+        "launch.nproc=2",
+        "scheduler=plateau",
+        "scheduler.warmup_epochs=0",
+        "scheduler.patience=0",
+        "scheduler.min_delta=100",
+        "scheduler.gamma=0.5",
+        "early_stop.metric=val/loss",
+        "early_stop.patience=3",
+        "early_stop.min_delta=100",
+        "tracking=none",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     run = tmp_path / "run"
     result = read(run / "result.json")

@@ -36,7 +36,16 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("page")
     names = write_files(PAGE, folder)
     assert names == ["mine/recipe/watched_digits.yaml", "my_package/metrics.py", "my_package/callbacks.py"]
-    done = trainer("--config-dir", "mine", "+recipe=watched_digits", "hydra.run.dir=run", "precision=fp32", "tracking.log_model=false", cwd=folder, timeout=2400)  # fmt: skip
+    done = trainer(
+        "--config-dir",
+        "mine",
+        "+recipe=watched_digits",
+        "hydra.run.dir=run",
+        "precision=fp32",
+        "tracking.log_model=false",
+        cwd=folder,
+        timeout=2400,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
@@ -57,7 +66,11 @@ def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None
     run, result = folder / "run", read(folder / "run" / "result.json")
     notes = [json.loads(line) for line in (run / "notes.0.jsonl").read_text().splitlines()]
     validations = [note["metrics"] for note in notes if note["what"] == "validation"]
-    assert [note["what"] for note in notes if note["what"] != "update"] == ["start", *["validation"] * len(validations), "end"]  # fmt: skip
+    assert [note["what"] for note in notes if note["what"] != "update"] == [
+        "start",
+        *["validation"] * len(validations),
+        "end",
+    ]
     assert [v["val/f1w"] for v in validations] == points(run, "val/f1w")
     assert all(v["val/f1w"] < 0.9 for v in validations[:-1])
     ended = notes[-1]["ended"]
@@ -65,7 +78,9 @@ def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None
         updates = read(run / "plan.json")["steps_per_epoch"] * len(validations)
         assert ended == f"stopped by a callback at update {updates}: val/f1w has reached 0.9"
         assert result["ended"] == ended and ended in said
-    assert {k: result["metrics"][k] for k in ("val/f1w", "val/confidence")} == pytest.approx(measured(run / "model.safetensors"), abs=1e-6)  # fmt: skip
+    assert {k: result["metrics"][k] for k in ("val/f1w", "val/confidence")} == pytest.approx(
+        measured(run / "model.safetensors"), abs=1e-6
+    )
     assert result["best"]["val/f1w"] == max(points(run, "val/f1w"))
     line = f"f1w: {validations[-1]['val/f1w']:.5f}, confidence: {validations[-1]['val/confidence']:.5f}"
     assert line in said and "best val/f1w in checkpoints/best.safetensors" in " ".join(said.split())
@@ -80,11 +95,24 @@ def test_own_metrics_are_equal_for_every_number_of_workers(
 ) -> None:
     folder, _ = followed
     monkeypatch.syspath_prepend(str(folder))
-    own = ["metrics.f1w._target_=torchmetrics.classification.MulticlassF1Score", "metrics.f1w.num_classes=10", "metrics.f1w.average=weighted"]  # fmt: skip
-    result = package.run([
-        *DIGITS, *own, "metrics.confidence._target_=my_package.metrics.Confidence", RECORDER % "null", "mode=eval",
-        f"weights={folder}/run", f"launch.nproc={workers}", "data.val_batch_size=50", f"hydra.run.dir={tmp_path}/run",
-    ])  # fmt: skip
+    own = [
+        "metrics.f1w._target_=torchmetrics.classification.MulticlassF1Score",
+        "metrics.f1w.num_classes=10",
+        "metrics.f1w.average=weighted",
+    ]
+    result = package.run(
+        [
+            *DIGITS,
+            *own,
+            "metrics.confidence._target_=my_package.metrics.Confidence",
+            RECORDER % "null",
+            "mode=eval",
+            f"weights={folder}/run",
+            f"launch.nproc={workers}",
+            "data.val_batch_size=50",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
     expected = measured(folder / "run" / "model.safetensors")
     assert {k: result.metrics[k] for k in expected} == pytest.approx(expected, abs=1e-6)
     for rank in range(workers):
@@ -93,9 +121,17 @@ def test_own_metrics_are_equal_for_every_number_of_workers(
 
 
 def test_every_worker_is_told_in_order_and_all_stop_together(tmp_path: Path) -> None:
-    result = package.run([
-        *DIGITS, RECORDER % 13, "launch.nproc=2", "epochs=3", "execution.log_every=5", "data.batch_size=32", f"hydra.run.dir={tmp_path}/run",
-    ])  # fmt: skip
+    result = package.run(
+        [
+            *DIGITS,
+            RECORDER % 13,
+            "launch.nproc=2",
+            "epochs=3",
+            "execution.log_every=5",
+            "data.batch_size=32",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
     stopped = "stopped by a callback at update 16: worker 1 has seen enough"  # the line after batch 15 is update 16's
     assert result.status == "done" and result.steps == 16 and result.ended == stopped
     assert "val/acc1" in result.metrics, "what ends is validated"
@@ -106,7 +142,11 @@ def test_every_worker_is_told_in_order_and_all_stop_together(tmp_path: Path) -> 
         assert {(e["rank"], e["world_size"], e["total_steps"], e["epoch"]) for e in told} == {(rank, 2, 66, 0)}
         assert {e["samples"] for e in told if e["what"] == "update"} == {32}
         assert told[-2]["improved"] == (rank == 0) and told[-1]["ended"] == stopped
-        assert {f"val/{k}": v for k, v in told[-1]["metrics"].items()} == told[-2]["metrics"] == {k: v for k, v in result.metrics.items() if k.startswith("val/")}  # fmt: skip
+        assert (
+            {f"val/{k}": v for k, v in told[-1]["metrics"].items()}
+            == told[-2]["metrics"]
+            == {k: v for k, v in result.metrics.items() if k.startswith("val/")}
+        )
     rates = [[e["lr"] for e in events(tmp_path / "run", rank)] for rank in range(2)]
     assert rates[0] == rates[1] and rates[0][5] > rates[0][1] > 0
     losses = [[e["loss"] for e in events(tmp_path / "run", rank) if e["what"] == "update"] for rank in range(2)]
@@ -114,12 +154,23 @@ def test_every_worker_is_told_in_order_and_all_stop_together(tmp_path: Path) -> 
 
 
 def test_workers_out_of_step_stop_at_the_next_validation(tmp_path: Path) -> None:
-    result = package.run([
-        *DIGITS, RECORDER % 1, "strategy=pserver_async", "launch.servers=1", "launch.workers=2", "epochs=3", "limit_train_batches=20",
-        "metrics.own._target_=tests.metrics.test_user_metrics.Right", f"hydra.run.dir={tmp_path}/run",
-    ])  # fmt: skip
+    result = package.run(
+        [
+            *DIGITS,
+            RECORDER % 1,
+            "strategy=pserver_async",
+            "launch.servers=1",
+            "launch.workers=2",
+            "epochs=3",
+            "limit_train_batches=20",
+            "metrics.own._target_=tests.metrics.test_user_metrics.Right",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
     told = [events(tmp_path / "run", rank) for rank in range(2)]
-    assert result.ended.startswith("stopped by a callback at update ") and result.ended.endswith(": worker 1 has seen enough")  # fmt: skip
+    assert result.ended.startswith("stopped by a callback at update ") and result.ended.endswith(
+        ": worker 1 has seen enough"
+    )
     for mine in told:
         assert [e["what"] for e in mine if e["what"] != "update"] == ["start", "validation", "end"]
         assert mine[-2]["metrics"] == told[0][-2]["metrics"]
@@ -132,7 +183,10 @@ def test_a_callback_that_breaks_ends_the_run_with_its_file_and_line(tmp_path: Pa
         package.run([*DIGITS, "callbacks=[{_target_:tests.e2e.own_callbacks.Broken}]", f"hydra.run.dir={tmp_path}/run"])
     first, *rest = str(failed.value).splitlines()
     line = 1 + (Path(__file__).parent / "own_callbacks.py").read_text().splitlines().index("        return 1 / by")
-    assert first == f"callbacks[0] (tests.e2e.own_callbacks.Broken) broke in on_update_end, {Path(__file__).parent}/own_callbacks.py:{line}: ZeroDivisionError: division by zero"  # fmt: skip
+    assert first == (
+        f"callbacks[0] (tests.e2e.own_callbacks.Broken) broke in on_update_end, "
+        f"{Path(__file__).parent}/own_callbacks.py:{line}: ZeroDivisionError: division by zero"
+    )
     assert rest[0].startswith("Traceback") and rest[-1] == "ZeroDivisionError: division by zero"
     assert "trainer/worker/callbacks.py" not in str(failed.value)
     assert [e["what"] for e in events(tmp_path / "run", 0)] == ["start", "exception"]
@@ -141,16 +195,25 @@ def test_a_callback_that_breaks_ends_the_run_with_its_file_and_line(tmp_path: Pa
 
 
 BAD = {
-    "callbacks=[{_target_:tests.e2e.own_callbacks.Misnamed}]": r"callbacks\[0\] \(.*Misnamed\): on_epoch_end would never be called; there are on_train_start, .*Type instead: on_\w+",
+    "callbacks=[{_target_:tests.e2e.own_callbacks.Misnamed}]": (
+        r"callbacks\[0\] \(.*Misnamed\): on_epoch_end would never be called; there are on_train_start, .*Type "
+        r"instead: on_\w+"
+    ),
     "callbacks=[{_target_:tests.e2e.own_callbacks.Idle}]": r"callbacks\[0\] \(.*Idle\): has none of on_train_start",
-    "callbacks=[{_target_:tests.e2e.own_callbacks.Recorder,stop:1}]": r"callbacks\[0\]\.stop: .*takes no such argument; it takes stop_at\. Type instead: stop_at: 1",
+    "callbacks=[{_target_:tests.e2e.own_callbacks.Recorder,stop:1}]": (
+        r"callbacks\[0\]\.stop: .*takes no such argument; it takes stop_at\. Type instead: "
+        r"stop_at: 1"
+    ),
     "callbacks=[{_target_:tests.e2e.own_callbacks.Recordr}]": r"callbacks\[0\]\._target_=.*has no 'Recordr'",
     "callbacks=[3]": r"callbacks\[0\]=3: must be a mapping with a _target_",
     "metrics.acc1._target_=tests.metrics.test_user_metrics.Right": r"metrics\.acc1: is measured anyway, as val/acc1",
-    "metrics.own._target_=tests.metrics.test_user_metrics.NoSums": r"does not say how the workers' parts are put together",
+    "metrics.own._target_=tests.metrics.test_user_metrics.NoSums": r"does not say how the workers' parts are put",
     "metrics={own:3}": r"metrics\.own=3: must be a mapping with a _target_",
-    "early_stop.metric=val/own": r"early_stop\.metric=val/own: a validation here measures val/loss, val/acc1, val/acc5, val/f1\.",
-}  # fmt: skip
+    "early_stop.metric=val/own": (
+        r"early_stop\.metric=val/own: a validation here measures val/loss, val/acc1, val/acc5, "
+        r"val/f1\."
+    ),
+}
 
 
 @pytest.mark.parametrize("override", BAD)
@@ -165,10 +228,20 @@ def test_what_cannot_be_called_is_refused_before_anything_starts(
 
 def test_own_metrics_can_be_watched_and_say_which_way_is_better(tmp_path: Path) -> None:
     ece = ["metrics.ece._target_=torchmetrics.classification.MulticlassCalibrationError", "metrics.ece.num_classes=10"]
-    result = package.run([
-        *DIGITS, *ece, "best.metric=val/ece", "early_stop.metric=val_ema/ece", "ema.decay=0.5", "scheduler=plateau", "scheduler.metric=val/ece",
-        "epochs=2", "limit_train_batches=5", f"hydra.run.dir={tmp_path}/run",
-    ])  # fmt: skip
+    result = package.run(
+        [
+            *DIGITS,
+            *ece,
+            "best.metric=val/ece",
+            "early_stop.metric=val_ema/ece",
+            "ema.decay=0.5",
+            "scheduler=plateau",
+            "scheduler.metric=val/ece",
+            "epochs=2",
+            "limit_train_batches=5",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
     measured = points(tmp_path / "run", "val/ece")
     assert len(measured) == len(points(tmp_path / "run", "val_ema/ece")) == 2
     assert result.best["val/ece"] == min(measured) and result.best_step == 5 * (1 + measured.index(min(measured)))

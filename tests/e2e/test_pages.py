@@ -1,4 +1,5 @@
-"""What docs/adding.md shows runs as it stands; tables of docs/data.md and docs/evaluation.md are what the product does."""
+"""What docs/adding.md shows runs as it stands; tables of docs/data.md and docs/evaluation.md are what the product
+does."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> 
     done = trainer(*command, "tracking=none", "hydra.run.dir=run", cwd=example, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     if "plan=true" in command:
-        assert "squares: 1000 training and 200 validation samples of (1, 8, 8), 2 classes" in " ".join(done.stdout.split())  # fmt: skip
+        assert "squares: 1000 training and 200 validation samples of (1, 8, 8), 2 classes" in " ".join(
+            done.stdout.split()
+        )
         return
     result, plan = read(example / "run" / "result.json"), read(example / "run" / "plan.json")
     assert result["status"] == "done" and result["metrics"]["val/acc1"] > 0.95
@@ -90,7 +93,10 @@ def test_the_table_of_preprocessing_is_what_each_source_does() -> None:
     told = {}
     for names, resize, crop, divide, mean, std in table("data.md", "data | shorter side becomes"):
         for name in re.findall(r"`(\w+)`", names):
-            told[name] = [re.findall(r"[\d.]+", cell)[-1:] if key < 2 else cell for key, cell in enumerate((resize, crop, divide, mean, std))]  # fmt: skip
+            told[name] = [
+                re.findall(r"[\d.]+", cell)[-1:] if key < 2 else cell
+                for key, cell in enumerate((resize, crop, divide, mean, std))
+            ]
     options = {path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")} - {"criteo", "synthetic_criteo"}
     assert told.keys() == options
     for name, (resize, crop, divide, mean, std) in told.items():

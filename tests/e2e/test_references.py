@@ -33,7 +33,8 @@ MEAN = (123.68, 116.78, 103.94)
 
 @pytest.fixture(scope="module")
 def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve photographs of noise in Oxford Flowers-102's layout, all (64, 64), so that a resized window is the whole."""
+    """Twelve photographs of noise in Oxford Flowers-102's layout, all (64, 64), so that a resized window is the
+    whole."""
     root = tmp_path_factory.mktemp("data")
     place = root / "flowers-102"
     (place / "jpg").mkdir(parents=True)
@@ -86,7 +87,8 @@ def small_flowers(flowers: Path, *more: str) -> list[str]:
 
 
 def test_flowers_are_trained_as_the_reference_reads_them(flowers: Path, tmp_path: Path) -> None:
-    """In the order of tstid, pixels less the mean, the last partial batch left out, no validation; a line is a batch's."""
+    """In the order of tstid, pixels less the mean, the last partial batch left out, no validation; a line is a
+    batch's."""
     result = package.run(small_flowers(flowers, "execution.log_every=1", f"hydra.run.dir={tmp_path}/run"))
     torch.manual_seed(0)
     model = as_the_reference_begins(resnet18(num_classes=102)).double()
@@ -136,7 +138,16 @@ def test_mnist_lines_are_those_of_batches_0_200_400_of_each_epoch(tmp_path: Path
         ("mnist_reference_devices", 5, compared),
     ):
         run = tmp_path / recipe
-        package.run([f"+recipe={recipe}", f"data.path={path}", "data.batch_size=50", "execution.log_every=2", *EXACT, f"hydra.run.dir={run}"])  # fmt: skip
+        package.run(
+            [
+                f"+recipe={recipe}",
+                f"data.path={path}",
+                "data.batch_size=50",
+                "execution.log_every=2",
+                *EXACT,
+                f"hydra.run.dir={run}",
+            ]
+        )
         torch.manual_seed(0)
         model = as_the_reference_begins(LeNet()).double()
         orders = [np.random.default_rng((0, epoch)).permutation(120) for epoch in range(epochs)]
@@ -152,7 +163,14 @@ def test_mnist_on_two_devices_is_one_process_on_both_batches(tmp_path: Path) -> 
     path = mnist_json(tmp_path / "mnist.json.gz", (120, 20, 20))
     images, labels = json.loads(gzip.decompress(path.read_bytes()))[0]
     pixels, numbers = torch.tensor(images, dtype=torch.float64).view(-1, 1, 28, 28), torch.tensor(labels)
-    argv = ["+recipe=mnist_reference_devices", f"data.path={path}", "data.batch_size=25", "execution.log_every=1", "launch.nproc=2", *EXACT]  # fmt: skip
+    argv = [
+        "+recipe=mnist_reference_devices",
+        f"data.path={path}",
+        "data.batch_size=25",
+        "execution.log_every=1",
+        "launch.nproc=2",
+        *EXACT,
+    ]
     ended = trainer(*argv, "hydra.run.dir=run", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     torch.manual_seed(0)
@@ -235,10 +253,19 @@ def test_click_workers_read_all_rows_in_order_with_a_line_per_batch(tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("+recipe=digits_lenet sampler.shard=false data.global_batch_size=64", "sampler.shard=false.*global_batch_size=64"),
+        (
+            "+recipe=digits_lenet sampler.shard=false data.global_batch_size=64",
+            "sampler.shard=false.*global_batch_size=64",
+        ),
         ("+recipe=wide_and_deep sampler.shard=false data.work=leased", "sampler.shard=false.*lease.*data.work=static"),
-        ("+recipe=digits_lenet sampler.shard=false data.read=scatter strategy=collective launch.nproc=2", "sampler.shard=false.*data.read=each"),
-        ("+recipe=digits_lenet sampler.shard=false sampler=class_balanced", "sampler.shard=false.*sampler.order=each_once"),
+        (
+            "+recipe=digits_lenet sampler.shard=false data.read=scatter strategy=collective launch.nproc=2",
+            "sampler.shard=false.*data.read=each",
+        ),
+        (
+            "+recipe=digits_lenet sampler.shard=false sampler=class_balanced",
+            "sampler.shard=false.*sampler.order=each_once",
+        ),
         ("+recipe=resnet50_flowers_demo data.train_split=tstid", "data.train_split=tstid.*data=flowers102"),
         ("+recipe=resnet50_flowers_demo data.train_resize=40", "data.train_resize=40.*data.image_size=48"),
         ("+recipe=digits_lenet data.normalize=none data.mean=[0.5]", "data.mean.*normalize=none"),
@@ -246,7 +273,7 @@ def test_click_workers_read_all_rows_in_order_with_a_line_per_batch(tmp_path: Pa
         ("+recipe=digits_lenet data.mean=[0.5,0.5,0.5]", "data.mean.*3 numbers.*1 channel"),
         ("+recipe=resnet50_random data.labels_below=103", "data.labels_below=103.*num_classes=102"),
     ],
-)  # fmt: skip
+)
 def test_options_that_cannot_be_had_are_one_sentence(line: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         package.run([*line.split(), "tracking=none", f"hydra.run.dir={tmp_path}/run"])

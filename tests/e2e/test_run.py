@@ -74,7 +74,15 @@ def test_saved_weights_give_the_validation_accuracy_of_the_run(tmp_path: Path) -
 
 @pytest.mark.parametrize("strategy", ["collective", "local_sgd"])
 def test_two_workers_by_one_override(tmp_path: Path, strategy: str) -> None:
-    done = trainer("+recipe=digits_lenet", "epochs=4", f"strategy={strategy}", "launch.nproc=2", "tracking=none", "hydra.run.dir=run", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        "+recipe=digits_lenet",
+        "epochs=4",
+        f"strategy={strategy}",
+        "launch.nproc=2",
+        "tracking=none",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     assert read(run / "result.json")["metrics"]["val/acc1"] > 0.9
@@ -85,20 +93,44 @@ def test_two_workers_by_one_override(tmp_path: Path, strategy: str) -> None:
 
 def test_batch_norm_model_trains_on_two_workers_with_random_images(tmp_path: Path) -> None:
     done = trainer(
-        "+recipe=resnet50_random", "model=resnet18", "data.image_size=32", "data.batches=2", "data.batch_size=4",
-        "data.val_batches=1", "launch.nproc=2", "strategy=collective", "strategy.sync_batch_norm=true",
-        "execution.channels_last=true", "precision=bf16", "tracking=none", "hydra.run.dir=run", cwd=tmp_path,
-    )  # fmt: skip
+        "+recipe=resnet50_random",
+        "model=resnet18",
+        "data.image_size=32",
+        "data.batches=2",
+        "data.batch_size=4",
+        "data.val_batches=1",
+        "launch.nproc=2",
+        "strategy=collective",
+        "strategy.sync_batch_norm=true",
+        "execution.channels_last=true",
+        "precision=bf16",
+        "tracking=none",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert read(tmp_path / "run" / "result.json")["samples"] == 2 * 4 * 2
 
 
-@pytest.mark.parametrize("told", [["data._target_=tests.e2e.own_data.FewFlowers"], pytest.param([], marks=pytest.mark.long)])  # fmt: skip
+@pytest.mark.parametrize(
+    "told", [["data._target_=tests.e2e.own_data.FewFlowers"], pytest.param([], marks=pytest.mark.long)]
+)
 def test_missing_flowers_are_replaced_loudly(tmp_path: Path, told: list[str]) -> None:
     done = trainer(
-        "+recipe=resnet50_flowers", "model=convnet", "~model.zero_init_residual", "data.image_size=32", "data.batch_size=8", "limit_train_batches=2",
-        "limit_val_batches=1", "epochs=1", "hydra.run.dir=run", "data.root=nowhere", "data.download=false", *told, cwd=tmp_path,
-    )  # fmt: skip
+        "+recipe=resnet50_flowers",
+        "model=convnet",
+        "~model.zero_init_residual",
+        "data.image_size=32",
+        "data.batch_size=8",
+        "limit_train_batches=2",
+        "limit_val_batches=1",
+        "epochs=1",
+        "hydra.run.dir=run",
+        "data.root=nowhere",
+        "data.download=false",
+        *told,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     from tests.runs import mlflow_runs
 
@@ -112,7 +144,9 @@ def test_missing_flowers_are_replaced_loudly(tmp_path: Path, told: list[str]) ->
 
 
 def test_missing_flowers_are_refused_when_asked(tmp_path: Path) -> None:
-    done = trainer("+recipe=resnet50_flowers", "data.root=nowhere", "data.download=false", "data.on_missing=error", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        "+recipe=resnet50_flowers", "data.root=nowhere", "data.download=false", "data.on_missing=error", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "data.root=nowhere" in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
@@ -126,9 +160,12 @@ def test_users_own_yaml_and_model(tmp_path: Path) -> None:
         "# mine\n_target_: own_package.MyNet\nnum_classes: ${data.num_classes}\nhidden: 48\n"
     )
     (tmp_path / "mine" / "recipe" / "my_recipe.yaml").write_text(
-        "# @package _global_\n# mine\ndefaults:\n  - override /model: my_net\n  - override /data: digits\nname: my_recipe\nepochs: 2\n"
+        "# @package _global_\n# mine\ndefaults:\n  - override /model: my_net\n  - override /data: digits\n"
+        "name: my_recipe\nepochs: 2\n"
     )
-    done = trainer("--config-dir", "mine", "+recipe=my_recipe", "tracking=none", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")  # fmt: skip
+    done = trainer(
+        "--config-dir", "mine", "+recipe=my_recipe", "tracking=none", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}"
+    )
     assert done.returncode == 0, done.stderr
     [run] = (tmp_path / "outputs" / "my_recipe").iterdir()
     assert read(run / "result.json")["status"] == "done"
@@ -150,9 +187,16 @@ def test_from_python_the_same_result_and_the_same_errors(tmp_path: Path) -> None
 
 def test_failed_job_of_a_sweep_is_recorded_and_the_others_are_done(tmp_path: Path) -> None:
     done = trainer(
-        "-m", *SMALL, f"{OWN}Breaks", "~model.in_channels", "~model.image_size", "+model.at=3,100000", "tracking=none",
-        "hydra.sweep.dir=sweep", cwd=tmp_path,
-    )  # fmt: skip
+        "-m",
+        *SMALL,
+        f"{OWN}Breaks",
+        "~model.in_channels",
+        "~model.image_size",
+        "+model.at=3,100000",
+        "tracking=none",
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+    )
     assert done.returncode == 1
     assert read(tmp_path / "sweep" / "0" / "result.json")["status"] == "failed"
     assert "broke on purpose" in read(tmp_path / "sweep" / "0" / "result.json")["error"]
@@ -162,7 +206,9 @@ def test_failed_job_of_a_sweep_is_recorded_and_the_others_are_done(tmp_path: Pat
 
 
 def test_sweep_with_two_workers_per_job_ends_and_tears_down_each_group(tmp_path: Path) -> None:
-    done = trainer("-m", *SMALL, "data.batch_size=16,32", "launch.nproc=2", "tracking=none", "hydra.sweep.dir=sweep", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        "-m", *SMALL, "data.batch_size=16,32", "launch.nproc=2", "tracking=none", "hydra.sweep.dir=sweep", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     for number, batch in ((0, 32), (1, 64)):
         run = tmp_path / "sweep" / str(number)
@@ -173,7 +219,15 @@ def test_sweep_with_two_workers_per_job_ends_and_tears_down_each_group(tmp_path:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> None:
-    done = trainer(*SMALL, f"{OWN}Breaks", "~model.in_channels", "~model.image_size", "+model.how=infinite", "tracking=none", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *SMALL,
+        f"{OWN}Breaks",
+        "~model.in_channels",
+        "~model.image_size",
+        "+model.how=infinite",
+        "tracking=none",
+        cwd=tmp_path,
+    )
     assert done.returncode == 1
     assert "The loss is" in done.stderr and "optimizer.lr" in done.stderr and "Traceback" not in done.stderr
 

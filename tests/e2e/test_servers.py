@@ -16,9 +16,17 @@ from trainer.models.wide_and_deep import WideAndDeep
 from trainer.weights import fit
 
 CLICKS = (
-    "+recipe=wide_and_deep", "tracking=none", "data.train_rows=20000", "data.val_rows=4000", "data.hash_size=30011",
-    "data.batch_size=200", "execution.log_every=10", "hydra.run.dir=run", "model.hidden=[32]", "scheduler.warmup_steps=0",
-)  # fmt: skip
+    "+recipe=wide_and_deep",
+    "tracking=none",
+    "data.train_rows=20000",
+    "data.val_rows=4000",
+    "data.hash_size=30011",
+    "data.batch_size=200",
+    "execution.log_every=10",
+    "hydra.run.dir=run",
+    "model.hidden=[32]",
+    "scheduler.warmup_steps=0",
+)
 """A small run of the recipe."""
 
 
@@ -37,7 +45,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_run_leaves_what_servers_did_and_all_that_they_kept(saved: Path) -> None:
     persistables = saved / "checkpoints" / "persistables"
-    assert sorted(p.name for p in persistables.iterdir()) == ["COMPLETE", "index.json", "server-0.safetensors", "server-1.safetensors"]  # fmt: skip
+    assert sorted(p.name for p in persistables.iterdir()) == [
+        "COMPLETE",
+        "index.json",
+        "server-0.safetensors",
+        "server-1.safetensors",
+    ]
     for number in range(2):
         told = read(saved / f"server.{number}.json")
         assert told["pushes"] == told["version"] * 2 == 2 * 2 * (20000 // 400) and told["rows"] > 0
@@ -91,9 +104,15 @@ def test_any_number_of_servers_starts_from_what_was_saved(
     saved: Path, tmp_path: Path, mode: str, servers: int, workers: int
 ) -> None:
     done = trainer(
-        *CLICKS, f"strategy=pserver_{mode}", f"launch.servers={servers}", f"launch.workers={workers}", "max_steps=1",
-        f"strategy.load_from={saved}/checkpoints/persistables", "optimizer.lr=1e-12", cwd=tmp_path,
-    )  # fmt: skip
+        *CLICKS,
+        f"strategy=pserver_{mode}",
+        f"launch.servers={servers}",
+        f"launch.workers={workers}",
+        "max_steps=1",
+        f"strategy.load_from={saved}/checkpoints/persistables",
+        "optimizer.lr=1e-12",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     before, now = (read(run / "result.json")["metrics"] for run in (saved, tmp_path / "run"))
     for name in ("val/loss", "val/auc", "val/mae"):
@@ -122,10 +141,20 @@ def test_incomplete_or_cut_persistables_are_refused_before_anything_starts(saved
         ("async", ("strategy.wire=int8", "strategy.transport=tcp")),
         ("ssp", ("strategy.staleness=2", "strategy.delay_compensation=0.04")),
         ("geo", ("strategy.k_steps=20", "launch.workers=3")),
-        ("async", ("data.hash_size=null", "model.table_size=null", "data.cache=false", "data.block_mib=1", "strategy.entry.count=2", "strategy.wire=bf16")),
+        (
+            "async",
+            (
+                "data.hash_size=null",
+                "model.table_size=null",
+                "data.cache=false",
+                "data.block_mib=1",
+                "strategy.entry.count=2",
+                "strategy.wire=bf16",
+            ),
+        ),
     ],
     ids=["int8 over tcp", "ssp", "geo", "unbounded, streamed, admitted, bf16"],
-)  # fmt: skip
+)
 def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) -> None:
     done = trainer(*CLICKS, f"strategy=pserver_{mode}", "epochs=3", *extra, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -149,10 +178,22 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
 
 def test_image_recipes_run_on_servers_as_well(tmp_path: Path) -> None:
     done = trainer(
-        "+recipe=resnet50_flowers_demo", "model=convnet", "~model.zero_init_residual", "data.image_size=32", "data.per_class=1", "strategy=pserver_async", "tracking=none", "hydra.run.dir=run", "epochs=1",
-        "limit_train_batches=3", "limit_val_batches=1", "data.batch_size=4", "execution.log_every=1",
-        cwd=tmp_path, timeout=2400,
-    )  # fmt: skip
+        "+recipe=resnet50_flowers_demo",
+        "model=convnet",
+        "~model.zero_init_residual",
+        "data.image_size=32",
+        "data.per_class=1",
+        "strategy=pserver_async",
+        "tracking=none",
+        "hydra.run.dir=run",
+        "epochs=1",
+        "limit_train_batches=3",
+        "limit_val_batches=1",
+        "data.batch_size=4",
+        "execution.log_every=1",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "roles 1 server, 2 workers" in " ".join(done.stdout.split())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

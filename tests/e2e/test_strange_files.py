@@ -11,7 +11,14 @@ import pytest
 from tests.pictures import encoded, image_folder, picture
 from tests.runs import trainer
 
-SMALL = ["+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", "data.image_size=32", "data.batch_size=4", "tracking=none"]  # fmt: skip
+SMALL = [
+    "+recipe=resnet50_imagefolder",
+    "model=convnet",
+    "~model.zero_init_residual",
+    "data.image_size=32",
+    "data.batch_size=4",
+    "tracking=none",
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +51,34 @@ def test_a_table_is_written_whatever_lies_in_the_folder(trained: Path, tmp_path:
     (looked / "empty.jpg").write_bytes(b"")
     (looked / os.fsdecode(b"bad\xfe.jpg")).write_bytes(b"no image")
     out = tmp_path / "out.csv"
-    done = trainer(*SMALL, "mode=predict", f"data.root={trained / 'd'}", f"weights={trained / 'run'}", f"predict.input={looked}", f"predict.output={out}", "launch.nproc=2", "data.num_workers=1", cwd=tmp_path, timeout=2400)  # fmt: skip
+    done = trainer(
+        *SMALL,
+        "mode=predict",
+        f"data.root={trained / 'd'}",
+        f"weights={trained / 'run'}",
+        f"predict.input={looked}",
+        f"predict.output={out}",
+        "launch.nproc=2",
+        "data.num_workers=1",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["file"]: row for row in csv.DictReader(out.open(encoding="utf-8"))}
     errors = {name: row["error"] for name, row in rows.items()}
     assert errors == {
-        "a.jpg": "", "b\\xff.jpg": "", "sub/c.jpg": "",
-        "pipe.jpg": "is a FIFO and not a regular file", "zero.png": "is a character device and not a regular file",
-        "gone.png": "No such file or directory", "empty.jpg": "is empty (0 bytes)",
-        "bad\\xfe.jpg": "is no image of a kind that can be read (JPEG, PNG, WEBP, AVIF, GIF, BMP, TIFF, PPM), or its beginning is damaged",
-    }  # fmt: skip
+        "a.jpg": "",
+        "b\\xff.jpg": "",
+        "sub/c.jpg": "",
+        "pipe.jpg": "is a FIFO and not a regular file",
+        "zero.png": "is a character device and not a regular file",
+        "gone.png": "No such file or directory",
+        "empty.jpg": "is empty (0 bytes)",
+        "bad\\xfe.jpg": (
+            "is no image of a kind that can be read (JPEG, PNG, WEBP, AVIF, GIF, BMP, TIFF, PPM), or its "
+            "beginning is damaged"
+        ),
+    }
     assert len({tuple(list(row.values())[1:]) for name, row in rows.items() if not errors[name]}) == 1
     assert "passed over" in " ".join(done.stdout.split()) and "5 of 8 files could not" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -65,7 +90,16 @@ def test_an_image_that_breaks_in_training_is_one_sentence_with_two_workers_that_
     root = image_folder(tmp_path / "d")
     broken = root / "train" / "iris" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
-    done = trainer(*SMALL, f"data.root={root}", "data.cache=none", "epochs=1", "launch.nproc=2", "data.num_workers=2", cwd=tmp_path, timeout=2400)  # fmt: skip
+    done = trainer(
+        *SMALL,
+        f"data.root={root}",
+        "data.cache=none",
+        "epochs=1",
+        "launch.nproc=2",
+        "data.num_workers=2",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
     assert f"{broken} cannot be read: " in said and "data.on_bad=skip leaves them out." in said

@@ -97,9 +97,13 @@ def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
 def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(tmp_path: Path) -> None:
     server = Server(tmp_path)
     done = trainer(
-        *SMALL, "hydra.run.dir=run", f"tracking.uri=http://127.0.0.1:{server.port}", "tracking.flush_timeout_s=1", "epochs=3",
+        *SMALL,
+        "hydra.run.dir=run",
+        f"tracking.uri=http://127.0.0.1:{server.port}",
+        "tracking.flush_timeout_s=1",
+        "epochs=3",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     run_dir = tmp_path / "run"
     assert done.returncode == 0, done.stderr
     assert "the tracking server does not answer" in done.stdout
@@ -119,9 +123,15 @@ def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(
 def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     server, run = Server(tmp_path).start(), tmp_path / "run"
     process = start(
-        *SMALL, "epochs=100000", "hydra.run.dir=run", f"tracking.uri=http://127.0.0.1:{server.port}", "execution.val_every=0",
-        "execution.log_every=1", "tracking.log_model=false", cwd=tmp_path,
-    )  # fmt: skip
+        *SMALL,
+        "epochs=100000",
+        "hydra.run.dir=run",
+        f"tracking.uri=http://127.0.0.1:{server.port}",
+        "execution.val_every=0",
+        "execution.log_every=1",
+        "tracking.log_model=false",
+        cwd=tmp_path,
+    )
     try:
         wait_for(lambda: read(run / "tracking.json").get("sent_bytes"), 90, "points are sent")
         server.kill()
@@ -129,7 +139,11 @@ def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path:
         wait_for(lambda: "does not answer" in (tmp_path / "screen.txt").read_text(), 60, "the run says so")
         wait_for(lambda: len(points(run, "train/loss")) > there + 20, 60, "training goes on")
         server.start()
-        wait_for(lambda: len(losses_until(run, read(run / "tracking.json").get("sent_bytes", 0))) > there + 20, 60, "points are sent again")  # fmt: skip
+        wait_for(
+            lambda: len(losses_until(run, read(run / "tracking.json").get("sent_bytes", 0))) > there + 20,
+            60,
+            "points are sent again",
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     finally:
@@ -180,9 +194,14 @@ class _FlakyClient:
 
 
 FAILURES: list[dict[int, str]] = [
-    {}, {1: "before"}, {2: "after"}, {1: "half"}, {1: "before", 2: "after", 3: "question", 4: "half"},
-    {1: "after", 2: "question", 3: "question"}, {n: "half" for n in range(1, 12, 2)},
-]  # fmt: skip
+    {},
+    {1: "before"},
+    {2: "after"},
+    {1: "half"},
+    {1: "before", 2: "after", 3: "question", 4: "half"},
+    {1: "after", 2: "question", 3: "question"},
+    {n: "half" for n in range(1, 12, 2)},
+]
 
 
 @pytest.mark.parametrize("failures", FAILURES, ids=str)
@@ -221,9 +240,15 @@ def test_a_server_killed_again_and_again_has_every_point_once(tmp_path: Path, mo
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # as in the recorder's process
     server = Server(tmp_path).start()
     run = {
-        "uri": f"http://127.0.0.1:{server.port}", "experiment": "e", "params": {"a": 1}, "tags": {}, "run_name": "r",
-        "start_time": 0, "opened": "this one", "dataset": None,
-    }  # fmt: skip
+        "uri": f"http://127.0.0.1:{server.port}",
+        "experiment": "e",
+        "params": {"a": 1},
+        "tags": {},
+        "run_name": "r",
+        "start_time": 0,
+        "opened": "this one",
+        "dataset": None,
+    }
     follower = Follower(tmp_path, run)
     written: list[tuple[str, int, int, float]] = []
     killed = 0
@@ -343,12 +368,22 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serve
     server = Server(folder).start()
     try:
         done = trainer(
-            *SMALL, "hydra.run.dir=run", f"tracking.uri=http://someone:{SECRETS['uri']}@127.0.0.1:{server.port}",
-            "model._target_=own_net.Net", f"+model.hub_token={SECRETS['model']}", "~model.in_channels", "~model.image_size",
-            f"+tracking.tags.api_key={SECRETS['tag']}", "+tracking.tags.team=vision", "tracking.system_every_s=0.05",
-            "tracking.flush_timeout_s=200", "launch.nproc=2",
-            cwd=folder, timeout=2800, PYTHONPATH=f"{ROOT}:{folder / 'own'}",
-        )  # fmt: skip
+            *SMALL,
+            "hydra.run.dir=run",
+            f"tracking.uri=http://someone:{SECRETS['uri']}@127.0.0.1:{server.port}",
+            "model._target_=own_net.Net",
+            f"+model.hub_token={SECRETS['model']}",
+            "~model.in_channels",
+            "~model.image_size",
+            f"+tracking.tags.api_key={SECRETS['tag']}",
+            "+tracking.tags.team=vision",
+            "tracking.system_every_s=0.05",
+            "tracking.flush_timeout_s=200",
+            "launch.nproc=2",
+            cwd=folder,
+            timeout=2800,
+            PYTHONPATH=f"{ROOT}:{folder / 'own'}",
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         (folder / "screen.txt").write_text(done.stdout + done.stderr)
         [run] = mlflow_runs(folder)
@@ -361,7 +396,20 @@ def test_no_secret_is_in_any_file_of_the_run_or_of_mlflow(told: tuple[Path, Serv
     folder, _, run = told
     files = [path for path in folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"config.yaml", "plan.json", "overrides.yaml", "hydra.yaml", "result.json", "tracking.json", "workerlog.0", "workerlog.1", "mlflow.db", "model.json", "screen.txt", "MLmodel"} <= names  # fmt: skip
+    assert {
+        "config.yaml",
+        "plan.json",
+        "overrides.yaml",
+        "hydra.yaml",
+        "result.json",
+        "tracking.json",
+        "workerlog.0",
+        "workerlog.1",
+        "mlflow.db",
+        "model.json",
+        "screen.txt",
+        "MLmodel",
+    } <= names
     for path in files:
         content = path.read_bytes()
         for secret in SECRETS.values():
@@ -416,9 +464,19 @@ def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_fou
 
     folder = image_folder(tmp_path / "images", per_class=8, val=6)
     done = trainer(
-        "+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={folder}", "data.image_size=32",
-        "data.batch_size=4", "epochs=2", "precision=fp32", "tracking.log_last_model=true", "hydra.run.dir=run", cwd=tmp_path, timeout=2400,
-    )  # fmt: skip
+        "+recipe=resnet50_imagefolder",
+        "model=convnet",
+        "~model.zero_init_residual",
+        f"data.root={folder}",
+        "data.image_size=32",
+        "data.batch_size=4",
+        "epochs=2",
+        "precision=fp32",
+        "tracking.log_last_model=true",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     source = ImageFolder(**config(schema.ImageFolderData, root=str(folder), image_size=32, cache="none"))
     images, labels = source.open(source.facts(1)).val.augmented((0, 0), np.arange(18))
@@ -449,7 +507,12 @@ def test_the_run_says_what_it_was_on_what_and_how_to_repeat_it(told: tuple[Path,
     folder, _, run = told
     note = run.data.tags["mlflow.note.content"]
     accuracy = read(folder / "run" / "result.json")["metrics"]["val/acc1"]
-    for part in ("scikit-learn's handwritten digits", "collective, 2 workers", f"| val/acc1 | {accuracy:.5f} |", "python -m trainer +recipe=digits_lenet epochs=1"):  # fmt: skip
+    for part in (
+        "scikit-learn's handwritten digits",
+        "collective, 2 workers",
+        f"| val/acc1 | {accuracy:.5f} |",
+        "python -m trainer +recipe=digits_lenet epochs=1",
+    ):
         assert part in note
     first = note.partition("\n")[0]
     best = read(folder / "run" / "result.json")["best"]["val/acc1"]
@@ -504,7 +567,9 @@ def test_what_can_be_switched_off_is_off(tmp_path: Path) -> None:
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert client.search_logged_models([run.info.experiment_id]) == []
     assert not [name for name in run.data.metrics if name.startswith("system/")]
-    assert {"confusion.png", "per_class.csv", "mistakes.png", "curves.png"} <= {a.path for a in client.list_artifacts(run.info.run_id)}  # fmt: skip
+    assert {"confusion.png", "per_class.csv", "mistakes.png", "curves.png"} <= {
+        a.path for a in client.list_artifacts(run.info.run_id)
+    }
 
 
 def test_digest_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> None:
@@ -549,7 +614,9 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
     assert model.status == "READY" and len(client.get_run(run.info.run_id).outputs.model_outputs) == 1
 
 
-def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_model_that_cannot_be_packed_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     from safetensors.torch import save
 
     from trainer.tracking import logged_model
@@ -566,7 +633,9 @@ def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, mon
     assert "the best model was not logged: ZeroDivisionError" in capfd.readouterr().out
 
 
-def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -577,5 +646,8 @@ def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(tmp
     run = {"uri": "", "experiment": "e", "params": {}, "models": {"best": "net"}}
     Follower(tmp_path, run, run_id="r", described=True, client=SimpleNamespace()).pack_models()
     out = capfd.readouterr().out
-    assert "the best model is not logged: its file is without embedding.weight, and checkpoints/persistables has its rows" in out  # fmt: skip
+    assert (
+        "the best model is not logged: its file is without embedding.weight, and checkpoints/persistables has its rows"
+        in out
+    )
     assert "Error" not in out

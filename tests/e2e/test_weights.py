@@ -1,4 +1,5 @@
-"""mode=eval says of saved weights what training said; mode=predict guesses as the model does; both with any number of workers."""
+"""mode=eval says of saved weights what training said; mode=predict guesses as the model does; both with any number of
+workers."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def assert_found(run_dir: Path, trained: Path) -> None:
     found = findings(run_dir, "last")
     assert found is not None and found.examination.confusion is not None
     np.testing.assert_array_equal(found.examination.confusion[:, :-1], truth.confusion_matrix(labels, guesses))
-    assert read(run_dir / "result.json")["metrics"]["val/f1"] == pytest.approx(truth.f1_score(labels, guesses, average="macro"), abs=1e-12)  # fmt: skip
+    assert read(run_dir / "result.json")["metrics"]["val/f1"] == pytest.approx(
+        truth.f1_score(labels, guesses, average="macro"), abs=1e-12
+    )
     wrong = np.flatnonzero(labels != guesses)
     worst = wrong[np.argsort(-losses[wrong], kind="stable")][:24]
     assert [m.number for m in found.examination.mistakes] == worst.tolist()
@@ -73,7 +76,15 @@ def assert_found(run_dir: Path, trained: Path) -> None:
 def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
     trained: Path, tmp_path: Path, workers: int
 ) -> None:
-    done = trainer(*RECIPE, "mode=eval", f"weights={trained}", f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=2400)  # fmt: skip
+    done = trainer(
+        *RECIPE,
+        "mode=eval",
+        f"weights={trained}",
+        f"launch.nproc={workers}",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 0, done.stderr
     mine, theirs = read(tmp_path / "run" / "result.json"), read(trained / "result.json")
     names = [name for name in theirs["metrics"] if name.startswith("val/")]
@@ -108,7 +119,10 @@ def test_a_finetuned_model_needs_its_pretrained_weights_no_more() -> None:
     assert for_saved_weights(timm) == {**timm, "pretrained": False}
     fetched = {"_target_": "torchvision.models.resnet18", "weights": "DEFAULT"}
     assert for_saved_weights(fetched) == {**fetched, "weights": None}
-    assert for_saved_weights({"_target_": "torchvision.models.resnet18", "a": 1}) == {"_target_": "torchvision.models.resnet18", "a": 1}  # fmt: skip
+    assert for_saved_weights({"_target_": "torchvision.models.resnet18", "a": 1}) == {
+        "_target_": "torchvision.models.resnet18",
+        "a": 1,
+    }
 
 
 def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
@@ -120,7 +134,13 @@ def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
 
     fetched: list[Any] = []
     monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *args, **kwargs: fetched.append(args))
-    typed = ["model=timm", "~model.image_size", "model.model_name=resnet10t", "+model.in_chans=1", "model.pretrained=true"]  # fmt: skip
+    typed = [
+        "model=timm",
+        "~model.image_size",
+        "model.model_name=resnet10t",
+        "+model.in_chans=1",
+        "model.pretrained=true",
+    ]
     common = [*RECIPE, *typed, "limit_val_batches=2"]
     trained = package.run([*common, "max_steps=1", f"hydra.run.dir={tmp_path}/run"])
     assert fetched, "the training begins with timm's weights"
@@ -138,7 +158,19 @@ def test_training_leaves_the_same_findings(trained: Path) -> None:
 
 
 def test_the_best_validation_is_kept_beside_the_last_where_it_is_another(tmp_path: Path) -> None:
-    package.run([*RECIPE, "epochs=2", "optimizer.lr=1.5", "scheduler=step", "scheduler.every_epochs=0.01", "scheduler.gamma=1.0", "limit_train_batches=3", "seed=3", f"hydra.run.dir={tmp_path}/run"])  # fmt: skip
+    package.run(
+        [
+            *RECIPE,
+            "epochs=2",
+            "optimizer.lr=1.5",
+            "scheduler=step",
+            "scheduler.every_epochs=0.01",
+            "scheduler.gamma=1.0",
+            "limit_train_batches=3",
+            "seed=3",
+            f"hydra.run.dir={tmp_path}/run",
+        ]
+    )
     accuracies = points(tmp_path / "run", "val/acc1")
     best, last = findings(tmp_path / "run", "best"), findings(tmp_path / "run", "last")
     assert last is not None and last.examination.metrics["acc1"] == accuracies[-1]
@@ -183,7 +215,20 @@ def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Pa
 
 
 def test_click_rows_are_evaluated_with_their_own_metrics(tmp_path: Path) -> None:
-    clicks = ["+recipe=wide_and_deep", "tracking=none", "data.train_rows=2000", "data.val_rows=1000", "data.hash_size=1000", "model.table_size=1000", "strategy=single", "launch.workers=1", "launch.servers=null", "data.batch_size=100", "epochs=1", "model.hidden=[8]"]  # fmt: skip
+    clicks = [
+        "+recipe=wide_and_deep",
+        "tracking=none",
+        "data.train_rows=2000",
+        "data.val_rows=1000",
+        "data.hash_size=1000",
+        "model.table_size=1000",
+        "strategy=single",
+        "launch.workers=1",
+        "launch.servers=null",
+        "data.batch_size=100",
+        "epochs=1",
+        "model.hidden=[8]",
+    ]
     trained = package.run([*clicks, f"hydra.run.dir={tmp_path}/run"])
     result = package.run([*clicks, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
     assert result.metrics == {k: v for k, v in trained.metrics.items() if k.startswith("val/")}
@@ -208,7 +253,9 @@ def draw(folder: Path) -> dict[str, np.ndarray]:
         Image.fromarray(pixels).save(path)
         inputs[path.relative_to(folder).as_posix()] = pixels / 255.0
     (folder / "a" / "text.jpg").write_text("no picture")
-    (folder / "cut.png").write_bytes(path.with_suffix(".png").read_bytes()[:40] if path.suffix == ".png" else b"\x89PNG\r\n\x1a\n")  # fmt: skip
+    (folder / "cut.png").write_bytes(
+        path.with_suffix(".png").read_bytes()[:40] if path.suffix == ".png" else b"\x89PNG\r\n\x1a\n"
+    )
     (folder / "notes.txt").write_text("not looked at")
     return inputs
 
@@ -225,9 +272,16 @@ def test_predict_writes_the_models_guesses_in_the_order_of_the_paths(
 ) -> None:
     folder, inputs = pictures
     done = trainer(
-        *RECIPE, "mode=predict", f"weights={trained}", f"predict.input={folder}", "data.batch_size=4",
-        f"launch.nproc={workers}", "hydra.run.dir=run", cwd=tmp_path, timeout=2400,
-    )  # fmt: skip
+        *RECIPE,
+        "mode=predict",
+        f"weights={trained}",
+        f"predict.input={folder}",
+        "data.batch_size=4",
+        f"launch.nproc={workers}",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader((tmp_path / "run" / "predictions.csv").open()))
     assert [row["file"] for row in rows] == sorted([*inputs, "a/text.jpg", "cut.png"])
@@ -262,11 +316,21 @@ def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp
     (tmp_path / "in").mkdir()
     pixels = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "in" / "one.png")
-    package.run([
-        "+recipe=resnet50_flowers_demo", "model=resnet18", "tracking=none", "mode=predict", f"weights={tmp_path}/weights.pt",
-        f"predict.input={tmp_path}/in", f"predict.output={tmp_path}/guesses.csv", "precision=fp32",
-        f"hydra.run.dir={tmp_path}/run", "data.image_size=32", "data.val_resize=40",
-    ])  # fmt: skip
+    package.run(
+        [
+            "+recipe=resnet50_flowers_demo",
+            "model=resnet18",
+            "tracking=none",
+            "mode=predict",
+            f"weights={tmp_path}/weights.pt",
+            f"predict.input={tmp_path}/in",
+            f"predict.output={tmp_path}/guesses.csv",
+            "precision=fp32",
+            f"hydra.run.dir={tmp_path}/run",
+            "data.image_size=32",
+            "data.val_resize=40",
+        ]
+    )
     image = v2.CenterCrop(32)(v2.Resize(40)(torch.from_numpy(pixels).permute(2, 0, 1)))
     mean, std = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
     with torch.no_grad():
@@ -279,7 +343,14 @@ def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp
 
 def test_classes_have_their_names_where_the_training_images_are_gone(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "images")
-    images = ["+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={folder}", "data.image_size=32", "tracking=none"]  # fmt: skip
+    images = [
+        "+recipe=resnet50_imagefolder",
+        "model=convnet",
+        "~model.zero_init_residual",
+        f"data.root={folder}",
+        "data.image_size=32",
+        "tracking=none",
+    ]
     package.run([*images, "max_steps=1", "data.batch_size=4", "data.read=scatter", f"hydra.run.dir={tmp_path}/run"])
     looked = [*images, "mode=predict", f"predict.input={folder}/val", "precision=fp32"]
     package.run([*looked, f"weights={tmp_path}/run", "data.read=scatter", f"hydra.run.dir={tmp_path}/with"])
@@ -287,7 +358,9 @@ def test_classes_have_their_names_where_the_training_images_are_gone(tmp_path: P
     looked[-2] = f"predict.input={tmp_path}/elsewhere/val"
     for number, weights in enumerate(("run", "run/checkpoints/best.safetensors")):
         package.run([*looked, f"weights={tmp_path}/{weights}", f"hydra.run.dir={tmp_path}/without{number}"])
-        assert (tmp_path / f"without{number}" / "predictions.csv").read_text() == (tmp_path / "with" / "predictions.csv").read_text()  # fmt: skip
+        assert (tmp_path / f"without{number}" / "predictions.csv").read_text() == (
+            tmp_path / "with" / "predictions.csv"
+        ).read_text()
     for row in csv.DictReader((tmp_path / "with" / "predictions.csv").open()):
         assert {row["class1"], row["class2"], row["class3"]} == set(CLASSES) and row["class4"] == ""
     with pytest.raises(UserError, match=r"data\.root=.*there is no such folder"):
@@ -315,10 +388,16 @@ BAD = {
     "no_pickle": ("weights=FOLDER/text.pt", r"cannot be read by torch\.load\(weights_only=True\)"),
     "evil": ("weights=FOLDER/evil.pt", r"cannot be read by torch\.load\(weights_only=True\)"),
     "nested": ("weights=FOLDER/nested.pt", r"holds parts, step and no state_dict"),
-    "missing": ("weights=FOLDER/missing.pt", r"does not fit the model .*: of its \d+ tensors 1 are missing\. .*\n +missing +fc\.\w+"),
+    "missing": (
+        "weights=FOLDER/missing.pt",
+        r"does not fit the model .*: of its \d+ tensors 1 are missing\. .*\n +missing +fc\.\w+",
+    ),
     "unknown": ("weights=FOLDER/unknown.pt", r"1 are unknown to the model\. .*\n +unknown +extra"),
-    "shape": ("weights=FOLDER/shape.pt", r"1 have another shape\. .*\n +shape +fc\.bias is \(7,\) there and \(10,\) here"),
-}  # fmt: skip
+    "shape": (
+        "weights=FOLDER/shape.pt",
+        r"1 have another shape\. .*\n +shape +fc\.bias is \(7,\) there and \(10,\) here",
+    ),
+}
 
 
 class Evil:

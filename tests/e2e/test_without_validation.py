@@ -13,14 +13,32 @@ import trainer as package
 from tests.runs import SMALL, points, read, trainer
 from trainer.errors import UserError
 
-OWN = (*SMALL, "~data.val_fraction", "~data.split_seed", "~data.max_pixels", "~data.max_file_mib", "data._target_=tests.e2e.own_data.TrainingAlone", "data.batch_size=8", "tracking=none")  # fmt: skip
+OWN = (
+    *SMALL,
+    "~data.val_fraction",
+    "~data.split_seed",
+    "~data.max_pixels",
+    "~data.max_file_mib",
+    "data._target_=tests.e2e.own_data.TrainingAlone",
+    "data.batch_size=8",
+    "tracking=none",
+)
 
 
 def test_the_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     kept, without = tmp_path / "with", tmp_path / "without"
     told = [*SMALL, "epochs=2", "ema.decay=0.9", "execution.log_every=4"]
     package.run([*told, f"hydra.run.dir={kept}", "tracking=none"])
-    result = package.run([*told, f"hydra.run.dir={without}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "tracking.log_last_model=true", "tracking.flush_timeout_s=600", "validation=false"])  # fmt: skip
+    result = package.run(
+        [
+            *told,
+            f"hydra.run.dir={without}",
+            f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",
+            "tracking.log_last_model=true",
+            "tracking.flush_timeout_s=600",
+            "validation=false",
+        ]
+    )
     assert points(kept, "train/loss") == points(without, "train/loss")
     for name in ("model.safetensors", "model_ema.safetensors"):
         mine, other = load_file(kept / name), load_file(without / name)
@@ -56,7 +74,20 @@ def test_data_without_validation_samples_are_refused_with_the_key(tmp_path: Path
 
 def test_a_callback_ends_workers_that_have_no_common_step(tmp_path: Path) -> None:
     recorder = "callbacks=[{_target_:tests.e2e.own_callbacks.Recorder,stop_at:2}]"
-    done = trainer(*SMALL, "epochs=1000", "limit_train_batches=8", "data.work=static", "strategy=pserver_async", "launch.workers=2", recorder, "validation=false", "checkpoint=none", "tracking=none", "hydra.run.dir=run", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *SMALL,
+        "epochs=1000",
+        "limit_train_batches=8",
+        "data.work=static",
+        "strategy=pserver_async",
+        "launch.workers=2",
+        recorder,
+        "validation=false",
+        "checkpoint=none",
+        "tracking=none",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     result = read(tmp_path / "run/result.json")
     assert "worker 1 has seen enough" in result["ended"] and result["steps"] == 8

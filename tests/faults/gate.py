@@ -1,4 +1,5 @@
-"""A callback at which workers wait for the test: a run ends neither before something has happened to it nor long after."""
+"""A callback at which workers wait for the test: a run ends neither before something has happened to it nor long
+after."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from tests.zygote import Started
 def held_up(
     folder: Path, waits: Callable[[Path], bool], *command: str, ends_s: float
 ) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
-    """The command, its run's folder and its processes, from when ``waits`` is true of the folder; afterwards the run has to end.
+    """The command, its run's folder and its processes, from when ``waits`` is true of the folder; afterwards the run
+    has to end.
 
     Args:
         folder: the working directory; the run is in ``run`` below it, and its output in ``screen.txt``.

@@ -21,8 +21,10 @@ class Kill:
     """A run of which a process was killed.
 
     Attributes:
-        victim: its role. commands: how often the same command was typed again. restarts: how often the launcher started all
-            processes again; returned: how often one of them. lost_updates: that were done again. lost_s: against a run that nobody kills.
+        victim: its role. commands: how often the same command was typed again. restarts: how often the launcher started
+        all
+            processes again; returned: how often one of them. lost_updates: that were done again. lost_s: against a run
+            that nobody kills.
             lost_at_servers: updates that a server had done since its snapshot, and that were not done again.
     """
 
@@ -48,7 +50,11 @@ def table(kills: Iterable[Kill]) -> str:
     for kill in kills:
         rows[kill.strategy].append(kill)
     lines = [
-        "| strategy | launcher killed | worker | server | tracking process | another | not needed any more | one process started again | all started again | command typed again | updates done again | updates lost at one server | time lost, s |",
+        (
+            "| strategy | launcher killed | worker | server | tracking process | another | not needed any more | "
+            "one process started again | all started again | command typed again | updates done again | updates "
+            "lost at one server | time lost, s |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for strategy, them in sorted(rows.items()):

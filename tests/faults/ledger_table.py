@@ -12,8 +12,18 @@ from pathlib import Path
 FILE = "TRAINER_LEDGERS"
 """The variable that names the file."""
 COLUMNS = (
-    "runs", "dropped", "doubled", "delayed", "reset", "worker killed", "worker stopped", "server stopped", "batches", "twice", "lost",
-)  # fmt: skip
+    "runs",
+    "dropped",
+    "doubled",
+    "delayed",
+    "reset",
+    "worker killed",
+    "worker stopped",
+    "server stopped",
+    "batches",
+    "twice",
+    "lost",
+)
 
 
 def leave(kind: str, counts: Mapping[str, int]) -> None:

@@ -16,10 +16,20 @@ from tests.zygote import Started
 from trainer.host.addresses import LOOPBACK
 
 BASE = (
-    "+recipe=digits_lenet", "data.global_batch_size=32", "limit_train_batches=10", "limit_val_batches=2", "epochs=2", "execution.log_every=1",
-    "execution.threads=1", "precision=fp64", "device=cpu", "tracking=none", "checkpoint.every_epochs=null", "checkpoint.background=false",
+    "+recipe=digits_lenet",
+    "data.global_batch_size=32",
+    "limit_train_batches=10",
+    "limit_val_batches=2",
+    "epochs=2",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "precision=fp64",
+    "device=cpu",
+    "tracking=none",
+    "checkpoint.every_epochs=null",
+    "checkpoint.background=false",
     "checkpoint.grace_s=200",
-)  # fmt: skip
+)
 GATE = "callbacks=[{{_target_:tests.faults.gate.Gate,at:{},until:go{}}}]"
 
 
@@ -44,7 +54,7 @@ class Loopback:
         at.mkdir()
         self.screens[number] = at / "screen.txt"
         where = (f"launch.node_rank={number}", f"launch.master_addr={LOOPBACK}", f"launch.master_port={self.port}")
-        self.started.append(start(*BASE, *self.options, *where, f"hydra.run.dir={self.run}", *more, cwd=at))  # fmt: skip
+        self.started.append(start(*BASE, *self.options, *where, f"hydra.run.dir={self.run}", *more, cwd=at))
         return self.started[-1]
 
     def screen(self, number: int) -> str:
@@ -82,4 +92,6 @@ def loopback(folder: Path, *options: str) -> Iterator[Loopback]:
 
 def same(found: Sequence[tuple[int, float]], truth: Sequence[tuple[int, float]]) -> bool:
     """Each update once, with the loss of the undisturbed run."""
-    return [step for step, _ in found] == [step for step, _ in truth] and [loss for _, loss in found] == pytest.approx([loss for _, loss in truth], rel=1e-9)  # fmt: skip
+    return [step for step, _ in found] == [step for step, _ in truth] and [loss for _, loss in found] == pytest.approx(
+        [loss for _, loss in truth], rel=1e-9
+    )

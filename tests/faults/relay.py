@@ -1,11 +1,16 @@
-"""A relay between workers and servers, in a process of its own: whole messages are dropped, doubled and held back, connections reset.
+"""A relay between workers and servers, in a process of its own: whole messages are dropped, doubled and held back,
+connections reset.
 
-At a Unix socket ZeroMQ's frames can be read (ZMTP 3, RFC 37, with PLAIN), so the relay knows where a message ends. A stream keeps
-its order, as a kernel's does: what is held back holds back what follows. Over TCP each frame is in CURVE's box: whether another one
-belongs to the same message is told inside, and a box that comes twice ends the connection. There the relay passes bytes on and
+At a Unix socket ZeroMQ's frames can be read (ZMTP 3, RFC 37, with PLAIN), so the relay knows where a message ends. A
+stream keeps
+its order, as a kernel's does: what is held back holds back what follows. Over TCP each frame is in CURVE's box: whether
+another one
+belongs to the same message is told inside, and a box that comes twice ends the connection. There the relay passes bytes
+on and
 resets connections, and the worker's own socket does the rest (``tests/faults/stormy.py``).
 
-Workers ask at a door where to connect instead: a line of JSON, (rank, endpoint), is answered with another endpoint. Imports what
+Workers ask at a door where to connect instead: a line of JSON, (rank, endpoint), is answered with another endpoint.
+Imports what
 Python brings alone, and so starts in a moment.
 """
 
@@ -34,7 +39,8 @@ RATES = {"drop": 0.03, "double": 0.05, "delay": 0.1}
 
 
 class Storm(Weather):
-    """A worker's bad weather, which also resets a connection now and then: after a number of messages, however fast they come."""
+    """A worker's bad weather, which also resets a connection now and then: after a number of messages, however fast
+    they come."""
 
     def __init__(self, seed: str) -> None:
         super().__init__(seed, **RATES)

@@ -17,7 +17,8 @@ from trainer.strategies.pserver.server import server
 HELD = "held.{}.{}"
 """In the run's folder: the process that is about to write the part of that server, of the checkpoint of that name."""
 GO = "go"
-"""In the run's folder: copies need not wait; with the name of a checkpoint behind it (``go.step-...``), those of that one."""
+"""In the run's folder: copies need not wait; with the name of a checkpoint behind it (``go.step-...``), those of that
+one."""
 
 
 def serve(seat: Seat, run: Any) -> dict[str, Any]:

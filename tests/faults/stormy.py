@@ -1,4 +1,5 @@
-"""Parameter-server strategies whose workers live in a bad network: their messages are dropped, doubled and delayed, their
+"""Parameter-server strategies whose workers live in a bad network: their messages are dropped, doubled and delayed,
+their
 connections reset. Real processes, started by the command line with ``strategy._target_=tests.faults.stormy.Async``."""
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from trainer.strategies.pserver.worker import connections as connections_module
 from trainer.strategies.pserver.worker.connections import Sockets, connect
 
 DOOR, SEED = "STORM_DOOR", "STORM_SEED"
-"""Environment variables: where the relay tells workers how to reach a server (``tests/faults/relay.py``); the weather's seed."""
+"""Environment variables: where the relay tells workers how to reach a server (``tests/faults/relay.py``); the weather's
+seed."""
 
 
 def through_a_relay(worker: Any) -> Sockets:

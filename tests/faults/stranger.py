@@ -1,4 +1,5 @@
-"""Another user of this machine: ``python -m tests.faults.stranger FOLDER MARKER`` takes every name that it sees in the folder.
+"""Another user of this machine: ``python -m tests.faults.stranger FOLDER MARKER`` takes every name that it sees in the
+folder.
 
 Each name that comes or goes there is made again at once, holding a pickle that, where it is loaded, touches MARKER.
 Prints ``ready`` when it watches, and each name that it has seen. Ends when its input is closed.

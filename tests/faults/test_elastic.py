@@ -53,7 +53,8 @@ def lives(run: Path) -> list[tuple[str, int, int]]:
 def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
     tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
-    gates = f"callbacks=[{{_target_:tests.faults.gate.Gate,at:{AT},until:go}},{{_target_:tests.faults.gate.Gate,at:12,until:go2}}]"
+    gate = "_target_:tests.faults.gate.Gate"
+    gates = f"callbacks=[{{{gate},at:{AT},until:go}},{{{gate},at:12,until:go2}}]"
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", gates) as hosts:
         first, second, third = together(hosts, 0, 1, 2)
         lose_power(second)
@@ -88,7 +89,8 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
 def test_host_that_gets_sigterm_leaves_and_loses_nothing(
     strategy: str, tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
-    """local_sgd with an average after each update and momentum is one process as well; of three servers one is on the host that leaves."""
+    """local_sgd with an average after each update and momentum is one process as well; of three servers one is on the
+    host that leaves."""
     told = {"local_sgd": ("strategy.k_steps=1",), "pserver_sync": SERVED}.get(strategy, ())
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", f"strategy={strategy}", *told, GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
@@ -139,14 +141,23 @@ def test_host_with_servers_that_is_killed_is_missed(tmp_path: Path, by_one_worke
 
 
 APART = (
-    "launch.nproc=1", "launch.servers=2", "launch.server_hosts=all", "launch.insecure=true", "data.global_batch_size=null", "data.batch_size=16",
-    "limit_train_batches=null", "epochs=1", "strategy.ledger=true", "strategy.persistables=false",
-)  # fmt: skip
+    "launch.nproc=1",
+    "launch.servers=2",
+    "launch.server_hosts=all",
+    "launch.insecure=true",
+    "data.global_batch_size=null",
+    "data.batch_size=16",
+    "limit_train_batches=null",
+    "epochs=1",
+    "strategy.ledger=true",
+    "strategy.persistables=false",
+)
 """Workers out of step, with servers on all hosts."""
 
 
 def gates(*where: tuple[int, str]) -> str:
-    """The first worker waits there: a stop would wait for whoever waits elsewhere. The others are slow, and on their way."""
+    """The first worker waits there: a stop would wait for whoever waits elsewhere. The others are slow, and on their
+    way."""
     each = [f"{{_target_:tests.faults.gate.Gate,at:{at},until:go{which},rank:0}}" for at, which in where]
     return f"callbacks=[{{_target_:tests.faults.gate.Slow,seconds:0.05}},{','.join(each)}]"
 
@@ -237,7 +248,9 @@ def writes(process: psutil.Process, log: Path) -> bool:
 @pytest.mark.long
 def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
     within = patient(8)
-    with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")) as hosts:  # fmt: skip
+    with loopback(
+        tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")
+    ) as hosts:
         first, second = together(hosts, 0, 1)
         lose_power(second)
         hosts.go()
@@ -289,16 +302,43 @@ def test_host_that_does_not_see_the_folder_or_has_a_number_twice_is_refused_and_
         (("launch.nnodes=3:2",), "launch.nnodes=3:2: must be MIN:MAX, and 3 is more than 2"),
         (("launch.nnodes=1:x",), "launch.nnodes=1:x: must be a whole number of hosts, or MIN:MAX of them"),
         (("launch.nnodes=0:2",), "launch.nnodes=0:2: must be at least 1 host. Type instead: launch.nnodes=1"),
-        (("strategy=pserver_async", "launch.insecure=true", "data.work=static"), "data.work=static gives each worker its own part of an epoch, so their number stays. Type instead: data.work=leased"),
-        (("strategy=pserver_ssp", "launch.insecure=true", "data.global_batch_size=64"), "data.global_batch_size would change the batches that are handed out. Type instead: data.batch_size=N"),
-        (("strategy=pserver_geo", "launch.insecure=true", "max_steps=9"), "max_steps=9 counts those of each worker, whose number changes. Type instead: max_steps=null"),
-        (("strategy=pserver_sync", "launch.insecure=true", "strategy.on_lost_worker=continue"), "strategy.on_lost_worker=continue goes on without lost workers by itself. Type instead: strategy.on_lost_worker=stop"),
+        (
+            ("strategy=pserver_async", "launch.insecure=true", "data.work=static"),
+            (
+                "data.work=static gives each worker its own part of an epoch, so their number stays. Type "
+                "instead: data.work=leased"
+            ),
+        ),
+        (
+            ("strategy=pserver_ssp", "launch.insecure=true", "data.global_batch_size=64"),
+            "data.global_batch_size would change the batches that are handed out. Type instead: data.batch_size=N",
+        ),
+        (
+            ("strategy=pserver_geo", "launch.insecure=true", "max_steps=9"),
+            "max_steps=9 counts those of each worker, whose number changes. Type instead: max_steps=null",
+        ),
+        (
+            ("strategy=pserver_sync", "launch.insecure=true", "strategy.on_lost_worker=continue"),
+            (
+                "strategy.on_lost_worker=continue goes on without lost workers by itself. Type instead: "
+                "strategy.on_lost_worker=stop"
+            ),
+        ),
         (("checkpoint=none",), "without checkpoints there is nothing to go on from. Type instead: checkpoint=auto"),
-        (("launch.workers=4", "launch.nproc=null"), "launch.workers is their number on all hosts, which changes. Type instead: launch.workers=null launch.nproc=N"),
-        (("sampler.padding=contiguous",), "has another order of samples with another number of workers. Type instead: sampler.padding=strided"),
+        (
+            ("launch.workers=4", "launch.nproc=null"),
+            (
+                "launch.workers is their number on all hosts, which changes. Type instead: launch.workers=null "
+                "launch.nproc=N"
+            ),
+        ),
+        (
+            ("sampler.padding=contiguous",),
+            "has another order of samples with another number of workers. Type instead: sampler.padding=strided",
+        ),
         (("on_nonfinite=rewind",), "on_nonfinite=rewind: "),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(told: tuple[str, ...], why: str) -> None:
     run = ["+recipe=digits_lenet", "tracking=none", "device=cpu", "launch.nnodes=1:4", "launch.nproc=1", *told]
     with pytest.raises(UserError) as refused:

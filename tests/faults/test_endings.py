@@ -13,19 +13,31 @@ from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start
 
 SECRET = "s3cret-of-a-hub"
 LONG = [
-    *SMALL, "epochs=100000", "checkpoint=none", "hydra.run.dir=run", "execution.val_every=0", "~model.in_channels", "~model.image_size",
-    "model._target_=tests.e2e.own_models.Talks", f"+model.hub_token={SECRET}",
-]  # fmt: skip
+    *SMALL,
+    "epochs=100000",
+    "checkpoint=none",
+    "hydra.run.dir=run",
+    "execution.val_every=0",
+    "~model.in_channels",
+    "~model.image_size",
+    "model._target_=tests.e2e.own_models.Talks",
+    f"+model.hub_token={SECRET}",
+]
 
 
 @pytest.mark.parametrize(
     ("how", "nproc"),
     [
-        (signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGKILL, 2),
-        *(pytest.param(*other, marks=pytest.mark.long) for other in ((signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1))),
+        (signal.SIGINT, 2),
+        (signal.SIGTERM, 1),
+        (signal.SIGKILL, 2),
+        *(
+            pytest.param(*other, marks=pytest.mark.long)
+            for other in ((signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1))
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_ended_run_leaves_no_process_and_is_marked_killed(tmp_path: Path, how: signal.Signals, nproc: int) -> None:
     process = start(*LONG, f"launch.nproc={nproc}", cwd=tmp_path)
     try:

@@ -14,9 +14,16 @@ from tests.runs import points, trainer
 from tests.small_disk import small_disk
 
 BASE = [
-    "+recipe=digits_lenet", "limit_train_batches=12", "epochs=3", "execution.log_every=1", "execution.threads=1",
-    "execution.deterministic=true", "checkpoint.every_steps=4", "tracking=none", "hydra.run.dir=run",
-]  # fmt: skip
+    "+recipe=digits_lenet",
+    "limit_train_batches=12",
+    "epochs=3",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "execution.deterministic=true",
+    "checkpoint.every_steps=4",
+    "tracking=none",
+    "hydra.run.dir=run",
+]
 FILLS = "callbacks=[{_target_:tests.faults.filler.Filler,at:AT,until:UNTIL}]"
 HOW = {
     "in this process": ["launch=in_process"],

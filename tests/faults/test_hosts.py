@@ -1,4 +1,5 @@
-"""Several hosts, each a launcher of its own on the loopback, whose folder is shared: they save together, and end together."""
+"""Several hosts, each a launcher of its own on the loopback, whose folder is shared: they save together, and end
+together."""
 
 from __future__ import annotations
 
@@ -14,8 +15,10 @@ from tests.runs import losses, read
 
 
 @pytest.mark.parametrize(
-    ("whom", "number"), [((1,), signal.SIGTERM), ((0,), signal.SIGUSR1), pytest.param((0, 1), signal.SIGTERM, marks=pytest.mark.long)], ids=["host 1", "host 0", "all"]
-)  # fmt: skip
+    ("whom", "number"),
+    [((1,), signal.SIGTERM), ((0,), signal.SIGUSR1), pytest.param((0, 1), signal.SIGTERM, marks=pytest.mark.long)],
+    ids=["host 1", "host 0", "all"],
+)
 def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_go_on(
     whom: Sequence[int], number: signal.Signals, tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
@@ -31,11 +34,16 @@ def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_g
             assert read(own / "status.json")["state"] == read(own / "result.json")["status"] == "preempted", own
             lines = hosts.screen(host).splitlines()
             assert lines[-2] == "preempted: a checkpoint was saved after update 7"
-            assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(" resume=auto")  # fmt: skip
+            assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(
+                " resume=auto"
+            )
             assert f" launch.node_rank={host} " in lines[-1]
         saved = [path.name for path in (hosts.run / "checkpoints").iterdir() if path.is_dir()]
         assert saved == ["step-000000007"], "one checkpoint, of all"
-        assert {path.name for path in (hosts.run / "checkpoints" / saved[0]).glob("worker-*")} == {"worker-0.safetensors", "worker-1.safetensors"}  # fmt: skip
+        assert {path.name for path in (hosts.run / "checkpoints" / saved[0]).glob("worker-*")} == {
+            "worker-0.safetensors",
+            "worker-1.safetensors",
+        }
         if whom == (1,):
             both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
             assert [host.wait(120) for host in both] == [0, 0], hosts.all_screens()

@@ -27,9 +27,16 @@ from tests.ledgers import applied
 
 BATCHES, EPOCHS = 36, 2
 BASE = (
-    "+recipe=digits_lenet", "data.batch_size=16", f"limit_train_batches={BATCHES}", "limit_val_batches=3", "execution.log_every=5", f"epochs={EPOCHS}",
-    "execution.threads=1", "checkpoint.every_steps=7", "hydra.run.dir=run",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "data.batch_size=16",
+    f"limit_train_batches={BATCHES}",
+    "limit_val_batches=3",
+    "execution.log_every=5",
+    f"epochs={EPOCHS}",
+    "execution.threads=1",
+    "checkpoint.every_steps=7",
+    "hydra.run.dir=run",
+)
 UNTRACKED = "tracking=none"
 TOGETHER = (UNTRACKED, "launch.nproc=2", "ema.decay=0.9")
 SERVERS = (UNTRACKED, "launch.nproc=2", "launch.servers=2", "strategy.persistables=false")
@@ -48,7 +55,8 @@ STRATEGIES = EXACT | {
     "pserver_ssp": ("strategy=pserver_ssp", "strategy.staleness=1", *LEASED),
     "pserver_geo": ("strategy=pserver_geo", "strategy.k_steps=3", *LEASED),
 }
-"""Of the others the ledgers tell that every batch counts once at every server, over all lives; a server that was killed, and that
+"""Of the others the ledgers tell that every batch counts once at every server, over all lives; a server that was
+killed, and that
 was started again by itself, may lack the updates that are told."""
 LOST = re.compile(r"(\d+) updates? of this server since then")
 """What each command says of servers that it has started again."""
@@ -137,7 +145,8 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 
 
 def check_tracked(folder: Path) -> None:
-    """MLflow has one run that ended well, with each update's loss once. Where the first command left no checkpoint, the next
+    """MLflow has one run that ended well, with each update's loss once. Where the first command left no checkpoint, the
+    next
     one began another run, and the killed one stays as it is."""
     run_id, lives = runs.read(folder / "run" / "result.json")["run_id"], runs.read(folder / "run" / "lives.json")
     assert sent(folder, run_id) == runs.losses(folder / "run")

@@ -1,6 +1,7 @@
 """Real processes, a bad network, kills and stops: the servers' ledgers show every batch once, at every server.
 
-With ``TRAINER_LEDGERS=FILE`` each run leaves a line there, of which ``python -m tests.faults.ledger_table FILE`` makes a table.
+With ``TRAINER_LEDGERS=FILE`` each run leaves a line there, of which ``python -m tests.faults.ledger_table FILE`` makes
+a table.
 """
 
 from __future__ import annotations
@@ -27,10 +28,18 @@ from tests.runs import alive, family, kill, read, start
 EPOCHS, WORKERS = 2, 3
 SAMPLES = 1438
 BASE = (
-    "+recipe=digits_lenet", "data.lease_batches=5", f"epochs={EPOCHS}", "tracking=none", "hydra.run.dir=run",
-    "execution.threads=1", "optimizer.lr=0.001", "strategy.ledger=true", "strategy.lost_after_s=5",
-    "strategy.persistables=false", f"launch.workers={WORKERS}",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "data.lease_batches=5",
+    f"epochs={EPOCHS}",
+    "tracking=none",
+    "hydra.run.dir=run",
+    "execution.threads=1",
+    "optimizer.lr=0.001",
+    "strategy.ledger=true",
+    "strategy.lost_after_s=5",
+    "strategy.persistables=false",
+    f"launch.workers={WORKERS}",
+)
 MODES = {
     "async": ("strategy.max_merge_var_num=4", "strategy.send_wait_times=2"),
     "ssp": ("strategy.staleness=1",),
@@ -38,8 +47,14 @@ MODES = {
     "sync": (),
 }
 KINDS = (
-    ("sync", "static"), ("async", "leased"), ("ssp", "leased"), ("geo", "leased"), ("async", "static"), ("ssp", "static"), ("geo", "static"),
-)  # fmt: skip
+    ("sync", "static"),
+    ("async", "leased"),
+    ("ssp", "leased"),
+    ("geo", "leased"),
+    ("async", "static"),
+    ("ssp", "static"),
+    ("geo", "static"),
+)
 TRANSPORTS = ("auto", "tcp", "auto", "ipc", "auto")
 
 
@@ -61,7 +76,8 @@ class Disturbed:
     """A run that is disturbed.
 
     Attributes:
-        due: what is still to come. stopped: who stands still, and until when. done: what has happened. everybody: processes that
+        due: what is still to come. stopped: who stands still, and until when. done: what has happened. everybody:
+        processes that
             were seen.
     """
 
@@ -143,18 +159,28 @@ class Scenario:
         merges = MODES[mode] if (mode, work) != ("async", "static") else ()  # there a push is a batch
         told = [f"strategy=pserver_{mode}", f"strategy._target_=tests.faults.stormy.{mode.capitalize()}", *merges]
         told += [f"data.work={work}"] * (mode != "sync")
-        return [*told, f"strategy.transport={self.transport}", f"launch.servers={self.servers}", f"data.batch_size={self.batch}"]  # fmt: skip
+        return [
+            *told,
+            f"strategy.transport={self.transport}",
+            f"launch.servers={self.servers}",
+            f"data.batch_size={self.batch}",
+        ]
 
     def due(self) -> list[Disturbance]:
-        """One worker is killed, or stops for longer than others wait for its sign of life; others, and servers, stop for less."""
+        """One worker is killed, or stops for longer than others wait for its sign of life; others, and servers, stop
+        for less."""
         draw = random.Random(self.seed)
         victim, *others = draw.sample(range(WORKERS), WORKERS)
         last = EPOCHS * (SAMPLES // self.batch) // 9
         first = draw.choice((Disturbance(0, f"worker {victim}"), Disturbance(0, f"worker {victim}", 8.0)))
         more = [
-            Disturbance(0, draw.choice((f"worker {others[0]}", f"server {draw.randrange(self.servers)}")), draw.choice((0.3, 1.0)))
+            Disturbance(
+                0,
+                draw.choice((f"worker {others[0]}", f"server {draw.randrange(self.servers)}")),
+                draw.choice((0.3, 1.0)),
+            )
             for _ in range(self.disturbances - 1)
-        ]  # fmt: skip
+        ]
         drawn = draw.sample([first, *more], self.disturbances)
         lines = sorted(draw.randint(2, last) for _ in drawn)
         return [Disturbance(after, one.whom, one.seconds) for after, one in zip(lines, drawn, strict=True)]

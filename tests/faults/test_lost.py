@@ -18,12 +18,20 @@ from tests.runs import alive, family, kill, listening, points, read, start, trai
 from tests.zygote import Started
 
 BASE = (
-    "+recipe=digits_lenet", "launch.nproc=3", "data.batch_size=8", "execution.log_every=5", "tracking=none",
-    "hydra.run.dir=run", "execution.threads=1", "optimizer.lr=0.005", "launch.max_restarts=0",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "launch.nproc=3",
+    "data.batch_size=8",
+    "execution.log_every=5",
+    "tracking=none",
+    "hydra.run.dir=run",
+    "execution.threads=1",
+    "optimizer.lr=0.005",
+    "launch.max_restarts=0",
+)
 EPOCHS = 2
 PER_EPOCH = 179  # 1438 samples in whole batches of 8
-GATES = "callbacks=[{_target_:tests.faults.gate.Gate,at:30,until:first},{_target_:tests.faults.gate.Gate,at:60,until:second}]"
+GATE = "_target_:tests.faults.gate.Gate"
+GATES = f"callbacks=[{{{GATE},at:30,until:first}},{{{GATE},at:60,until:second}}]"
 """A third of a worker's updates each: it waits there until the test has done what it does (``let_go``)."""
 
 
@@ -111,7 +119,11 @@ def check_curves(run: Path) -> None:
 )
 def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: str, rank: int, servers: int) -> None:
     extra = ("strategy.k_steps=5",) if mode == "geo" else ()
-    with running(tmp_path, f"strategy=pserver_{mode}", f"launch.servers={servers}", GATES, *extra) as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, f"strategy=pserver_{mode}", f"launch.servers={servers}", GATES, *extra) as (
+        process,
+        run,
+        everybody,
+    ):
         member(run, f"workerlog.{rank}", everybody).send_signal(signal.SIGKILL)
         seen = len(points(run, "train/loss"))
         let_go(run, "first", "second")
@@ -135,9 +147,18 @@ def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: st
 def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str, at: str) -> None:
     run = tmp_path / "run"
     done = trainer(
-        *(o for o in BASE if not o.startswith("launch.")), f"strategy=pserver_{mode}", "epochs=1", "limit_train_batches=3", "model._target_=tests.faults.dying.Dying",
-        f"+model.at={at}", f"+model.run={run}", "launch.nproc=2", "launch.max_restarts=0", cwd=tmp_path, timeout=2400,
-    )  # fmt: skip
+        *(o for o in BASE if not o.startswith("launch.")),
+        f"strategy=pserver_{mode}",
+        "epochs=1",
+        "limit_train_batches=3",
+        "model._target_=tests.faults.dying.Dying",
+        f"+model.at={at}",
+        f"+model.run={run}",
+        "launch.nproc=2",
+        "launch.max_restarts=0",
+        cwd=tmp_path,
+        timeout=2400,
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert (run / "died").exists()
     assert read(run / "result.json")["status"] == "done" and list(read(run / "result.json")["lost_workers"]) == ["0"]
@@ -149,9 +170,18 @@ def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str,
 def test_first_worker_that_wakes_leaves_alone_what_another_one_has_saved_in_its_place(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = trainer(
-        *(o for o in BASE if not o.startswith("launch.")), "strategy=pserver_async", "epochs=1", "limit_train_batches=3", "model._target_=tests.faults.waking.Waking",
-        f"+model.run={run}", "strategy.lost_after_s=3", "launch.nproc=2", "launch.max_restarts=0", cwd=tmp_path, timeout=600,
-    )  # fmt: skip
+        *(o for o in BASE if not o.startswith("launch.")),
+        "strategy=pserver_async",
+        "epochs=1",
+        "limit_train_batches=3",
+        "model._target_=tests.faults.waking.Waking",
+        f"+model.run={run}",
+        "strategy.lost_after_s=3",
+        "launch.nproc=2",
+        "launch.max_restarts=0",
+        cwd=tmp_path,
+        timeout=600,
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert (run / "awake").exists() and list(read(run / "result.json")["lost_workers"]) == ["0"]
     assert {path.name for path in (run / "checkpoints").glob("persistables*")} == {"persistables"}
@@ -170,7 +200,11 @@ def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
 def test_stopped_worker_is_ended_before_others_do_its_work(tmp_path: Path) -> None:
     """It cannot wake, and go on with what another worker does in its place by then."""
     silence = patient(2)
-    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (
+        process,
+        run,
+        everybody,
+    ):
         sleeper = member(run, "workerlog.1", everybody)
         sleeper.send_signal(signal.SIGSTOP)
         wait_for(lambda: not alive([sleeper]), 15 + silence, "it is ended")
@@ -195,14 +229,20 @@ def test_another_process_takes_the_place_of_a_stopped_worker(tmp_path: Path) -> 
     assert "takes part again" in log.read_text()
     assert "restart 1 of 1: worker 1 is started again; the others go on meanwhile" in screen(tmp_path)
     result = read(run / "result.json")
-    assert result["lost_workers"] == {} and result["returned"] == [f"worker 1 was lost and is ended: nothing was heard of it for {silence:g} s (strategy.lost_after_s)"]  # fmt: skip
+    assert result["lost_workers"] == {} and result["returned"] == [
+        f"worker 1 was lost and is ended: nothing was heard of it for {silence:g} s (strategy.lost_after_s)"
+    ]
     assert served(run)["pushes"] == EPOCHS * PER_EPOCH
 
 
 def test_worker_that_wakes_before_its_launcher_is_refused(tmp_path: Path) -> None:
     """As on a host that was suspended while others went on."""
     silence = patient(2)
-    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (
+        process,
+        run,
+        everybody,
+    ):
         sleeper, launcher = member(run, "workerlog.1", everybody), psutil.Process(process.pid)
         launcher.suspend()
         sleeper.suspend()
@@ -244,7 +284,11 @@ def test_server_that_was_stopped_for_long_loses_nobody(tmp_path: Path, servers: 
 @pytest.mark.long
 def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
     silence = patient(2)
-    with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}", GATES) as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}", GATES) as (
+        process,
+        run,
+        everybody,
+    ):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
         let_go(run, "first", "second")
         ended(process, tmp_path, 0)
@@ -253,7 +297,7 @@ def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
 
 
 def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "epochs=1000") as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_sync", "epochs=1000") as (process, run, everybody):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
         ended(process, tmp_path, 1, 20)
     assert "worker 1 was killed by SIGKILL" in screen(tmp_path)
@@ -261,7 +305,11 @@ def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
 
 
 def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue", GATES) as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue", GATES) as (
+        process,
+        run,
+        everybody,
+    ):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
         let_go(run, "first", "second")
         ended(process, tmp_path, 0)
@@ -270,9 +318,11 @@ def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_pa
     assert (run / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGABRT, marks=pytest.mark.long)], ids=lambda s: s.name)  # fmt: skip
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGABRT, marks=pytest.mark.long)], ids=lambda s: s.name
+)
 def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Signals) -> None:
-    with running(tmp_path, "strategy=pserver_async", "epochs=1000") as (process, run, everybody):  # fmt: skip
+    with running(tmp_path, "strategy=pserver_async", "epochs=1000") as (process, run, everybody):
         member(run, "serverlog.0", everybody).send_signal(how)
         ended(process, tmp_path, 1, 20)
     assert "server 0" in screen(tmp_path)

@@ -1,4 +1,5 @@
-"""A training goes on when nobody takes what it prints, and says so where it can be read. Whose output is the result fails."""
+"""A training goes on when nobody takes what it prints, and says so where it can be read. Whose output is the result
+fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker's loss or gradient becomes NaN in a real run: all workers skip, or all go back, and every point is there once."""
+"""A worker's loss or gradient becomes NaN in a real run: all workers skip, or all go back, and every point is there
+once."""
 
 from __future__ import annotations
 
@@ -13,10 +14,19 @@ from tests.faults.test_restarts import sent
 from tests.runs import losses, mlflow_runs, points, read, trainer
 
 BASE = [
-    "+recipe=digits_lenet", "limit_train_batches=10", "epochs=2", "execution.log_every=1", "execution.threads=1",
-    "execution.deterministic=true", "checkpoint.every_steps=4", "checkpoint.background=false", "hydra.run.dir=run",
-    "model._target_=tests.faults.poisoned.Poisoned", "~model.in_channels", "~model.image_size",
-]  # fmt: skip
+    "+recipe=digits_lenet",
+    "limit_train_batches=10",
+    "epochs=2",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "execution.deterministic=true",
+    "checkpoint.every_steps=4",
+    "checkpoint.background=false",
+    "hydra.run.dir=run",
+    "model._target_=tests.faults.poisoned.Poisoned",
+    "~model.in_channels",
+    "~model.image_size",
+]
 TWO = ["launch.nproc=2", "+model.rank=1"]
 NO_MLFLOW = "tracking=none"
 
@@ -34,7 +44,9 @@ def test_all_workers_skip_what_one_of_them_cannot_use(tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     for folder, which, batch in ((two, TWO, 32), (one, [], 64)):
         folder.mkdir()
-        done = trainer(*BASE, *which, "+model.at=[3,7]", "on_nonfinite=skip", f"data.batch_size={batch}", NO_MLFLOW, cwd=folder)  # fmt: skip
+        done = trainer(
+            *BASE, *which, "+model.at=[3,7]", "on_nonfinite=skip", f"data.batch_size={batch}", NO_MLFLOW, cwd=folder
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "update 3 is skipped: its loss is not finite" in done.stdout
         assert "updates are left out (on_nonfinite=skip)" in done.stdout
@@ -71,11 +83,17 @@ def test_looking_at_finite_numbers_changes_no_bit(
 def test_rewound_run_sees_other_batches_and_has_each_point_once(
     tmp_path: Path, undisturbed: tuple[list[tuple[int, float]], list[str]]
 ) -> None:
-    """After the rewind a worker dies before the next checkpoint; the new order survives that, and the checkpoints after it."""
-    done = trainer(*BASE, *TWO, "+model.at=[7]", f"+model.folder={tmp_path}", "+model.dies=3", "on_nonfinite=rewind", cwd=tmp_path)  # fmt: skip
+    """After the rewind a worker dies before the next checkpoint; the new order survives that, and the checkpoints after
+    it."""
+    done = trainer(
+        *BASE, *TWO, "+model.at=[7]", f"+model.folder={tmp_path}", "+model.dies=3", "on_nonfinite=rewind", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     run, (plain, seen) = tmp_path / "run", undisturbed
-    assert "rewind 1 of 3: all processes are started again, from step-000000004, with the batches in another order" in done.stdout  # fmt: skip
+    assert (
+        "rewind 1 of 3: all processes are started again, from step-000000004, with the batches in another order"
+        in done.stdout
+    )
     assert "restart 1 of 3: all processes are started again, from step-000000004; " in done.stdout
     result = read(run / "result.json")
     assert (result["rewinds"], result["restarts"], result["steps"]) == (1, 1, 20)
@@ -98,14 +116,28 @@ def test_rewound_run_sees_other_batches_and_has_each_point_once(
 
 
 def test_numbers_that_go_wrong_again_and_again_end_the_run(tmp_path: Path) -> None:
-    done = trainer(*BASE, *TWO, "+model.at=[3,4,5]", "+model.gradient=true", "on_nonfinite=rewind", "max_rewinds=2", "checkpoint.every_steps=1", NO_MLFLOW, cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *BASE,
+        *TWO,
+        "+model.at=[3,4,5]",
+        "+model.gradient=true",
+        "on_nonfinite=rewind",
+        "max_rewinds=2",
+        "checkpoint.every_steps=1",
+        NO_MLFLOW,
+        cwd=tmp_path,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "after 2 rewinds (max_rewinds): the run does not go back again" in done.stderr
     assert "The gradients are not finite (the loss is 2." in done.stderr or "gradients of worker 1 are" in done.stderr
     told, run = [], tmp_path / "run"
     for name in ("nonfinite.1.json", "nonfinite.2.json", "nonfinite.json"):
         told.append(read(run / name))
-    assert [(t["worker"], t["what"], t["update"]) for t in told] == [(1, "gradients", 3), (1, "gradients", 5), (1, "gradients", 7)]  # fmt: skip
+    assert [(t["worker"], t["what"], t["update"]) for t in told] == [
+        (1, "gradients", 3),
+        (1, "gradients", 5),
+        (1, "gradients", 7),
+    ]
     assert json.loads((run / "result.json").read_text())["rewinds"] == 2
 
 
@@ -143,13 +175,25 @@ def test_stopped_run_goes_on_with_another_choice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["on_nonfinite=skip", "strategy=pserver_async", "launch.nproc=2"], "the optimizer is elsewhere. Type instead: on_nonfinite=stop"),
-        (["on_nonfinite=rewind", "strategy=pserver_sync", "launch.nproc=2"], "the optimizer is elsewhere. Type instead: on_nonfinite=stop"),
+        (
+            ["on_nonfinite=skip", "strategy=pserver_async", "launch.nproc=2"],
+            "the optimizer is elsewhere. Type instead: on_nonfinite=stop",
+        ),
+        (
+            ["on_nonfinite=rewind", "strategy=pserver_sync", "launch.nproc=2"],
+            "the optimizer is elsewhere. Type instead: on_nonfinite=stop",
+        ),
         (["on_nonfinite=rewind", "checkpoint=none"], "there is nothing to go back to. Type instead: checkpoint=auto"),
-        (["on_nonfinite=skip", "strategy=collective", "strategy.comm_hook=powersgd", "launch.nproc=2"], "Type instead: on_nonfinite=rewind"),
-        (["on_nonfinite=rewind", "launch.nnodes=2", "launch.nproc=1", "launch.master_port=29500"], "Type instead: on_nonfinite=skip"),
+        (
+            ["on_nonfinite=skip", "strategy=collective", "strategy.comm_hook=powersgd", "launch.nproc=2"],
+            "Type instead: on_nonfinite=rewind",
+        ),
+        (
+            ["on_nonfinite=rewind", "launch.nnodes=2", "launch.nproc=1", "launch.master_port=29500"],
+            "Type instead: on_nonfinite=skip",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_skip_or_rewind_is_refused(overrides: list[str], said: str, tmp_path: Path) -> None:
     done: Any = trainer("+recipe=digits_lenet", *overrides, "hydra.run.dir=run", NO_MLFLOW, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr, done.stderr

@@ -16,9 +16,14 @@ from tests.runs import TORCHRUN, alive, family, kill, losses, mlflow_runs, point
 from tests.zygote import Started
 
 BASE = [
-    "+recipe=digits_lenet", "limit_train_batches=12", "epochs=3", "execution.log_every=1", "execution.threads=1",
-    "execution.deterministic=true", "checkpoint.every_epochs=null",
-]  # fmt: skip
+    "+recipe=digits_lenet",
+    "limit_train_batches=12",
+    "epochs=3",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "execution.deterministic=true",
+    "checkpoint.every_epochs=null",
+]
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:15,until:go}]"
 
 
@@ -97,8 +102,16 @@ def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
 def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_scheduler_may_begin_it_again(
     tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
 ) -> None:
-    """Of the lives of one run the first has nothing to save, the second saves, the third has nothing new, the last ends."""
-    command = (*BASE, "model._target_=tests.faults.holding.Holding", "tracking=none", f"launch={launch}", "hydra.run.dir=run", "resume=auto")  # fmt: skip
+    """Of the lives of one run the first has nothing to save, the second saves, the third has nothing new, the last
+    ends."""
+    command = (
+        *BASE,
+        "model._target_=tests.faults.holding.Holding",
+        "tracking=none",
+        f"launch={launch}",
+        "hydra.run.dir=run",
+        "resume=auto",
+    )
     one, other = (signal.SIGUSR1, signal.SIGTERM) if launch == "in_process" else (signal.SIGTERM, signal.SIGUSR1)
 
     def preempted(number: signal.Signals, updates: int) -> list[str]:
@@ -115,11 +128,16 @@ def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_schedu
         finally:
             process.kill()
         assert process.returncode == 75, screen
-        assert [read(tmp_path / "run" / name)[key] for name, key in (("status.json", "state"), ("result.json", "status"))] == ["preempted"] * 2  # fmt: skip
+        assert [
+            read(tmp_path / "run" / name)[key] for name, key in (("status.json", "state"), ("result.json", "status"))
+        ] == ["preempted"] * 2
         return screen
 
     nothing = "preempted: got {} while nothing was trained: there is nothing new to save"
-    assert preempted(one, 0)[-2:] == [nothing.format(one.name), "there is no checkpoint yet: the same command begins the run again"]  # fmt: skip
+    assert preempted(one, 0)[-2:] == [
+        nothing.format(one.name),
+        "there is no checkpoint yet: the same command begins the run again",
+    ]
     assert preempted(other, 15)[-2] == "preempted: a checkpoint was saved after update 16"
     said, resumes = preempted(other, 0)[-2:]
     assert said == nothing.format(other.name) and resumes.startswith("resume ")
@@ -149,7 +167,10 @@ def test_signal_to_the_whole_process_group_takes_no_update_from_a_server(
     # Where work is handed out, worker 1 at a gate of its own could have taken what worker 0 needs to come to its.
     gate = "callbacks=[{_target_:tests.faults.gate.Gate,at:15,until:go,rank:0}]"
     servers = ("launch.servers=2", "strategy.ledger=true", "strategy.persistables=false", gate)
-    with at_the_gate(tmp_path, f"strategy=pserver_{mode}", *servers, "launch.nproc=2", "tracking=none") as (process, run):  # fmt: skip
+    with at_the_gate(tmp_path, f"strategy=pserver_{mode}", *servers, "launch.nproc=2", "tracking=none") as (
+        process,
+        run,
+    ):
         ledgers = [run / f"ledger.{server}.tsv" for server in range(2)]
         before = [ledger.read_text() for ledger in ledgers]
         for other in family(process.pid):
@@ -188,7 +209,14 @@ def writes(process: psutil.Process, log: Path) -> bool:
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_grace_time_ends_a_run_that_does_not_come_to_its_checkpoint(tmp_path: Path, nproc: int) -> None:
-    with at_the_gate(tmp_path, f"launch.nproc={nproc}", "tracking=none", "checkpoint.every_steps=10", "checkpoint.background=false", "checkpoint.grace_s=0.2") as (process, run):  # fmt: skip
+    with at_the_gate(
+        tmp_path,
+        f"launch.nproc={nproc}",
+        "tracking=none",
+        "checkpoint.every_steps=10",
+        "checkpoint.background=false",
+        "checkpoint.grace_s=0.2",
+    ) as (process, run):
         process.send_signal(signal.SIGTERM)
         screen = ended(process, tmp_path)
     assert process.returncode == 130, screen
@@ -216,7 +244,11 @@ def test_preempted_job_ends_its_sweep(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 75, screen
     assert not (tmp_path / "sweep" / "1").exists()
-    assert [line.split(",")[2] for line in (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()] == ["status", "preempted", "not started"]  # fmt: skip
+    assert [line.split(",")[2] for line in (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()] == [
+        "status",
+        "preempted",
+        "not started",
+    ]
     assert screen[-1].endswith(" optimizer.lr=0.1 hydra.run.dir=sweep/0 resume=auto")
 
 
@@ -224,7 +256,9 @@ def test_torchruns_ranks_save_when_its_agent_is_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(*torchrun(*BASE, GATE, "tracking=none", "hydra.run.dir=run"), cwd=tmp_path, **TORCHRUN)
     try:
-        wait_for(lambda: (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15, 90, "the ranks wait")  # fmt: skip
+        wait_for(
+            lambda: (run / "metrics.jsonl").exists() and len(points(run, "train/loss")) >= 15, 90, "the ranks wait"
+        )
         process.terminate()
         wait_for(lambda: "got SIGTERM" in (run / "workerlog.0").read_text(), 30, "it says so")
         (run / "go").touch()

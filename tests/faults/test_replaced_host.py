@@ -18,7 +18,9 @@ GATES = ",".join(f"{{_target_:tests.faults.gate.Gate,at:{at},until:go{at}}}" for
 @pytest.mark.long
 def test_host_that_was_stopped_and_has_been_replaced_is_no_part_of_the_run(tmp_path: Path) -> None:
     """As a virtual machine that was suspended: the scheduler has started another one under its number."""
-    with loopback(tmp_path, "launch.join_s=600", "checkpoint.every_steps=2", "launch.nnodes=1:2", f"callbacks=[{GATES}]") as hosts:  # fmt: skip
+    with loopback(
+        tmp_path, "launch.join_s=600", "checkpoint.every_steps=2", "launch.nnodes=1:2", f"callbacks=[{GATES}]"
+    ) as hosts:
         first, stopped = hosts.start(0), hosts.start(1)
         wait_for(lambda: hosts.at_the_gate(AT), LONG, "the workers wait")
         asleep = family(stopped.pid)

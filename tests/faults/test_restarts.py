@@ -1,4 +1,5 @@
-"""A process that dies or hangs: all are started again from the newest checkpoint, and the numbers are the undisturbed ones."""
+"""A process that dies or hangs: all are started again from the newest checkpoint, and the numbers are the undisturbed
+ones."""
 
 from __future__ import annotations
 
@@ -17,9 +18,16 @@ from tests.runs import alive, losses, mlflow_runs, points, read, trainer
 from tests.zygote import Started
 
 BASE = [
-    "+recipe=digits_lenet", "limit_train_batches=10", "epochs=2", "execution.log_every=1", "execution.threads=1",
-    "execution.deterministic=true", "checkpoint.every_steps=4", "checkpoint.background=false", "hydra.run.dir=run",
-]  # fmt: skip
+    "+recipe=digits_lenet",
+    "limit_train_batches=10",
+    "epochs=2",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "execution.deterministic=true",
+    "checkpoint.every_steps=4",
+    "checkpoint.background=false",
+    "hydra.run.dir=run",
+]
 TWO = "launch.nproc=2"
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:7,until:go}]"
 BREAKS = ["model._target_=tests.faults.deadly.Deadly", "~model.in_channels", "~model.image_size"]
@@ -99,7 +107,17 @@ def sent(folder: Path, run_id: str = "") -> list[tuple[int, float]]:
 
 
 def test_worker_alone_is_started_again_from_the_beginning_without_a_checkpoint(tmp_path: Path) -> None:
-    done = trainer(*(o for o in BASE if not o.startswith("checkpoint.")), *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3,5]", "+model.rank=0", "launch=forkserver", "checkpoint=none", "tracking=none", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *(o for o in BASE if not o.startswith("checkpoint.")),
+        *BREAKS,
+        f"+model.deaths={tmp_path}",
+        "+model.at=[3,5]",
+        "+model.rank=0",
+        "launch=forkserver",
+        "checkpoint=none",
+        "tracking=none",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("from the beginning: there is no checkpoint yet") == 2
     assert read(tmp_path / "run" / "result.json")["restarts"] == 2
@@ -115,20 +133,42 @@ def test_worker_alone_is_started_again_from_the_beginning_without_a_checkpoint(t
     ],
 )
 def test_deaths_that_repeat_end_the_run(tmp_path: Path, at: str, most: int, restarts: int, why: str) -> None:
-    done = trainer(*BASE, TWO, *BREAKS, f"+model.deaths={tmp_path}", f"+model.at={at}", "+model.rank=1", f"launch.max_restarts={most}", "tracking=none", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *BASE,
+        TWO,
+        *BREAKS,
+        f"+model.deaths={tmp_path}",
+        f"+model.at={at}",
+        "+model.rank=1",
+        f"launch.max_restarts={most}",
+        "tracking=none",
+        cwd=tmp_path,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert why in done.stderr and "worker 1 was killed by SIGKILL" in done.stderr
     assert read(tmp_path / "run" / "result.json")["restarts"] == restarts
 
 
 def test_error_of_its_own_is_no_death(tmp_path: Path) -> None:
-    done = trainer(*BASE, TWO, "model._target_=tests.e2e.own_models.Breaks", *BREAKS[1:], "+model.rank=1", "tracking=none", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *BASE,
+        TWO,
+        "model._target_=tests.e2e.own_models.Breaks",
+        *BREAKS[1:],
+        "+model.rank=1",
+        "tracking=none",
+        cwd=tmp_path,
+    )
     assert done.returncode == 1 and "the model broke on purpose" in done.stderr
     assert read(tmp_path / "run" / "result.json")["restarts"] == 0
 
 
 def test_stopped_worker_is_found_named_and_replaced(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
-    with at_the_gate(tmp_path, TWO, "tracking=none", f"launch.hang_timeout_s={patient(3)}") as (process, run, everybody):  # fmt: skip
+    with at_the_gate(tmp_path, TWO, "tracking=none", f"launch.hang_timeout_s={patient(3)}") as (
+        process,
+        run,
+        everybody,
+    ):
         next(p for p in everybody if writes(p, run / "workerlog.1")).send_signal(signal.SIGSTOP)
         (run / "go").touch()
     screen = (tmp_path / "screen.txt").read_text()
@@ -148,11 +188,18 @@ FOUR = "from step-000000004"
     ("strategy", "log", "names", "missed", "whence"),
     [
         (UNDER_WAY, "workerlog.1", "worker 1", "worker 0: worker 1 did not arrive at", "from the beginning"),
-        pytest.param(SYNC, "workerlog.1", "worker 1", "worker 1 was lost: nothing was heard of it for {:g} s", FOUR, marks=pytest.mark.long),
+        pytest.param(
+            SYNC,
+            "workerlog.1",
+            "worker 1",
+            "worker 1 was lost: nothing was heard of it for {:g} s",
+            FOUR,
+            marks=pytest.mark.long,
+        ),
         pytest.param(SYNC, "serverlog.0", "server 0", "server 0 did not answer", FOUR, marks=pytest.mark.long),
     ],
     ids=["collective-worker", "sync-worker", "sync-server"],
-)  # fmt: skip
+)
 def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_and_replaced(
     tmp_path: Path,
     undisturbed: list[tuple[int, float]],
@@ -164,7 +211,7 @@ def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_
 ) -> None:
     silence = patient(2)
     waits = f"strategy.lost_after_s={silence}" if "nothing was heard" in missed else f"strategy.timeout_s={patient(3)}"
-    with at_the_gate(tmp_path, TWO, *strategy, waits, "tracking=none") as (process, run, everybody):  # fmt: skip
+    with at_the_gate(tmp_path, TWO, *strategy, waits, "tracking=none") as (process, run, everybody):
         next(p for p in everybody if writes(p, run / log)).send_signal(signal.SIGSTOP)
         (run / "go").touch()
     screen = (tmp_path / "screen.txt").read_text()
@@ -180,6 +227,18 @@ def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_
 
 @pytest.mark.parametrize(("rank", "launch"), [(1, TWO), pytest.param(0, "launch=forkserver", marks=pytest.mark.long)])
 def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path, rank: int, launch: str) -> None:
-    done = trainer(*BASE, launch, *BREAKS, f"+model.deaths={tmp_path}", "+model.at=[3]", f"+model.rank={rank}", "+model.how=sleep", "launch.max_restarts=0", f"launch.hang_timeout_s={patient(3)}", "tracking=none", cwd=tmp_path)  # fmt: skip
+    done = trainer(
+        *BASE,
+        launch,
+        *BREAKS,
+        f"+model.deaths={tmp_path}",
+        "+model.at=[3]",
+        f"+model.rank={rank}",
+        "+model.how=sleep",
+        "launch.max_restarts=0",
+        f"launch.hang_timeout_s={patient(3)}",
+        "tracking=none",
+        cwd=tmp_path,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"worker {rank} hangs, after 2 updates" in done.stderr and "in sleeps_for_ever" in done.stderr

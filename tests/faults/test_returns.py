@@ -26,10 +26,22 @@ from trainer.checkpoint import store
 from trainer.weights.server_files import SINCE, parts_of
 
 BASE = (
-    "+recipe=digits_lenet", "data.batch_size=8", "limit_train_batches=40", "limit_val_batches=3", "epochs=2", "execution.log_every=1",
-    "execution.threads=1", "optimizer.lr=0.001", "launch.nproc=2", "launch.servers=2", "strategy.ledger=true",
-    "strategy.persistables=false", "checkpoint.every_steps=8", "tracking=none", "hydra.run.dir=run",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "data.batch_size=8",
+    "limit_train_batches=40",
+    "limit_val_batches=3",
+    "epochs=2",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "optimizer.lr=0.001",
+    "launch.nproc=2",
+    "launch.servers=2",
+    "strategy.ledger=true",
+    "strategy.persistables=false",
+    "checkpoint.every_steps=8",
+    "tracking=none",
+    "hydra.run.dir=run",
+)
 AT = 20
 GATE = f"callbacks=[{{{{_target_:tests.faults.gate.Gate,at:{AT},until:go,rank:{{rank}}}}}}]"
 MODES = {
@@ -76,7 +88,8 @@ def check_both_servers(run: Path, lost: int, worker_died: bool) -> None:
 
     Args:
         lost: updates of which the launcher has told so.
-        worker_died: a worker was killed. Its last pushes may have come to one server alone; the other one has their work, all of it, in
+        worker_died: a worker was killed. Its last pushes may have come to one server alone; the other one has their
+        work, all of it, in
             pushes of whoever took it over.
     """
     if worker_died:
@@ -87,7 +100,9 @@ def check_both_servers(run: Path, lost: int, worker_died: bool) -> None:
 
 def noted(run: Path, rank: int) -> dict[str, Any]:
     """What plan.json says of a worker."""
-    found: dict[str, Any] = next(p for p in read(run / "plan.json")["processes"] if (p["role"], p["rank"]) == ("worker", rank))  # fmt: skip
+    found: dict[str, Any] = next(
+        p for p in read(run / "plan.json")["processes"] if (p["role"], p["rank"]) == ("worker", rank)
+    )
     return found
 
 
@@ -106,7 +121,13 @@ def test_all_go_back_to_the_checkpoint_when_a_server_of_sync_is_killed(tmp_path:
     told, result = screen(tmp_path), read(run / "result.json")
     assert process.returncode == 0, told
     assert "ATTENTION: server 1 was killed by SIGKILL" in told
-    again = re.search(r"restart 1 of 3: all processes are started again, from step-\d+; (\d+) updates since then are lost and done again", told)  # fmt: skip
+    again = re.search(
+        (
+            r"restart 1 of 3: all processes are started again, from step-\d+; (\d+) updates since then are lost "
+            r"and done again"
+        ),
+        told,
+    )
     assert again and 1 <= int(again[1]) <= lines
     assert (result["restarts"], result["lost_updates"], result["lost_workers"]) == (1, int(again[1]), {})
     check_equal(tmp_path / "undisturbed" / "run", run)
@@ -138,7 +159,13 @@ def test_server_that_was_killed_goes_on_from_its_snapshot_and_the_workers_go_on(
     told, result = screen(tmp_path), read(run / "result.json")
     assert process.returncode == 0, told
     assert f"ATTENTION: server {server} was killed by SIGKILL" in told
-    again = re.search(rf"restart 1 of 3: server {server} is started again from step-\d+(?:; (\d+) updates? of this server since then (?:is|are) lost)?; the workers go on", told)  # fmt: skip
+    again = re.search(
+        (
+            rf"restart 1 of 3: server {server} is started again from step-\d+(?:; (\d+) updates? of this server "
+            rf"since then (?:is|are) lost)?; the workers go on"
+        ),
+        told,
+    )
     assert again, told
     lost = int(again[1] or 0)
     assert (result["restarts"], result["lost_at_servers"], result["lost_updates"]) == (1, lost, 0)
@@ -158,13 +185,21 @@ def test_all_go_back_to_the_checkpoint_when_a_server_of_async_is_stopped(tmp_pat
         (run / "go").touch()
     told, result = screen(tmp_path), read(run / "result.json")
     assert process.returncode == 0, told
-    assert re.search(r"ATTENTION: server 1 does not even answer: it is stopped, after \d+ updates; worker \d: server 1 did not answer", told), told  # fmt: skip
+    assert re.search(
+        (
+            r"ATTENTION: server 1 does not even answer: it is stopped, after \d+ updates; worker \d: server 1 did "
+            r"not answer"
+        ),
+        told,
+    ), told
     assert re.search(r"restart 1 of 3: all processes are started again, from step-\d+", told), told
     assert (result["restarts"], result["lost_workers"]) == (1, {})
     check_ledgers(run)
 
 
-@pytest.mark.parametrize(("mode", "rank"), [pytest.param("async", 1, marks=pytest.mark.long), ("ssp", 1), ("geo", 1), ("async", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "rank"), [pytest.param("async", 1, marks=pytest.mark.long), ("ssp", 1), ("geo", 1), ("async", 0)]
+)
 def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank: int) -> None:
     with at_the_gate(tmp_path, *MODES[mode], "epochs=3", rank=1 - rank) as (process, run, everybody):
         wait_for(lambda: noted(run, rank)["pid"], 10, "plan.json has its number")
@@ -211,14 +246,25 @@ def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_
 def test_a_run_whose_checkpoints_are_increments_goes_on_after_a_kill(tmp_path: Path, who: str) -> None:
     gates = (20, 30, 40, 50, 60)
     command = (
-        "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16",
-        "limit_train_batches=40", "limit_val_batches=2", "data.lease_batches=4", "epochs=2", "strategy=pserver_async",
-        "strategy._target_=tests.checkpoint.incremental.Async", *BASE[BASE.index("execution.log_every=1"):],
+        "+recipe=wide_and_deep",
+        "data.train_rows=1500",
+        "data.val_rows=301",
+        "data.hash_size=501",
+        "model.hidden=[8]",
+        "data.batch_size=16",
+        "limit_train_batches=40",
+        "limit_val_batches=2",
+        "data.lease_batches=4",
+        "epochs=2",
+        "strategy=pserver_async",
+        "strategy._target_=tests.checkpoint.incremental.Async",
+        *BASE[BASE.index("execution.log_every=1") :],
         f"callbacks=[{','.join(f'{{_target_:tests.faults.gate.Gate,at:{at},until:go{at},rank:0}}' for at in gates)}]",
-    )  # fmt: skip
+    )
 
     def waits(run: Path) -> bool:
-        """At a gate before which increments were written: while one checkpoint is written, the next one is not begun."""
+        """At a gate before which increments were written: while one checkpoint is written, the next one is not
+        begun."""
         log = run / "workerlog.0"
         at = [gate for gate in gates if not (run / f"go{gate}").exists()]
         if not log.exists() or log.read_text().count(WAITS) <= len(gates) - len(at):

@@ -1,4 +1,5 @@
-"""Async, ssp and geo with several workers: a run that was killed and goes on is no better and no worse than others of other seeds.
+"""Async, ssp and geo with several workers: a run that was killed and goes on is no better and no worse than others of
+other seeds.
 
 With ``TRAINER_NOISE=FILE`` each mode leaves its row of the table in docs/reliability.md there.
 """
@@ -23,17 +24,33 @@ FILE = "TRAINER_NOISE"
 SEEDS = range(6)
 BATCHES = 312
 BASE = (
-    "+recipe=wide_and_deep", f"data.train_rows={64 * BATCHES}", "data.val_rows=10000", "data.hash_size=2001", "model.hidden=[16]", "data.batch_size=64",
-    "data.lease_batches=4", "epochs=2", "tracking=none", "execution.threads=1", "scheduler.warmup_steps=20", "checkpoint.every_steps=10",
-    "launch.nproc=2", "launch.servers=2", "strategy.ledger=true", "strategy.persistables=false", "verbosity=quiet", "hydra.run.dir=run",
-)  # fmt: skip
+    "+recipe=wide_and_deep",
+    f"data.train_rows={64 * BATCHES}",
+    "data.val_rows=10000",
+    "data.hash_size=2001",
+    "model.hidden=[16]",
+    "data.batch_size=64",
+    "data.lease_batches=4",
+    "epochs=2",
+    "tracking=none",
+    "execution.threads=1",
+    "scheduler.warmup_steps=20",
+    "checkpoint.every_steps=10",
+    "launch.nproc=2",
+    "launch.servers=2",
+    "strategy.ledger=true",
+    "strategy.persistables=false",
+    "verbosity=quiet",
+    "hydra.run.dir=run",
+)
 MODES = {
     "async": ("strategy=pserver_async",),
     "ssp": ("strategy=pserver_ssp", "strategy.staleness=2"),
     "geo": ("strategy=pserver_geo", "strategy.k_steps=4", "resume.allow_changes=true"),
 }
 MOST = 1.5
-"""Standard deviations of the undisturbed seeds that the means may differ by. Where servers lose every second row at a resume, async's differ by 3 to 4."""
+"""Standard deviations of the undisturbed seeds that the means may differ by. Where servers lose every second row at a
+resume, async's differ by 3 to 4."""
 
 
 def auc(run: Path) -> float:

@@ -1,4 +1,5 @@
-"""A server's part of a checkpoint is written by a copy of it while pushes go on; whatever becomes of the copy, the checkpoint is whole
+"""A server's part of a checkpoint is written by a copy of it while pushes go on; whatever becomes of the copy, the
+checkpoint is whole
 or there is none, and it is told."""
 
 from __future__ import annotations
@@ -21,15 +22,32 @@ from tests.zygote import Started
 from trainer.checkpoint import store
 
 BASE = (
-    "+recipe=digits_lenet", "data.batch_size=8", "limit_train_batches=40", "limit_val_batches=3", "epochs=2", "execution.log_every=1",
-    "execution.threads=1", "optimizer.lr=0.001", "launch.nproc=2", "launch.servers=2", "strategy.ledger=true",
-    "strategy.persistables=false", "checkpoint.every_steps=8", "tracking=none", "hydra.run.dir=run",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "data.batch_size=8",
+    "limit_train_batches=40",
+    "limit_val_batches=3",
+    "epochs=2",
+    "execution.log_every=1",
+    "execution.threads=1",
+    "optimizer.lr=0.001",
+    "launch.nproc=2",
+    "launch.servers=2",
+    "strategy.ledger=true",
+    "strategy.persistables=false",
+    "checkpoint.every_steps=8",
+    "tracking=none",
+    "hydra.run.dir=run",
+)
 MODES = {
     "async": ("strategy=pserver_async", "strategy._target_=tests.faults.slow_disk.Async", "data.lease_batches=4"),
-    "geo": ("strategy=pserver_geo", "strategy._target_=tests.faults.slow_disk.Geo", "strategy.k_steps=3", "data.lease_batches=4"),
+    "geo": (
+        "strategy=pserver_geo",
+        "strategy._target_=tests.faults.slow_disk.Geo",
+        "strategy.k_steps=3",
+        "data.lease_batches=4",
+    ),
     "sync": ("strategy=pserver_sync", "strategy._target_=tests.faults.slow_disk.Sync"),
-}  # fmt: skip
+}
 
 
 PAST = "callbacks=[{{_target_:tests.faults.gate.Gate,at:{},until:past,rank:0}}]"
@@ -76,7 +94,12 @@ def whole(run: Path) -> list[str]:
 @pytest.mark.parametrize("mode", ["async", pytest.param("geo", marks=pytest.mark.long), "sync"])
 def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mode: str, tmp_path: Path) -> None:
     every = 60 if mode == "sync" else 30  # of the first worker, which leases a third of the updates on a busy machine
-    rhythm = ("checkpoint.every_epochs=null", "checkpoint.every_minutes=null", f"checkpoint.every_steps={every}", PAST.format(every + 1))  # fmt: skip
+    rhythm = (
+        "checkpoint.every_epochs=null",
+        "checkpoint.every_minutes=null",
+        f"checkpoint.every_steps={every}",
+        PAST.format(every + 1),
+    )
     with held(tmp_path, mode, *rhythm, "checkpoint.keep_last=9") as (process, run):
         before = applied(run)
         (run / "past").touch()
@@ -89,7 +112,11 @@ def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mod
     assert (run / "checkpoints" / "latest").read_text().strip() == name
     files = {path.name for path in (run / "checkpoints" / name).iterdir()}
     files -= {"best.safetensors"}  # which is there after a validation
-    assert files == {"COMPLETE", "checkpoint.json", *(f"{role}-{n}.safetensors" for role in ("server", "worker") for n in range(2))}  # fmt: skip
+    assert files == {
+        "COMPLETE",
+        "checkpoint.json",
+        *(f"{role}-{n}.safetensors" for role in ("server", "worker") for n in range(2)),
+    }
 
 
 def test_what_is_written_behind_the_training_is_what_the_parameters_were(tmp_path: Path) -> None:

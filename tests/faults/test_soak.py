@@ -34,12 +34,21 @@ EPOCHS = 1 + round(SECONDS / UPDATE_S / BATCHES)
 """More than a run that nobody kills does in this time."""
 HURRY = "hurry"
 LOST_AT = r"server {} is started again from .*?; (\d+) updates? of this server since then"
-"""What a command says of a server that it has started again. Two servers may lose the same update, one after the other."""
+"""What a command says of a server that it has started again. Two servers may lose the same update, one after the
+other."""
 BASE = (
-    "+recipe=digits_lenet", "data.batch_size=16", f"limit_train_batches={BATCHES}", "limit_val_batches=3", "execution.log_every=5", f"epochs={EPOCHS}",
-    "execution.threads=1", "checkpoint.every_steps=50", "hydra.run.dir=run", "launch.nproc=2",
+    "+recipe=digits_lenet",
+    "data.batch_size=16",
+    f"limit_train_batches={BATCHES}",
+    "limit_val_batches=3",
+    "execution.log_every=5",
+    f"epochs={EPOCHS}",
+    "execution.threads=1",
+    "checkpoint.every_steps=50",
+    "hydra.run.dir=run",
+    "launch.nproc=2",
     f"callbacks=[{{_target_:tests.faults.gate.Slow,seconds:{UPDATE_S},until:{HURRY}}}]",
-)  # fmt: skip
+)
 STRATEGIES = {
     "collective, tracked": ("tracking.log_model=false", "ema.decay=0.9"),
     "pserver_sync": ("strategy=pserver_sync", *SERVERS),
@@ -52,7 +61,8 @@ class Soaked:
     """A run whose command is typed again and again.
 
     Attributes:
-        commands: how often. screens: what each has printed. killed: how many processes, by role. seen: all that were killed with.
+        commands: how often. screens: what each has printed. killed: how many processes, by role. seen: all that were
+        killed with.
     """
 
     def __init__(self, folder: Path, strategy: str) -> None:
@@ -139,7 +149,8 @@ def check_ledgers(run: Path, screens: list[str]) -> None:
 
 
 def leave_row(strategy: str, soaked: Soaked, told: dict[str, Any]) -> None:
-    """Strategy, minutes, updates, kills by role, then what the run tells of itself and how often the command was typed again."""
+    """Strategy, minutes, updates, kills by role, then what the run tells of itself and how often the command was typed
+    again."""
     back = len(told["returned"])
     again = [str(n) for n in (back, told["restarts"] - back, told["lost_updates"], told["lost_at_servers"])]
     killed = [str(soaked.killed[victim]) for victim in VICTIMS]

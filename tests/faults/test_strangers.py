@@ -70,13 +70,25 @@ def test_what_a_launch_leaves_open_in_the_temporary_folder_is_for_its_user_alone
 
 
 SERVED = (
-    "+recipe=digits_lenet", "tracking=none", "device=cpu", "strategy=pserver_async", "launch.servers=1", "launch.workers=2",
-    "data.global_batch_size=64", "execution.threads=1", "hydra.run.dir=run",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "device=cpu",
+    "strategy=pserver_async",
+    "launch.servers=1",
+    "launch.workers=2",
+    "data.global_batch_size=64",
+    "execution.threads=1",
+    "hydra.run.dir=run",
+)
 NOTES = {
-    "endpoint/server/0": "tcp://127.0.0.1:1", "lost/worker/0": "its process ended", "lost/worker/1": "its process ended",
-    "fenced/worker/0": "because", "fenced/worker/1": "because", "done/worker/0": "", "hosts/why not": "because",
-}  # fmt: skip
+    "endpoint/server/0": "tcp://127.0.0.1:1",
+    "lost/worker/0": "its process ended",
+    "lost/worker/1": "its process ended",
+    "fenced/worker/0": "because",
+    "fenced/worker/1": "because",
+    "done/worker/0": "",
+    "hosts/why not": "because",
+}
 """What another user would like the processes of a run to believe."""
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:4,until:go}]"
 
@@ -111,7 +123,9 @@ def lies(ports: list[int], common: Path) -> str:
 
 
 @needs_root
-def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_nothing(common: Path, tmp_path: Path) -> None:  # fmt: skip
+def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_nothing(
+    common: Path, tmp_path: Path
+) -> None:
     run = start(*SERVED, "max_steps=60", cwd=tmp_path, TMPDIR=str(common))
     tried, reached = 0, ""
     try:
@@ -129,7 +143,9 @@ def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_n
 
 
 @needs_root
-def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_nothing(common: Path, tmp_path: Path) -> None:  # fmt: skip
+def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_nothing(
+    common: Path, tmp_path: Path
+) -> None:
     """They meet at a port of this machine, which every user of it reaches; the secret by which they know each other is
     in a folder of their user."""
     mine, reached = commands(tmp_path, 2, 1), ""
@@ -155,7 +171,9 @@ def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_n
 
 def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tmp_path: Path) -> None:
     """Where processes may be started again, they would be."""
-    run = start(*SERVED, "epochs=100000", "execution.val_every=0", "launch.max_restarts=0", cwd=tmp_path, TMPDIR=str(common))  # fmt: skip
+    run = start(
+        *SERVED, "epochs=100000", "execution.val_every=0", "launch.max_restarts=0", cwd=tmp_path, TMPDIR=str(common)
+    )
     try:
         wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 5, 600, "they train")
         everybody = family(run.pid)
@@ -166,5 +184,8 @@ def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tm
     finally:
         run.kill()
     # of the worker whose note was seen first, if the server has not seen both at once
-    assert re.search(r"worker [01]\b.* its process ended|worker [01] was declared lost \(its process ended\)", (tmp_path / "screen.txt").read_text())  # fmt: skip
+    assert re.search(
+        r"worker [01]\b.* its process ended|worker [01] was declared lost \(its process ended\)",
+        (tmp_path / "screen.txt").read_text(),
+    )
     wait_for(lambda: not alive(everybody), 30, "all processes end")

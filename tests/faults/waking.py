@@ -1,4 +1,5 @@
-"""A network whose first worker stops with its launcher before it saves the persistables, and wakes when another worker has saved them."""
+"""A network whose first worker stops with its launcher before it saves the persistables, and wakes when another worker
+has saved them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Waking(LeNet):
     """LeNet.
 
     Args:
-        run: the run's folder, absolute. The file ``stopped`` in it has the stopped process; ``awake`` is there when it goes on.
+        run: the run's folder, absolute. The file ``stopped`` in it has the stopped process; ``awake`` is there when it
+        goes on.
     """
 
     def __init__(self, run: str, **config: Any) -> None:

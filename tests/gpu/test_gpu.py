@@ -1,4 +1,5 @@
-"""What only a GPU shows: the device is found, bf16 and NCCL train, a resumed run is bit-identical, memory that is not enough is a sentence.
+"""What only a GPU shows: the device is found, bf16 and NCCL train, a resumed run is bit-identical, memory that is not
+enough is a sentence.
 
 Skipped where nvidia-smi shows no GPU; `make test-gpu` runs this folder alone.
 """
@@ -25,7 +26,15 @@ from trainer.host import hardware
 pytestmark = pytest.mark.skipif(not hardware.gpus(), reason="nvidia-smi shows no GPU")
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "execution.threads=1")
-RESNET = ("+recipe=resnet50_random", "data.image_size=64", "data.batches=4", "data.val_batches=1", "tracking=none", "hydra.run.dir=run", "execution.threads=1")  # fmt: skip
+RESNET = (
+    "+recipe=resnet50_random",
+    "data.image_size=64",
+    "data.batches=4",
+    "data.val_batches=1",
+    "tracking=none",
+    "hydra.run.dir=run",
+    "execution.threads=1",
+)
 EXACT = ("device=cuda", "execution.deterministic=true", "precision=fp32")
 
 
@@ -43,7 +52,10 @@ def apart(one: Path, other: Path) -> float:
     """The greatest difference between two runs' weights, as a share of the greatest weight of that tensor."""
     ours, theirs = weights(one), weights(other)
     assert {*ours} == {*theirs}
-    return max(float((ours[n].double() - theirs[n].double()).abs().max() / theirs[n].double().abs().max().clamp_min(1e-12)) for n in ours)  # fmt: skip
+    return max(
+        float((ours[n].double() - theirs[n].double()).abs().max() / theirs[n].double().abs().max().clamp_min(1e-12))
+        for n in ours
+    )
 
 
 def test_gpu_is_taken_unasked_and_learns_in_bf16(tmp_path: Path) -> None:
@@ -92,13 +104,28 @@ def test_worker_of_servers_trains_on_the_gpu(strategy: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("strategy", ["pserver_sync", "pserver_async", "pserver_geo"])
 def test_click_model_with_tables_at_servers_trains_on_the_gpu(strategy: str, tmp_path: Path) -> None:
-    told = ("+recipe=wide_and_deep", "data.train_rows=4000", "data.val_rows=1000", "epochs=1", "tracking=none", "hydra.run.dir=run")  # fmt: skip
+    told = (
+        "+recipe=wide_and_deep",
+        "data.train_rows=4000",
+        "data.val_rows=1000",
+        "epochs=1",
+        "tracking=none",
+        "hydra.run.dir=run",
+    )
     ended(*told, f"strategy={strategy}", "launch.servers=1", "launch.workers=1", cwd=tmp_path)
     assert read(tmp_path / "run" / "result.json")["metrics"]["val/auc"] > 0.5
 
 
 def test_sparse_tables_in_workers_are_refused_with_nccl_and_train_alone(tmp_path: Path) -> None:
-    told = ("+recipe=wide_and_deep", "data.train_rows=2000", "data.val_rows=500", "epochs=1", "tracking=none", "hydra.run.dir=run", "launch.servers=null")  # fmt: skip
+    told = (
+        "+recipe=wide_and_deep",
+        "data.train_rows=2000",
+        "data.val_rows=500",
+        "epochs=1",
+        "tracking=none",
+        "hydra.run.dir=run",
+        "launch.servers=null",
+    )
     ended(*told, "strategy=single", "launch.workers=null", "launch.nproc=1", cwd=tmp_path)
 
 
@@ -115,7 +142,15 @@ def test_resumed_run_is_bit_identical_on_the_gpu(case: str, tmp_path: Path) -> N
 
 def test_convolutions_are_bit_identical_after_a_kill_too(tmp_path: Path) -> None:
     """ResNet-18 in channels_last and bf16, with cuDNN's deterministic kernels."""
-    told = (*RESNET, "model=resnet18", "device=cuda", "execution.deterministic=true", "epochs=3", "execution.log_every=1", "checkpoint.every_steps=3")  # fmt: skip
+    told = (
+        *RESNET,
+        "model=resnet18",
+        "device=cuda",
+        "execution.deterministic=true",
+        "epochs=3",
+        "execution.log_every=1",
+        "checkpoint.every_steps=3",
+    )
     ended(*told, cwd=tmp_path)
     (tmp_path / "run").rename(tmp_path / "whole")
     waits = lambda run: len(points(run, "train/loss")) >= 7 if (run / "metrics.jsonl").exists() else False  # noqa: E731
@@ -132,7 +167,16 @@ def _with_go(folder: Path) -> Path:
 
 
 def test_killed_worker_is_started_again_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    told = (*DIGITS, "device=cuda", "execution.deterministic=true", "limit_train_batches=10", "epochs=2", "execution.log_every=1", "checkpoint.every_steps=4", "checkpoint.background=false")  # fmt: skip
+    told = (
+        *DIGITS,
+        "device=cuda",
+        "execution.deterministic=true",
+        "limit_train_batches=10",
+        "epochs=2",
+        "execution.log_every=1",
+        "checkpoint.every_steps=4",
+        "checkpoint.background=false",
+    )
     ended(*told, cwd=tmp_path)
     (tmp_path / "run").rename(tmp_path / "whole")
     waits = lambda run: len(points(run, "train/loss")) >= 7 if (run / "metrics.jsonl").exists() else False  # noqa: E731
@@ -144,7 +188,14 @@ def test_killed_worker_is_started_again_and_ends_as_if_nothing_had_happened(tmp_
 
 
 def test_preempted_run_ends_with_75_and_goes_on(tmp_path: Path) -> None:
-    told = (*DIGITS, "device=cuda", "execution.deterministic=true", "limit_train_batches=10", "epochs=2", "execution.log_every=1")  # fmt: skip
+    told = (
+        *DIGITS,
+        "device=cuda",
+        "execution.deterministic=true",
+        "limit_train_batches=10",
+        "epochs=2",
+        "execution.log_every=1",
+    )
     ended(*told, cwd=tmp_path)
     (tmp_path / "run").rename(tmp_path / "whole")
     waits = lambda run: len(points(run, "train/loss")) >= 7 if (run / "metrics.jsonl").exists() else False  # noqa: E731
@@ -158,9 +209,20 @@ def test_preempted_run_ends_with_75_and_goes_on(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_enough_is_a_sentence(tmp_path: Path) -> None:
     too_many = int(torch.cuda.mem_get_info()[1] / 2**30) * 40
-    done = ended("+recipe=resnet50_random", "tracking=none", "hydra.run.dir=run", f"data.batch_size={too_many}", "data.batches=1", cwd=tmp_path, code=1)  # fmt: skip
+    done = ended(
+        "+recipe=resnet50_random",
+        "tracking=none",
+        "hydra.run.dir=run",
+        f"data.batch_size={too_many}",
+        "data.batches=1",
+        cwd=tmp_path,
+        code=1,
+    )
     assert "Traceback" not in done.stdout + done.stderr
-    assert re.search(rf"cuda:0 is out of memory .*batches of {too_many} samples.*the peak of its tensors was [\d.]+ of [\d.]+ GiB", done.stderr), done.stderr  # fmt: skip
+    assert re.search(
+        rf"cuda:0 is out of memory .*batches of {too_many} samples.*the peak of its tensors was [\d.]+ of [\d.]+ GiB",
+        done.stderr,
+    ), done.stderr
 
 
 def test_largest_batch_within_a_limit_is_found(tmp_path: Path) -> None:
@@ -177,7 +239,12 @@ def test_loss_that_is_not_finite_stops_the_run_with_a_report(tmp_path: Path) -> 
 
 
 def test_skipped_updates_are_counted(tmp_path: Path) -> None:
-    told = ("model._target_=tests.faults.poisoned.Poisoned", "~model.in_channels", "~model.image_size", "+model.at=[3,7]")  # fmt: skip
+    told = (
+        "model._target_=tests.faults.poisoned.Poisoned",
+        "~model.in_channels",
+        "~model.image_size",
+        "+model.at=[3,7]",
+    )
     done = ended(*DIGITS, *told, "device=cuda", "on_nonfinite=skip", "limit_train_batches=10", "epochs=1", cwd=tmp_path)
     assert "2 updates skipped" in done.stdout
 
@@ -205,7 +272,15 @@ def test_evaluation_and_prediction_take_a_checkpoint_to_either_device(tmp_path: 
     ended(*DIGITS, "epochs=1", "precision=fp32", cwd=tmp_path)
     found = {}
     for device in ("cuda", "cpu"):
-        told = ("mode=eval", "weights=run", "precision=fp32", f"device={device}", f"hydra.run.dir={device}", *DIGITS[:2], DIGITS[3])  # fmt: skip
+        told = (
+            "mode=eval",
+            "weights=run",
+            "precision=fp32",
+            f"device={device}",
+            f"hydra.run.dir={device}",
+            *DIGITS[:2],
+            DIGITS[3],
+        )
         ended(*told, cwd=tmp_path)
         found[device] = read(tmp_path / device / "result.json")["metrics"]
     assert found["cuda"]["val/acc1"] == pytest.approx(found["cpu"]["val/acc1"], abs=0.01)
@@ -217,7 +292,13 @@ def test_evaluation_and_prediction_take_a_checkpoint_to_either_device(tmp_path: 
 
 
 def test_run_moves_between_gpu_and_cpu(tmp_path: Path) -> None:
-    told = (*DIGITS, "execution.deterministic=true", "precision=fp32", "limit_train_batches=10", "execution.log_every=1")  # fmt: skip
+    told = (
+        *DIGITS,
+        "execution.deterministic=true",
+        "precision=fp32",
+        "limit_train_batches=10",
+        "execution.log_every=1",
+    )
     ended(*told, "epochs=1", "device=cuda", cwd=tmp_path)
     ended(*told, "epochs=2", "device=cpu", "resume=auto", "resume.allow_changes=true", cwd=tmp_path)
     ended(*told, "epochs=3", "device=cuda", "resume=auto", "resume.allow_changes=true", cwd=tmp_path)
@@ -226,5 +307,7 @@ def test_run_moves_between_gpu_and_cpu(tmp_path: Path) -> None:
 
 def test_load_of_the_gpu_is_in_the_log(tmp_path: Path) -> None:
     ended(*DIGITS, "epochs=20", "tracking.system_every_s=0.5", cwd=tmp_path)
-    names = {n for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() for n in json.loads(line)["metrics"]}  # fmt: skip
+    names = {
+        n for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() for n in json.loads(line)["metrics"]
+    }
     assert any("gpu0_memory_used_mib" in name for name in names), names

@@ -66,11 +66,17 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, 
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(True, None), True).sign(key, hashes.SHA256())
-    )  # fmt: skip
+        .add_extension(x509.BasicConstraints(True, None), True)
+        .sign(key, hashes.SHA256())
+    )
     (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     (folder / "key.pem").write_bytes(key.private_bytes(*plain))
@@ -130,7 +136,9 @@ def test_wrong_download_is_a_reason_or_a_refusal(sites: tuple[str, str, list[str
 
 
 def test_files_are_those_that_torchvision_looks_for() -> None:
-    assert [(f.name, mnist.SITE.folder) for f in mnist.SITE.files] == [(name, "MNIST/raw") for name, _ in MNIST.resources]  # fmt: skip
+    assert [(f.name, mnist.SITE.folder) for f in mnist.SITE.files] == [
+        (name, "MNIST/raw") for name, _ in MNIST.resources
+    ]
     assert mnist.SITE.address == MNIST.mirrors[0]
     assert cifar.SITE.address + cifar.SITE.files[0].name == CIFAR10.url and cifar.SITE.files[0].name == CIFAR10.filename
     assert {f.name for f in flowers.SITE.files} == {name for name, _ in Flowers102._file_dict.values()}

@@ -1,4 +1,5 @@
-"""What a command saves at its start and end: no collection while modules are imported, no taking apart; nothing is lost."""
+"""What a command saves at its start and end: no collection while modules are imported, no taking apart; nothing is
+lost."""
 
 from __future__ import annotations
 

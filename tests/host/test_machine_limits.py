@@ -1,4 +1,5 @@
-"""Limits of the machine are named, with what to do: processes and threads, and shared memory. Other errors are left as they are."""
+"""Limits of the machine are named, with what to do: processes and threads, and shared memory. Other errors are left as
+they are."""
 
 from __future__ import annotations
 
@@ -38,10 +39,12 @@ def full(number: int) -> OSError:
 @pytest.mark.parametrize(
     "error",
     [
-        raised_in("multiprocessing/popen_fork.py", full(errno.EAGAIN)), raised_in("subprocess.py", full(errno.EAGAIN)),
-        RuntimeError("can't start new thread"), RuntimeError("Resource temporarily unavailable"),
+        raised_in("multiprocessing/popen_fork.py", full(errno.EAGAIN)),
+        raised_in("subprocess.py", full(errno.EAGAIN)),
+        RuntimeError("can't start new thread"),
+        RuntimeError("Resource temporarily unavailable"),
     ],
-)  # fmt: skip
+)
 def test_process_or_thread_that_cannot_be_started_is_put_down_to_the_limit(error: Exception) -> None:
     failure = Failure.of(error)
     assert failure.told and failure.words.startswith("the machine starts no further process or thread")
@@ -65,10 +68,14 @@ def test_semaphore_or_tensor_without_room_is_put_down_to_shared_memory(error: Ex
 @pytest.mark.parametrize(
     "error",
     [
-        BlockingIOError(errno.EAGAIN, "a pipe that is full"), OSError(errno.ENOSPC, "full"), OSError(errno.ENOSPC, "full", "/a/file"),
-        RuntimeError("shapes differ"), ValueError("can't start new thread"), RunFailed("Resource temporarily unavailable"),
+        BlockingIOError(errno.EAGAIN, "a pipe that is full"),
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.ENOSPC, "full", "/a/file"),
+        RuntimeError("shapes differ"),
+        ValueError("can't start new thread"),
+        RunFailed("Resource temporarily unavailable"),
     ],
-)  # fmt: skip
+)
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as found, machine_limits.named():
         raise error
@@ -84,10 +91,16 @@ def open_to_all() -> Iterator[Path]:
 @AS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not here")
 def test_run_of_a_user_with_few_processes_names_ulimit(open_to_all: Path) -> None:
-    user = "setpriv --reuid 54321 --clear-groups --inh-caps +dac_override --ambient-caps +dac_override --bounding-set -all,+dac_override prlimit --nproc=12:12"  # fmt: skip
+    user = (
+        "setpriv --reuid 54321 --clear-groups --inh-caps +dac_override --ambient-caps +dac_override "
+        "--bounding-set -all,+dac_override prlimit --nproc=12:12"
+    )
     command = [*user.split(), sys.executable, "-m", "trainer", *SMALL, "launch.workers=6", "tracking=none"]
-    done = subprocess.run(command, cwd=open_to_all, env=environment(HOME=str(open_to_all)), capture_output=True, text=True, timeout=100)  # fmt: skip
-    # Which process or thread is the one too many is chance: the launcher's, a worker, or a thread of one that has a log.
+    done = subprocess.run(
+        command, cwd=open_to_all, env=environment(HOME=str(open_to_all)), capture_output=True, text=True, timeout=100
+    )
+    # Which process or thread is the one too many is chance: the launcher's, a worker, or a thread of one that has a
+    # log.
     said = [line for line in done.stderr.splitlines() if not line.startswith("  its log: ")][-1]
     assert done.returncode == 1 and said.startswith("failed: ") and "ulimit -u is 12" in said, done.stderr
 
@@ -98,7 +111,14 @@ def test_run_with_little_shared_memory_names_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "trainer", *SMALL, "data.num_workers=1", "tracking=none"]
     if subprocess.run(["unshare", "-m", "sh", "-c", mounted, "sh", "true"], capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
-    done = subprocess.run(["unshare", "-m", "sh", "-c", mounted, "sh", *command], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)  # fmt: skip
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted, "sh", *command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 1 and "failed: worker 0: shared memory is full: /dev/shm" in done.stderr, done.stderr
 
 

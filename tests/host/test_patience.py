@@ -47,7 +47,9 @@ def test_time_of_a_stop_counts_no_more_than_that_of_a_look() -> None:
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_who_was_stopped_waits_for_a_note_as_long_as_it_may(board: OwnBoard, comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_who_was_stopped_waits_for_a_note_as_long_as_it_may(
+    board: OwnBoard, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = StoppedClock(HOUR_S)
     monkeypatch.setattr(notes_board, "time", clock)
     if comes:
@@ -99,7 +101,9 @@ def test_other_hosts_that_were_stopped_wait_for_host_0(monkeypatch: pytest.Monke
         meet(store, Meeting(number=1, hosts=2, timeout_s=TIMEOUT_S))
 
 
-def test_rank_that_was_stopped_waits_for_what_rank_0_hands_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_rank_that_was_stopped_waits_for_what_rank_0_hands_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = StoppedClock(HOUR_S)
     monkeypatch.setattr(torchrun_handover, "time", clock)
     clock.at[TIMEOUT_S - LONGEST_LOOK_S - 1.0] = lambda: InFolder(tmp_path).write("{}")

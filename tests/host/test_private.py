@@ -99,19 +99,24 @@ def test_no_folder_for_temporary_files_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("flag", "there"), [("-P", False), ("-s", True)])
 def test_processes_import_from_the_working_folder_only_if_this_one_does(tmp_path: Path, flag: str, there: bool) -> None:
-    """The installed command does not, `python -m trainer` does; Python's -m and -c, by which others start, always would."""
+    """The installed command does not, `python -m trainer` does; Python's -m and -c, by which others start, always
+    would."""
     (tmp_path / "queue.py").write_text("import pathlib; pathlib.Path('taken').touch()\nraise ImportError\n")
-    program = (
-        "import queue\n" if flag == "-P" else ""
-    ) + (
+    program = ("import queue\n" if flag == "-P" else "") + (
         "import subprocess, sys\n"
         "from trainer.__main__ import main\n"
         "sys.argv = ['trainer', '--version']\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(subprocess.run([sys.executable, '-c', 'import queue'], stderr=subprocess.DEVNULL).returncode)\n"
-    )  # fmt: skip
-    done = subprocess.run([sys.executable, flag, "-c", program], cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True)  # fmt: skip
+    )
+    done = subprocess.run(
+        [sys.executable, flag, "-c", program],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+    )
     assert (tmp_path / "taken").exists() == there, done.stderr
 
 
@@ -125,7 +130,10 @@ def test_what_a_killed_process_left_goes_with_the_next_one_and_what_is_in_use_st
         (folder / "file").touch()
     (left / ".held").touch()
     own = private.scratch("trainer-")
-    code = f"from trainer.host import private; private.temporary_root = lambda: {str(tmp_path)!r}; print(private.scratch('trainer-'))"
+    code = (
+        f"from trainer.host import private; private.temporary_root = lambda: {str(tmp_path)!r}; "
+        f"print(private.scratch('trainer-'))"
+    )
     theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert {path.name for path in tmp_path.iterdir()} == {own.name, other.name, Path(theirs).name}
     private.scratch("trainer-model-")

@@ -27,6 +27,8 @@ except dist.DistError as error:
 def test_a_store_that_is_not_there_leaves_no_stack_frames_of_torch(given: str | None, frames: bool) -> None:
     level = {} if given is None else {"TORCH_CPP_LOG_LEVEL": given}
     code = f"GIVEN = {given!r}\n{ASKS}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(**level), capture_output=True, text=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment(**level), capture_output=True, text=True, timeout=300
+    )
     assert done.stdout == "sentence\n", done.stderr
     assert ("frame #" in done.stderr) == frames and (frames or not done.stderr)

@@ -27,9 +27,17 @@ from trainer.tracking import client
 
 HERE = "tests.job.test_batch_size_search"
 SMALL = (
-    "+recipe=digits_lenet", "device=cpu", "execution.threads=1", "max_steps=4", "execution.log_every=1", "verbosity=quiet",
-    "~model.in_channels", "~model.image_size", "data.num_workers=0", "optimizer.lr=0.01",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "device=cpu",
+    "execution.threads=1",
+    "max_steps=4",
+    "execution.log_every=1",
+    "verbosity=quiet",
+    "~model.in_channels",
+    "~model.image_size",
+    "data.num_workers=0",
+    "optimizer.lr=0.01",
+)
 MIB_PER_SAMPLE = 8
 
 
@@ -76,7 +84,11 @@ def in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: str, *more: str, most: str = "[18,18]") -> Any:
-    model = () if any(o.startswith("model._target_") for o in more) else (f"model._target_={HERE}.Bounded", f"+model.most={most}")  # fmt: skip
+    model = (
+        ()
+        if any(o.startswith("model._target_") for o in more)
+        else (f"model._target_={HERE}.Bounded", f"+model.most={most}")
+    )
     tracking = () if any(o.startswith("tracking") for o in more) else ("tracking=none",)
     return trainer.run([*SMALL, *model, *tracking, f"hydra.run.dir={folder}", *more])
 

@@ -16,9 +16,16 @@ from tests import runs
 from trainer.host import disk_speed
 
 DIGITS = (
-    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "epochs=1", "limit_train_batches=2", "limit_val_batches=1",
-    "checkpoint.every_steps=1", "checkpoint.background=false", "checkpoint.keep_last=9",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "execution.threads=1",
+    "epochs=1",
+    "limit_train_batches=2",
+    "limit_val_batches=1",
+    "checkpoint.every_steps=1",
+    "checkpoint.background=false",
+    "checkpoint.keep_last=9",
+)
 UNITS = {"kB": 1e3, "MB": 1e6}
 
 
@@ -54,10 +61,14 @@ def test_the_first_checkpoint_is_as_large_as_the_plan_tells(other: tuple[str, ..
     ("rate", "told", "other"),
     [
         (50e3, "about 2 s behind the training, at 50.0 kB a second (measured now)", ()),
-        (500.0, "about 4 min while the training waits, at 500 B a second (measured now)", ("checkpoint.background=false",)),
+        (
+            500.0,
+            "about 4 min while the training waits, at 500 B a second (measured now)",
+            ("checkpoint.background=false",),
+        ),
         (5e8, "less than 1 s behind the training, at 500.0 MB a second (measured now)", ()),
     ],
-)  # fmt: skip
+)
 def test_the_plan_tells_how_long_a_write_takes(
     rate: float,
     told: str,

@@ -1,4 +1,5 @@
-"""The first failure is what the screen, result.json and MLflow say; what fails while a run is closed cannot replace it."""
+"""The first failure is what the screen, result.json and MLflow say; what fails while a run is closed cannot replace
+it."""
 
 from __future__ import annotations
 
@@ -155,9 +156,12 @@ def test_what_workers_and_copies_have_lost_is_in_the_tags(execute: Execute, monk
     _, _, tracker, _ = execute(lambda run_dir: {"steps": 3, **lost})
     told = {name: told for name, told in tracker.tags.items() if name.removeprefix("trainer.") in (*lost, "not_copied")}
     assert told == {
-        "trainer.skipped": "2", "trainer.lost_updates": "4", "trainer.lost_at_servers": "5",
-        "trainer.lost_workers": "worker 1 was killed", "trainer.not_copied": "step-000000003, step-000000002",
-    }  # fmt: skip
+        "trainer.skipped": "2",
+        "trainer.lost_updates": "4",
+        "trainer.lost_at_servers": "5",
+        "trainer.lost_workers": "worker 1 was killed",
+        "trainer.not_copied": "step-000000003, step-000000002",
+    }
 
 
 def test_a_run_holds_what_it_uses_of_the_cache_to_its_end(execute: Execute, tmp_path: Path) -> None:
@@ -325,12 +329,20 @@ def test_a_folder_that_may_not_be_written_to_for_a_while_ends_no_run(
 @pytest.mark.parametrize("before", ["the first life", "the second life", "a life on this host"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
 def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again(
-    number: signal.Signals, before: str, keeps: bool, ready: job.Ready, execute: Execute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:  # fmt: skip
+    number: signal.Signals,
+    before: str,
+    keeps: bool,
+    ready: job.Ready,
+    execute: Execute,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     """Exit code 75 for that, unless a host does not see what host 0 has: its training may have begun."""
     told, plan = ready.checked.config.checkpoint, ready.plan
     if not keeps:
-        monkeypatch.setattr(ready.checked.config, "checkpoint", replace(told, every_steps=None, every_minutes=None, every_epochs=None))  # fmt: skip
+        monkeypatch.setattr(
+            ready.checked.config, "checkpoint", replace(told, every_steps=None, every_minutes=None, every_epochs=None)
+        )
     host = 1 if before == "a life on this host" else 0
     monkeypatch.setattr(ready, "plan", replace(plan, node_rank=host, nnodes=host + 1, restarts=1))
     lives = []
@@ -345,7 +357,11 @@ def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again
     kind, said, tracker, _ = execute(start)
     preempted = not host
     assert kind is (RunPreempted if preempted else Interrupted)
-    assert said == (f"got {number.name} while nothing was trained: there is nothing new to save" if preempted else f"got {number.name}")  # fmt: skip
+    assert said == (
+        f"got {number.name} while nothing was trained: there is nothing new to save"
+        if preempted
+        else f"got {number.name}"
+    )
     assert kind.exit_code == (75 if preempted else 130)
     for name, key in (("status.json", "state"), ("result.json", "status")):
         [left] = (tmp_path / "run").rglob(name)

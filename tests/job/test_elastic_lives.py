@@ -49,8 +49,7 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
     monkeypatch.setattr("trainer.launch.lobby_store.opened", lambda launch: contextlib.nullcontext(board))
     monkeypatch.setattr("trainer.job.elastic._terms", lambda ready: {})
     ready: Any = SimpleNamespace(
-        plan=SimpleNamespace(run_dir=str(run), nnodes=2),
-        checked=SimpleNamespace(config=SimpleNamespace(launch=None)),
+        plan=SimpleNamespace(run_dir=str(run), nnodes=2), checked=SimpleNamespace(config=SimpleNamespace(launch=None))
     )
     with pytest.raises(type(error)), _lobby(ready):
         raise error
@@ -69,9 +68,13 @@ def leading(folder: Path, lives: list[tuple[dict[str, Any] | None, RunFailed | N
         assignment=SimpleNamespace(resume=""),
     )
     lobby: Any = SimpleNamespace(
-        how="failed", settle=lambda timeout_s: [], lost=lambda: [1], parts=lambda: {1: Host("a")}, resized=False,
+        how="failed",
+        settle=lambda timeout_s: [],
+        lost=lambda: [1],
+        parts=lambda: {1: Host("a")},
+        resized=False,
         death_of=lambda hosts: Died("host 1 is lost", "host 1 in life 1"),
-    )  # fmt: skip
+    )
     host = _Leading(lambda assignment: {}, ready, None, None, lobby)  # type: ignore[arg-type]
     host._live = lambda resume: lives.pop(0)  # type: ignore[method-assign]
     return host

@@ -71,7 +71,7 @@ def test_every_file_is_made_and_says_what_was_found(tmp_path: Path, which: str) 
     assert [tuple(row.values())[:-1] for row in worst] == [
         ("val/rose/7.jpg", "val", "7", "rose", "lily", "0.750000"),
         ("", "val", "2", "rose", "(none)", "0.000000"),
-    ]  # fmt: skip
+    ]
     leftovers.clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +128,10 @@ def test_a_name_is_whole_where_it_fits_and_else_has_its_beginning_and_end() -> N
     assert wrapped.startswith("the first word") and wrapped.endswith("the last word") and "…" in wrapped
     assert all(ruler.inches(line) <= 2.0 for line in wrapped.split("\n")) and wrapped.count("\n") == 2
     for name in NAMES["the demo's own"]:
-        assert ruler.wrap(f"guess {name} (100%)", validation.CELL - 2 * validation.GAP, validation.NAME_LINES).split() == f"guess {name} (100%)".split()  # fmt: skip
+        assert (
+            ruler.wrap(f"guess {name} (100%)", validation.CELL - 2 * validation.GAP, validation.NAME_LINES).split()
+            == f"guess {name} (100%)".split()
+        )
 
 
 def test_names_in_letters_that_no_font_has_are_numbers_and_the_picture_says_so() -> None:
@@ -154,7 +157,11 @@ def test_the_matrix_keeps_its_room_beside_long_names(names: list[str]) -> None:
 
 
 POINT = {"train/loss": 1.0, "train/acc1": 0.5, "lr": 0.1, "perf/samples_per_s": 10.0}
-SERVERS = {f"server{n}/{what}": value for n in (0, 1) for what, value in (("pushes_per_s", 2.0), ("mb_per_s", 1.0), ("rows", 0.0))}  # fmt: skip
+SERVERS = {
+    f"server{n}/{what}": value
+    for n in (0, 1)
+    for what, value in (("pushes_per_s", 2.0), ("mb_per_s", 1.0), ("rows", 0.0))
+}
 
 
 def _left(folder: Path, points: list[tuple[int, dict[str, float]]], staleness: list[dict[str, int]] = []) -> Path:  # noqa: B006
@@ -205,13 +212,17 @@ def test_update_axes_are_whole_and_a_point_alone_is_seen(steps: list[int], tmp_p
     [
         ([(3, POINT | SERVERS)], [{}, {}], ["pushes per second", "MB per second"]),
         ([(3, POINT | SERVERS)], [{"0": 4}, {}], ["pushes per second", "MB per second", "pushes"]),
-        ([(3, SERVERS | {"server0/rows": 5.0})], [{"1": 4}], ["pushes per second", "MB per second", "rows of tables", "pushes"]),
+        (
+            [(3, SERVERS | {"server0/rows": 5.0})],
+            [{"1": 4}],
+            ["pushes per second", "MB per second", "rows of tables", "pushes"],
+        ),
         ([], [{}], None),
         ([], [{"0": 3, "2": 1}], ["pushes"]),
         ([(1, {"server0/pushes_per_s": float("nan")})], [{"0": 3}], ["pushes"]),
     ],
     ids=["sync", "stale", "with tables", "nothing", "too short for points", "no numbers"],
-)  # fmt: skip
+)
 def test_servers_have_no_empty_panel(
     points: list[tuple[int, dict[str, float]]],
     staleness: list[dict[str, int]],

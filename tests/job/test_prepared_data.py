@@ -24,10 +24,26 @@ from trainer.job import prepared_data
 from trainer.worker.checkpoints import Checkpoints
 
 OPTIONS = (
-    "tracking=none", "execution.threads=1", "verbosity=normal", "epochs=1", "checkpoint.background=false", "data.batch_size=8", "validation=false",
-    "checkpoint.every_steps=2", "checkpoint.every_epochs=null", "launch.nproc=1", "execution.log_every=1",
-)  # fmt: skip
-RUN = ("+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", "data.image_size=32", "data.cache=none", *OPTIONS)  # fmt: skip
+    "tracking=none",
+    "execution.threads=1",
+    "verbosity=normal",
+    "epochs=1",
+    "checkpoint.background=false",
+    "data.batch_size=8",
+    "validation=false",
+    "checkpoint.every_steps=2",
+    "checkpoint.every_epochs=null",
+    "launch.nproc=1",
+    "execution.log_every=1",
+)
+RUN = (
+    "+recipe=resnet50_imagefolder",
+    "model=convnet",
+    "~model.zero_init_residual",
+    "data.image_size=32",
+    "data.cache=none",
+    *OPTIONS,
+)
 DIGITS = ("+recipe=digits_lenet", "limit_train_batches=4", *OPTIONS)
 
 
@@ -74,7 +90,13 @@ def test_other_data_are_refused_before_anything_is_touched(here: Path) -> None:
     before = files(here)
     for path in ("auto", "run/checkpoints/step-000000002", "run"):
         folder = "other" if path == "run" else "run"
-        with pytest.raises(UserError, match=r"resume: the data are others than those of .*step-00000000[24]: their fingerprint was .*, is .*Type instead: the data of before, or resume\.allow_changes=true"):  # fmt: skip
+        with pytest.raises(
+            UserError,
+            match=(
+                r"resume: the data are others than those of .*step-00000000[24]: their fingerprint was .*, is "
+                r".*Type instead: the data of before, or resume\.allow_changes=true"
+            ),
+        ):
             trainer.run([*RUN, "data.root=images", f"hydra.run.dir={folder}", f"resume={path}"])
         assert files(here) == before
 
@@ -136,13 +158,22 @@ def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
         patch.setattr(prepared_data, "_fingerprint", lambda ready: "")
         trainer.run([*RUN, "data.root=images", "hydra.run.dir=old"])
     (here / "images" / "train" / "a" / "00.png").rename(here / "images" / "train" / "b" / "zz.png")
-    assert trainer.run([*RUN, "data.root=images", "hydra.run.dir=old", "resume=old/checkpoints/step-000000002"]).steps == 5  # fmt: skip
+    assert (
+        trainer.run([*RUN, "data.root=images", "hydra.run.dir=old", "resume=old/checkpoints/step-000000002"]).steps == 5
+    )
 
 
 def test_data_that_are_drawn_or_streamed_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What random images are depends on the size of the batch, and what a stream yields is not known."""
     monkeypatch.chdir(tmp_path)
-    random = ["data=random_images", "data.image_size=28", "data.num_classes=10", "model.image_size=28", "model.in_channels=3", "data.batches=4"]  # fmt: skip
+    random = [
+        "data=random_images",
+        "data.image_size=28",
+        "data.num_classes=10",
+        "model.image_size=28",
+        "model.in_channels=3",
+        "data.batches=4",
+    ]
     trainer.run([*DIGITS, *random, "hydra.run.dir=run"])
     [newest, *_] = store.found(tmp_path / "run" / "checkpoints")
     assert store.about(newest).data == ""

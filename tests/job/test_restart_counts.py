@@ -23,7 +23,10 @@ from trainer.weights import server_files
 
 
 def ready(folder: Path, most: int = 3) -> Any:
-    config, plan = SimpleNamespace(on_nonfinite="rewind", max_rewinds=3), SimpleNamespace(restarts=most, run_dir=str(folder))  # fmt: skip
+    config, plan = (
+        SimpleNamespace(on_nonfinite="rewind", max_rewinds=3),
+        SimpleNamespace(restarts=most, run_dir=str(folder)),
+    )
     assignment = Assignment(None, plan)  # type: ignore[arg-type]
     return SimpleNamespace(plan=plan, assignment=assignment, checked=SimpleNamespace(config=config))
 
@@ -84,7 +87,8 @@ class Part:
 
 
 class World:
-    """Servers that apply every update, die, are started again from the newest checkpoint, or go back to it all together.
+    """Servers that apply every update, die, are started again from the newest checkpoint, or go back to it all
+    together.
 
     Attributes:
         done: updates of the run so far. has: by server, those that its parameters have.

@@ -167,7 +167,10 @@ def aborts(seat: Seat, payload: Any) -> None:
             inside(depth - 1)
         os.write(
             2,
-            b"terminate called after throwing an instance of 'gloo::IoException'\n  what():  Connection reset by peer\n",
+            (
+                b"terminate called after throwing an instance of 'gloo::IoException'\n  what():  "
+                b"Connection reset by peer\n"
+            ),
         )
         os.abort()
 
@@ -248,7 +251,8 @@ def leaves_early(seat: Seat, payload: int) -> None:
 
 
 def returns_and_stays(seat: Seat, payload: str) -> int:
-    """All do their work, with signs of life until their launcher has seen it; a thread keeps the process of worker 1 from ending."""
+    """All do their work, with signs of life until their launcher has seen it; a thread keeps the process of worker 1
+    from ending."""
     pulse = Pulse(seat.pulse)
 
     def stays() -> None:

@@ -25,7 +25,8 @@ class History:
     """A run whose processes die, come back and are let in, until one tells the error that ends it.
 
     Attributes:
-        open: workers that the run went on without and that are not made good, the latest last; killed: those of them that were.
+        open: workers that the run went on without and that are not made good, the latest last; killed: those of them
+        that were.
         own, names: the error that ends the run, and the workers that it names as its cause.
         last: the worker after whose end all that are left wait to be let in; with it the run ends.
     """
@@ -40,7 +41,11 @@ class History:
         self.lives, self.open, self.killed, self.own = 0, list[str](), set[str](), ""
         self.names, self.last = list[str](), ""
         self.left = self.draw.randint(0, 6)
-        self.now = {str(m): m for m in [self._new("worker", n) for n in range(self.size)] + [self._new("server", n) for n in range(self.servers)]}  # fmt: skip
+        self.now = {
+            str(m): m
+            for m in [self._new("worker", n) for n in range(self.size)]
+            + [self._new("server", n) for n in range(self.servers)]
+        }
         self.first = list(self.now.values())
         self.waits: dict[str, int] = {}
 
@@ -102,14 +107,16 @@ class History:
     def _error(self, workers: list[str]) -> None:
         server, named = f"server {self.draw.randrange(self.servers)}", f"worker {self.draw.randrange(self.size)}"
         every = "; ".join(f"worker {n}: its process ended" for n in range(self.size))
-        who, words, told, follows, names = self.draw.choice([
-            (server, "OSError: No space left on device, worker 0", False, False, []),
-            (server, "its folder is gone", True, False, []),
-            (server, f"{named} was lost: its process ended (the start was its to make)", True, False, [named]),
-            (server, f"no worker is left ({every})", True, False, [f"worker {n}" for n in range(self.size)]),
-            (self.draw.choice(workers), f"{named} was lost: its process ended", True, True, [named]),
-            (self.draw.choice(workers), f"the loss is not a number, as that of {named}", True, False, []),
-        ])  # fmt: skip
+        who, words, told, follows, names = self.draw.choice(
+            [
+                (server, "OSError: No space left on device, worker 0", False, False, []),
+                (server, "its folder is gone", True, False, []),
+                (server, f"{named} was lost: its process ended (the start was its to make)", True, False, [named]),
+                (server, f"no worker is left ({every})", True, False, [f"worker {n}" for n in range(self.size)]),
+                (self.draw.choice(workers), f"{named} was lost: its process ended", True, True, [named]),
+                (self.draw.choice(workers), f"the loss is not a number, as that of {named}", True, False, []),
+            ]
+        )
         self._tells(who, words, told, follows)
         self.own, self.names = f"{who}:{' ' if told else chr(10)}{words}", names
 

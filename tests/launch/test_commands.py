@@ -48,13 +48,18 @@ def failure(own: Own, logs: Path, timeout_s: float = 300) -> str:
     return str(caught.value)
 
 
-def test_process_that_never_begins_ends_the_run_with_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_process_that_never_begins_ends_the_run_with_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "LINGER_S", 0)
     own = Own(lambda process: process)
     assert failure(own, tmp_path, 0.2).splitlines() == [
-        "worker 0: has not begun within 0.2 s (launch.timeout_s). Its launcher must run task.command with the variables of task.environment (it runs: sleep 300)",
+        (
+            "worker 0: has not begun within 0.2 s (launch.timeout_s). Its launcher must run task.command with the "
+            "variables of task.environment (it runs: sleep 300)"
+        ),
         f"  its log: {tmp_path}/workerlog.0",
-    ]  # fmt: skip
+    ]
     assert [process.wait(5) for process in own.started] == [-9, -9]
 
 
@@ -136,15 +141,33 @@ def raises(error: Exception) -> Any:
 @pytest.mark.parametrize(
     ("handle", "says"),
     [
-        (lambda process: None, "my.Own: launch returned None for worker 1. Return something with poll() and kill(), such as a subprocess.Popen"),
-        (lambda process: process.pid, "my.Own: launch returned something of type int, which has no poll and no kill for worker 1"),
+        (
+            lambda process: None,
+            (
+                "my.Own: launch returned None for worker 1. Return something with poll() and kill(), such as a "
+                "subprocess.Popen"
+            ),
+        ),
+        (
+            lambda process: process.pid,
+            "my.Own: launch returned something of type int, which has no poll and no kill for worker 1",
+        ),
         (lambda process: NoKill(), "my.Own: launch returned something of type NoKill, which has no kill for worker 1"),
-        (lambda process: OddPoll(), "what launch returned for worker 1: poll() returned something of type str, not an exit code, or None while the process runs"),
+        (
+            lambda process: OddPoll(),
+            (
+                "what launch returned for worker 1: poll() returned something of type str, not an exit code, or "
+                "None while the process runs"
+            ),
+        ),
         (lambda process: Breaks(), "what launch returned for worker 1 broke in poll, "),
         (lambda process: raises(KeyError("node")), "my.Own broke in launch of worker 1, "),
-        (lambda process: raises(FileNotFoundError(2, "No such file or directory", "numactll")), "my.Own cannot start worker 1: [Errno 2] No such file or directory: 'numactll'"),
+        (
+            lambda process: raises(FileNotFoundError(2, "No such file or directory", "numactll")),
+            "my.Own cannot start worker 1: [Errno 2] No such file or directory: 'numactll'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_watched_is_named_and_the_others_end(handle: Any, says: str, tmp_path: Path) -> None:
     own = Own(handle, first=1)
     try:

@@ -58,7 +58,10 @@ def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None
     roles = [Role("server", 1, entry("tells"), ["cpu"]), workers("tells")]
     results = launch(roles, "quietly", tmp_path, Meeting())
     assert results.of.keys() == {"server", "worker"}
-    assert [results.of["worker"][rank]["seat"] for rank in range(2)] == [("worker", 0, 2, 0, "cpu"), ("worker", 1, 2, 1, "cpu")]  # fmt: skip
+    assert [results.of["worker"][rank]["seat"] for rank in range(2)] == [
+        ("worker", 0, 2, 0, "cpu"),
+        ("worker", 1, 2, 1, "cpu"),
+    ]
     assert results.of["worker"][1]["env"] == ["1", "2", "1", "2", "127.0.0.1"]
     assert results.of["server"][0]["env"] == ["0", "1", "0", "1", "127.0.0.1"]
 
@@ -129,9 +132,13 @@ def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown
         who = f"{name.removesuffix(name[-5:])} {name[-1]}"
         lines = (tmp_path / name).read_text().splitlines()
         said = [line for line in lines if line.startswith("loudly")]
-        assert sorted(said) == sorted([f"loudly stdout of {who}", f"loudly stderr of {who}", f"loudly a child of {who}", "loudly its stderr"])  # fmt: skip
+        assert sorted(said) == sorted(
+            [f"loudly stdout of {who}", f"loudly stderr of {who}", f"loudly a child of {who}", "loudly its stderr"]
+        )
     shown = [line for line in screen.out.splitlines() if line.startswith("loudly")]
-    assert sorted(shown) == sorted(line for line in (tmp_path / "workerlog.0").read_text().splitlines() if line.startswith("loudly"))  # fmt: skip
+    assert sorted(shown) == sorted(
+        line for line in (tmp_path / "workerlog.0").read_text().splitlines() if line.startswith("loudly")
+    )
     assert "loudly" not in screen.err
 
 
@@ -341,7 +348,8 @@ def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
 
 @pytest.fixture
 def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Started, list[psutil.Process]]]:
-    """A launcher in a process of its own with two workers at work, and all it has started; deaf: they ignore SIGTERM."""
+    """A launcher in a process of its own with two workers at work, and all it has started; deaf: they ignore
+    SIGTERM."""
     told = getattr(request, "param", [])
     process = start(str(tmp_path), *told, cwd=tmp_path, module="tests.launch.parent", spares=0)
     everybody: set[psutil.Process] = set()

@@ -366,7 +366,13 @@ def test_process_that_has_done_its_work_and_does_not_end_is_killed_and_its_work_
     stays = Worker(tmp_path / "1", value=2, done=True)
     members = [StartedProcess(role, 0, Scripted(tmp_path / "0", value=1), 7), StartedProcess(role, 1, stays, 8)]
     notes, deaths = Notes(), list[RunFailed]()
-    watching = Supervisor(members, [notes], lambda signs, wait: None, lambda: float(next(now)), again=lambda member, death: deaths.append(death))  # fmt: skip
+    watching = Supervisor(
+        members,
+        [notes],
+        lambda signs, wait: None,
+        lambda: float(next(now)),
+        again=lambda member, death: deaths.append(death),
+    )
     found = watching.watch()
     assert found.of == {"worker": {0: 1, 1: 2}} and not found.lost and not deaths and not watching.ends_all
     assert stays.heard.count("SIGKILL") == 1

@@ -200,7 +200,10 @@ def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     world.lobby.begin([0, 1], 4321, "step-000000004")
     life = guest.next_life(0)
     assert (life.number, life.hosts, life.port, life.resume) == (1, (0, 1), 4321, "step-000000004")
-    world.at = {3.0: lambda: (world.lobby.begin([0], 1, ""), None)[1], 6.0: lambda: world.board.set("over", json.dumps(["failed", "it broke"]))}  # fmt: skip
+    world.at = {
+        3.0: lambda: (world.lobby.begin([0], 1, ""), None)[1],
+        6.0: lambda: world.board.set("over", json.dumps(["failed", "it broke"])),
+    }
     with pytest.raises(RunOver, match="it broke") as over:
         guest.next_life(1)
     assert over.value.how == "failed", "the second life was without it"

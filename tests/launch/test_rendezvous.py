@@ -25,9 +25,16 @@ from trainer.launch.rendezvous import HEARD, Meeting, meet
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 DIGITS = (
-    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=30", "device=cpu",
-    "data.global_batch_size=64", "launch.nproc=2", "execution.log_every=1",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "execution.threads=1",
+    "precision=fp64",
+    "max_steps=30",
+    "device=cpu",
+    "data.global_batch_size=64",
+    "launch.nproc=2",
+    "execution.log_every=1",
+)
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
 
 pytestmark = pytest.mark.timeout(600)
@@ -103,7 +110,8 @@ def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secr
     lie = (
         "import json, sys, torch.distributed as dist; "
         f"store = dist.TCPStore('{ADDRESSES[0]}', 29500, is_master=False, wait_for_workers=False); "
-        "[store.set(f'{where}{key}', note) for key, note in json.loads(sys.argv[1]).items() for where in ('', 'board/')]; "
+        "[store.set(f'{where}{key}', note) for key, note in json.loads(sys.argv[1]).items() for where in ('', "
+        "'board/')]; "
         "print('told')"
     )
     told = script(lie, json.dumps(notes), cwd=hosts.folder, network=hosts.names[1])

@@ -89,7 +89,9 @@ def test_deaths_that_lie_days_apart_are_all_made_good(tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_restarts_within_an_hour_are_counted_together_whether_of_one_process_or_of_all(seed: int, tmp_path: Path) -> None:  # fmt: skip
+def test_restarts_within_an_hour_are_counted_together_whether_of_one_process_or_of_all(
+    seed: int, tmp_path: Path
+) -> None:
     draw, now, worker = random.Random(seed), [0.0], Worker(tmp_path)
     most, done = draw.randint(0, 4), list[float]()
     deaths = Deaths(most, lambda: now[0])
@@ -125,7 +127,8 @@ def test_process_is_started_again_by_itself_if_it_has_died_and_not_twice_after_t
 def test_worker_that_was_to_come_back_at_a_checkpoint_which_is_not_there_has_another_process_started(
     tmp_path: Path,
 ) -> None:
-    """Its writer was lost meanwhile; the next checkpoint may be there. But not where the run is over, or all others are lost."""
+    """Its writer was lost meanwhile; the next checkpoint may be there. But not where the run is over, or all others are
+    lost."""
     worker, board = Worker(tmp_path), FolderBoard(tmp_path)
     deaths, seat = Deaths(9), SimpleNamespace(store=board, rank=0, life=5, size=2)
     returns = worker.returns(deaths)

@@ -1,4 +1,5 @@
-"""Each process by its own command, for real: the results of the ordinary launch, whoever comes first, dies or never comes."""
+"""Each process by its own command, for real: the results of the ordinary launch, whoever comes first, dies or never
+comes."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ from trainer.launch.whereabouts import environment as environment_of_this_proces
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 
 DIGITS = (
-    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=12", "device=cpu",
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "execution.threads=1",
+    "precision=fp64",
+    "max_steps=12",
+    "device=cpu",
     "data.global_batch_size=64",
-)  # fmt: skip
+)
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0", "limit_train_batches=20")
 PATIENCE_S = 600
 
@@ -81,7 +87,9 @@ def ordinary(folder: Path, *argv: str) -> Path:
 def assert_same(one: Path, other: Path) -> None:
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     mine, theirs = read(one / "result.json")["metrics"], read(other / "result.json")["metrics"]
-    assert {k: v for k, v in mine.items() if not k.startswith("perf/")} == {k: v for k, v in theirs.items() if not k.startswith("perf/")}  # fmt: skip
+    assert {k: v for k, v in mine.items() if not k.startswith("perf/")} == {
+        k: v for k, v in theirs.items() if not k.startswith("perf/")
+    }
 
 
 def test_commands_in_any_order_are_the_ordinary_run_and_the_plan_tells_where_all_were(tmp_path: Path) -> None:
@@ -127,9 +135,10 @@ def test_fleets_environment_starts_collective_workers(tmp_path: Path) -> None:
 def test_fleets_environment_starts_servers_and_workers(tmp_path: Path, mode: str) -> None:
     mine = commands(tmp_path, 2, 1)
     told = {
-        "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": ",".join(mine.workers),
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(mine.workers),
         "PADDLE_PSERVERS_IP_PORT_LIST": mine.servers[0],
-    }  # fmt: skip
+    }
     how = (f"strategy={mode}", "launch.env=paddle")
     for rank in range(2):
         own = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(rank)}
@@ -150,7 +159,10 @@ def test_one_that_never_comes_is_named_with_its_endpoint_by_all(tmp_path: Path) 
         mine.start(who, "strategy=pserver_sync", "launch.timeout_s=15")
     assert set(mine.ended().values()) == {1}, mine.screens()
     for who in mine.started:
-        assert f"server 0 ({mine.servers[0]}) did not come to {mine.workers[0]} within 15 s (launch.timeout_s)" in mine.screen(who)  # fmt: skip
+        assert (
+            f"server 0 ({mine.servers[0]}) did not come to {mine.workers[0]} within 15 s (launch.timeout_s)"
+            in mine.screen(who)
+        )
 
 
 def test_command_with_another_config_is_named_with_what_differs(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Parameter servers on several hosts: the results of one host, over IPv4 and IPv6; a server or a host that dies ends in a sentence."""
+"""Parameter servers on several hosts: the results of one host, over IPv4 and IPv6; a server or a host that dies ends in
+a sentence."""
 
 from __future__ import annotations
 
@@ -18,9 +19,15 @@ from trainer.strategies.pserver.protocol import snapshot
 ADDRESSES = ("10.213.8.1", "10.213.8.2")
 ADDRESSES_6 = ("fd00:213::1", "fd00:213::2")
 DIGITS = (
-    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "precision=fp64", "max_steps=12", "device=cpu",
-    "data.global_batch_size=64", "execution.log_every=1",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "execution.threads=1",
+    "precision=fp64",
+    "max_steps=12",
+    "device=cpu",
+    "data.global_batch_size=64",
+    "execution.log_every=1",
+)
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0", "limit_train_batches=20")
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:10,until:go}]"
 
@@ -119,8 +126,13 @@ def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> 
 
 @pytest.mark.parametrize(
     "mode",
-    ["pserver_sync", pytest.param("pserver_ssp", marks=pytest.mark.long), pytest.param("pserver_geo", marks=pytest.mark.long), pytest.param("pserver_async", marks=pytest.mark.long)],
-)  # fmt: skip
+    [
+        "pserver_sync",
+        pytest.param("pserver_ssp", marks=pytest.mark.long),
+        pytest.param("pserver_geo", marks=pytest.mark.long),
+        pytest.param("pserver_async", marks=pytest.mark.long),
+    ],
+)
 def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
     hosts_6: Hosts, on_one_host: dict[str, float], mode: str
 ) -> None:
@@ -128,10 +140,12 @@ def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
     workers = [f"[{address}]:8100" for address in ADDRESSES_6]
     at = (f"launch.server_endpoints='{','.join(servers)}'", f"launch.worker_endpoints='{','.join(workers)}'")
     started = [
-        hosts_6.start(n, *DIGITS, f"strategy={mode}", f"launch.role={role}", f"launch.rank={n}", *at, screen=f"{role}.txt")
+        hosts_6.start(
+            n, *DIGITS, f"strategy={mode}", f"launch.role={role}", f"launch.rank={n}", *at, screen=f"{role}.txt"
+        )
         for role in ("server", "worker")
         for n in (1, 0)
-    ]  # fmt: skip
+    ]
     screens = {f"{role} {n}": hosts_6.at(n) / f"{role}.txt" for role in ("server", "worker") for n in range(2)}
     assert ended(hosts_6, started) == [0] * 4, "\n".join(
         f"--- {who}\n{path.read_text()}" for who, path in screens.items()
@@ -169,7 +183,11 @@ def test_server_that_dies_on_host_0_ends_the_run_on_all_hosts_and_is_named(hosts
 def test_servers_of_a_host_whose_only_worker_dies_go_on_for_the_others(hosts: Hosts) -> None:
     spread = ("strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
     started = both(hosts, "max_steps=null", "epochs=2", *spread, GATE)
-    wait_for(lambda: all(log(hosts, n).exists() and " batch 9]" in log(hosts, n).read_text() for n in range(2)), PATIENCE_S, "they train")  # fmt: skip
+    wait_for(
+        lambda: all(log(hosts, n).exists() and " batch 9]" in log(hosts, n).read_text() for n in range(2)),
+        PATIENCE_S,
+        "they train",
+    )
     process_of(hosts, 1, "worker 1").kill()
     wait_for(lambda: "the others go on without it" in hosts.screen(1), PATIENCE_S, "host 1 knows it")
     (hosts.at(0) / "run" / "go").touch()
@@ -226,7 +244,8 @@ def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_g
 def test_host_with_a_server_that_is_cut_off_ends_the_run_in_time_and_is_named(
     hosts: Hosts, mode: str, lost_after_s: int
 ) -> None:
-    """Whether a server declares the workers lost that it does not hear of, or its own workers cannot wait any longer, first."""
+    """Whether a server declares the workers lost that it does not hear of, or its own workers cannot wait any longer,
+    first."""
     patience = (f"strategy.lost_after_s={lost_after_s}", "strategy.timeout_s=10")
     started = both(hosts, *LONG, f"strategy={mode}", "launch.servers=2", *patience, ips())
     wait_until_they_train(hosts, started)

@@ -76,7 +76,9 @@ def test_one_that_fails_ends_the_run_with_its_own_words(tmp_path: Path) -> None:
         watched(handles, False, Notes())
 
 
-def test_others_go_on_without_one_that_was_killed_and_are_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_others_go_on_without_one_that_was_killed_and_are_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     handles = [Scripted(tmp_path / "0", after=5, value=1), Scripted(tmp_path / "1", code=-9)]
     notes = Notes()
     found = watched(handles, True, notes)
@@ -117,7 +119,8 @@ def test_a_host_whose_only_worker_dies_serves_the_workers_of_other_hosts(
 
 @pytest.mark.parametrize("follows", [True, False])
 def test_what_a_worker_has_from_a_server_of_one_that_died_is_not_the_cause(tmp_path: Path, follows: bool) -> None:
-    """The server's own error may come later. The death has ended the run: with it all processes can be started again."""
+    """The server's own error may come later. The death has ended the run: with it all processes can be started
+    again."""
     told = Failure(time.monotonic_ns(), "worker 0 was lost: its process ended", True, ends_run=True, follows=follows)
     handles = [Scripted(tmp_path / "0", code=-9), Scripted(tmp_path / "1", after=3, code=1, failure=told)]
     with pytest.raises(RunFailed) as ended:
@@ -133,7 +136,9 @@ def test_processes_that_all_others_have_declared_lost_are_not_waited_for_for_eve
     assert found.of["worker"] == {0: 1} and found.lost == {1: "worker 1 was lost and is ended: silent for 30 s"}
 
 
-def silent(tmp_path: Path, rank: int, others: list[StartedProcess], notes: Notes) -> tuple[Supervisor, Scripted, list[RunFailed]]:  # fmt: skip
+def silent(
+    tmp_path: Path, rank: int, others: list[StartedProcess], notes: Notes
+) -> tuple[Supervisor, Scripted, list[RunFailed]]:
     """The supervisor of a stopped worker and of others on its host."""
     stopped, now, deaths = Scripted(tmp_path / "stopped", after=10**9), iter(range(10**6)), list[RunFailed]()
     role = Role("worker", 3, "none:none", ["cpu"], rank, apart=True)
@@ -147,7 +152,8 @@ SILENCE = "worker {} was lost and is ended: silent for 30 s\n  its log: {}/stopp
 
 
 def test_worker_of_which_servers_hear_nothing_is_ended_at_once(tmp_path: Path) -> None:
-    """Another process may be started in its place. A note about a life before, or one that was taken back, ends nobody."""
+    """Another process may be started in its place. A note about a life before, or one that was taken back, ends
+    nobody."""
     role = Role("worker", 3, "none:none", ["cpu"] * 2, apart=True)
     handles = [Scripted(tmp_path / f"{n}", after=9, value=1) for n in range(2)]
     others = [StartedProcess(role, rank, handle, life=6) for rank, handle in zip((0, 2), handles, strict=True)]
@@ -162,7 +168,8 @@ def test_worker_of_which_servers_hear_nothing_is_ended_at_once(tmp_path: Path) -
 
 @pytest.mark.parametrize(("rank", "serves"), [(0, False), (0, True), (2, False), (2, True)])
 def test_host_whose_only_worker_is_silent_ends_as_if_it_had_died(tmp_path: Path, rank: int, serves: bool) -> None:
-    """Unless it serves the workers of others; but host 0 keeps what the run comes to. The others hear of it by ``ends_all``."""
+    """Unless it serves the workers of others; but host 0 keeps what the run comes to. The others hear of it by
+    ``ends_all``."""
     served = Scripted(tmp_path / "server", after=5, value="served")
     server = StartedProcess(Role("server", 2, "none:none", ["cpu"], 1), 1, served)
     notes = Notes({f"silent/worker/{rank}/7": "silent for 30 s"})
@@ -203,12 +210,19 @@ def test_worker_that_has_done_its_work_is_not_ended_for_its_silence(tmp_path: Pa
     done.returned = True
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
     members = [StartedProcess(role, 0, Scripted(tmp_path / "0", value=1), 6), StartedProcess(role, 1, done, 7)]
-    Supervisor(members, [Notes({"silent/worker/1/7": "silent"})], lambda signs, wait: None, lambda: float(next(now))).watch()  # fmt: skip
+    Supervisor(
+        members, [Notes({"silent/worker/1/7": "silent"})], lambda signs, wait: None, lambda: float(next(now))
+    ).watch()
     assert "SIGKILL" not in done.heard
 
 
 def test_worker_that_was_let_in_again_is_waited_for(tmp_path: Path) -> None:
-    found = watched([Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=9, value=2)], True, Notes({"fenced/worker/1": ""}), seconds=LINGER_S)  # fmt: skip
+    found = watched(
+        [Scripted(tmp_path / "0", value=1), Scripted(tmp_path / "1", after=9, value=2)],
+        True,
+        Notes({"fenced/worker/1": ""}),
+        seconds=LINGER_S,
+    )
     assert found.of == {"worker": {0: 1, 1: 2}}
 
 
@@ -225,13 +239,23 @@ def test_worker_that_comes_back_when_all_others_have_ended_is_not_waited_for(tmp
 
 
 def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path: Path) -> None:
-    """It said goodbye, died before its process had ended, and was started again: the servers have ended, and nobody lets it in."""
+    """It said goodbye, died before its process had ended, and was started again: the servers have ended, and nobody
+    lets it in."""
     now = iter(range(10**6))
-    done, dies, back = Scripted(tmp_path / "0", value=1, after=3), Scripted(tmp_path / "1", code=-9), Scripted(tmp_path / "2", after=10**9)  # fmt: skip
+    done, dies, back = (
+        Scripted(tmp_path / "0", value=1, after=3),
+        Scripted(tmp_path / "1", code=-9),
+        Scripted(tmp_path / "2", after=10**9),
+    )
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
     members = [StartedProcess(role, 0, done), StartedProcess(role, 1, dies, life=7, returns=True)]
     third = StartedProcess(role, 1, back, life=8, returns=True)
-    supervisor = Supervisor(members, [Notes({"fenced/worker/1": "", "admitted/worker/1/7": "0"})], lambda signs, wait: None, lambda: next(now) * LINGER_S)  # fmt: skip
+    supervisor = Supervisor(
+        members,
+        [Notes({"fenced/worker/1": "", "admitted/worker/1/7": "0"})],
+        lambda signs, wait: None,
+        lambda: next(now) * LINGER_S,
+    )
     supervisor.again = lambda member, death: third
     found = supervisor.watch()
     assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1 was lost and is ended: {TOO_LATE}"}
@@ -243,9 +267,14 @@ def test_one_that_the_others_do_without_may_take_its_time_to_end(tmp_path: Path,
     told = Failure(time.monotonic_ns() - int(2 * LINGER_S * 1e9), words, True)
     lingers = Scripted(tmp_path / "1", after=10**9, failure=told)
     role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=True)
-    members = [StartedProcess(role, 0, Scripted(tmp_path / "0", after=9, value=1), 7), StartedProcess(role, 1, lingers, 8)]  # fmt: skip
+    members = [
+        StartedProcess(role, 0, Scripted(tmp_path / "0", after=9, value=1), 7),
+        StartedProcess(role, 1, lingers, 8),
+    ]
     deaths = list[RunFailed]()
-    found = Supervisor(members, [Notes()], lambda signs, wait: None, again=lambda member, death: deaths.append(death)).watch()  # fmt: skip
+    found = Supervisor(
+        members, [Notes()], lambda signs, wait: None, again=lambda member, death: deaths.append(death)
+    ).watch()
     assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1: {words}\n  its log: {tmp_path}/1"}
     assert lingers.heard.count("SIGKILL") == 1 and [type(death) for death in deaths] == [RunFailed]
 

@@ -25,7 +25,16 @@ from trainer.launch.tasks import Commands, Task
 from trainer.launch.whereabouts import VARIABLES, WHERE_SEVERAL
 from trainer.planning.launcher import launcher_of
 
-DIGITS = ("+recipe=digits_lenet", "tracking=none", "device=cpu", "execution.threads=1", "max_steps=12", "execution.log_every=1", "precision=fp64", "hydra.run.dir=run")  # fmt: skip
+DIGITS = (
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "device=cpu",
+    "execution.threads=1",
+    "max_steps=12",
+    "execution.log_every=1",
+    "precision=fp64",
+    "hydra.run.dir=run",
+)
 OWN = "launch._target_=tests.launch.launchers.Commands"
 LONG = ("max_steps=null", "epochs=100000", "execution.val_every=0")
 
@@ -63,7 +72,9 @@ def test_launcher_that_cannot_start_this_is_refused_in_a_sentence(overrides: tup
     assert why in str(caught.value)
 
 
-def test_launcher_of_commands_is_refused_where_torchrun_has_started_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_launcher_of_commands_is_refused_where_torchrun_has_started_the_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert type(ready(OWN)).__name__ == "Commands"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
@@ -75,7 +86,9 @@ def test_launcher_of_commands_is_refused_where_torchrun_has_started_the_processe
 def test_servers_are_refused_where_torchrun_has_started_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UserError, match="strategy=pserver_async: torchrun starts workers alone, and this strategy has servers"):  # fmt: skip
+    with pytest.raises(
+        UserError, match="strategy=pserver_async: torchrun starts workers alone, and this strategy has servers"
+    ):
         ready("strategy=pserver_async")
     assert ready("strategy=collective")
 
@@ -118,7 +131,15 @@ def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path:
 
 
 def test_worker_that_is_killed_takes_all_others_along_and_nobody_sees_the_config(tmp_path: Path) -> None:
-    run = start_afresh(*DIGITS, *LONG, OWN, "launch.nproc=2", "launch.max_restarts=0", "+tracking.tags.token=t0psecret-of-mine", cwd=tmp_path)  # fmt: skip
+    run = start_afresh(
+        *DIGITS,
+        *LONG,
+        OWN,
+        "launch.nproc=2",
+        "launch.max_restarts=0",
+        "+tracking.tags.token=t0psecret-of-mine",
+        cwd=tmp_path,
+    )
     try:
         wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 5, 600, "they train")
         everybody = family(run.pid)
@@ -153,7 +174,8 @@ def test_launcher_that_is_ended_takes_its_commands_along(number: signal.Signals,
 
 
 class Begun(subprocess.Popen[bytes]):
-    """A program that has begun when the alarm comes, whatever the machine does: who is interrupted as it starts one cannot end it."""
+    """A program that has begun when the alarm comes, whatever the machine does: who is interrupted as it starts one
+    cannot end it."""
 
     def __init__(self, *told: Any, **more: Any) -> None:
         self.alarm = signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -180,7 +202,13 @@ def tries_again(task: Task) -> None:
 def test_launch_that_does_not_return_ends_the_run_with_what_to_write(launch: Any, tmp_path: Path) -> None:
     task = Task("worker", 3, "cpu", ("true",), {}, tmp_path / "workerlog.3")
     before, handler = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
-    with pytest.raises(RunFailed, match=r"^mine\.Own: launch of worker 3 has not returned within 0\.2 s \(launch\.timeout_s\)\. .* subprocess\.Popen, not"):  # fmt: skip
+    with pytest.raises(
+        RunFailed,
+        match=(
+            r"^mine\.Own: launch of worker 3 has not returned within 0\.2 s \(launch\.timeout_s\)\. .* "
+            r"subprocess\.Popen, not"
+        ),
+    ):
         Commands(launch, "mine.Own", 0.2)._launched(task)
     assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
     assert bool(signal.getitimer(signal.ITIMER_REAL)[0]) == bool(before[0])

@@ -33,11 +33,23 @@ def differing(base: tuple[str, ...], override: str) -> set[str]:
 @pytest.mark.parametrize(
     "override",
     [
-        "data.lease_batches=8", "data.work=static", "data.on_lost_worker=drop", "data.hash_size=1001", "checkpoint.every_epochs=2",
-        "checkpoint.every_minutes=1", "checkpoint.background=false", "execution.val_every=2", "execution.log_every=7", "early_stop.patience=3",
-        "best.metric=val/loss", "epochs=1", "strategy.lost_after_s=7", "compile=true", "seed=7",
+        "data.lease_batches=8",
+        "data.work=static",
+        "data.on_lost_worker=drop",
+        "data.hash_size=1001",
+        "checkpoint.every_epochs=2",
+        "checkpoint.every_minutes=1",
+        "checkpoint.background=false",
+        "execution.val_every=2",
+        "execution.log_every=7",
+        "early_stop.patience=3",
+        "best.metric=val/loss",
+        "epochs=1",
+        "strategy.lost_after_s=7",
+        "compile=true",
+        "seed=7",
     ],
-)  # fmt: skip
+)
 def test_what_the_training_or_the_meetings_depend_on_is_the_same(override: str) -> None:
     assert override.partition("=")[0] in differing(BASE, override)
 
@@ -52,10 +64,17 @@ def test_so_is_what_pictures_become(override: str) -> None:
 @pytest.mark.parametrize(
     ("base", "override"),
     [
-        (BASE, "data.num_workers=3"), (BASE, "data.cache_dir=/elsewhere"), (BASE, "execution.threads=3"), (BASE, "tracking=none"),
-        (BASE, "verbosity=quiet"), (BASE, "checkpoint.to=file:///copies"), (BASE, "name=other"), (PICTURES, "data.root=/elsewhere"),
-        (PICTURES, "data.cache=none"), (PICTURES, "data.download=false"),
+        (BASE, "data.num_workers=3"),
+        (BASE, "data.cache_dir=/elsewhere"),
+        (BASE, "execution.threads=3"),
+        (BASE, "tracking=none"),
+        (BASE, "verbosity=quiet"),
+        (BASE, "checkpoint.to=file:///copies"),
+        (BASE, "name=other"),
+        (PICTURES, "data.root=/elsewhere"),
+        (PICTURES, "data.cache=none"),
+        (PICTURES, "data.download=false"),
     ],
-)  # fmt: skip
+)
 def test_places_screens_and_how_data_are_read_may_differ(base: tuple[str, ...], override: str) -> None:
     assert not differing(base, override)

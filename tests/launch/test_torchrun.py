@@ -29,10 +29,16 @@ PAYLOAD = {"config": {"lr": 0.1, "betas": [0.9, 0.999], "name": "ß", "of": None
 def ranks_environment(folder: Path, **extra: str) -> dict[str, str]:
     """What torchrun tells the second rank of two, of which all are here."""
     names = {
-        "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": str(folder / "attempt_0" / "1" / "error.json"),
-    }  # fmt: skip
+    }
     return {**names, **extra}
 
 
@@ -53,9 +59,12 @@ def test_stranger_who_writes_into_the_store_runs_no_code(agents: Path, hosts: in
         store.set(f"trainer/{key}", pickle.dumps(Bomb(str(marker))))  # type: ignore[arg-type]
     extra = {"WORLD_SIZE": str(2 * hosts), "MASTER_PORT": str(store.port), SECRET: GOOD if hosts > 1 else ""}
     rank = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "+recipe=digits_lenet"], cwd=agents, text=True,
-        env=environment(**ranks_environment(agents, **extra), PYTHONPATH=str(ROOT)), stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-m", "trainer", "+recipe=digits_lenet"],
+        cwd=agents,
+        text=True,
+        env=environment(**ranks_environment(agents, **extra), PYTHONPATH=str(ROOT)),
+        stderr=subprocess.PIPE,
+    )
     if hosts == 1:  # it waits for rank 0's file, whatever the store says
         InFolder(agents / "attempt_0").stop("not today")
     _, said = rank.communicate(timeout=1200)

@@ -37,14 +37,19 @@ from trainer.worker.probe import check_outputs
 LABELS = torch.arange(10).repeat_interleave(torch.arange(10) + 2)
 IMAGES = torch.rand(len(LABELS), 1, 8, 8, generator=torch.Generator().manual_seed(0))
 SMALL = [
-    "+recipe=digits_lenet", "tracking=none", "epochs=1", "data.batch_size=16", f"data._target_={__name__}.Unequal",
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "epochs=1",
+    "data.batch_size=16",
+    f"data._target_={__name__}.Unequal",
     *(f"~data.{key}" for key in ("val_fraction", "split_seed", "max_pixels", "max_file_mib")),
-]  # fmt: skip
+]
 CONTRASTIVE = (f"loss._target_={__name__}.Contrastive", "~loss.label_smoothing")
 
 
 class Unequal(DataSource):
-    """Noise (1, 8, 8) with classes of unequal size; without the class ``lacks``, and with ``hides`` without its labels."""
+    """Noise (1, 8, 8) with classes of unequal size; without the class ``lacks``, and with ``hides`` without its
+    labels."""
 
     def facts(self, global_batch_size: int) -> Facts:
         return Facts("unequal noise", "drawn", len(self.kept()), len(self.kept()), (1, 8, 8), classes=10)
@@ -176,7 +181,9 @@ def test_the_plan_says_what_was_found_about_a_loss_of_ones_own(tmp_path: Path) -
     assert "classes, of each worker's own batches; weight " in dict(rows(alone))["loss"]
 
 
-@pytest.mark.parametrize("more", [["launch.nproc=2"], ["strategy.gradient_merge.k_steps=2"], ["strategy=pserver_sync", "launch.workers=2"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "more", [["launch.nproc=2"], ["strategy.gradient_merge.k_steps=2"], ["strategy=pserver_sync", "launch.workers=2"]]
+)
 def test_a_loss_that_is_no_mean_is_refused_where_batches_are_parts(tmp_path: Path, more: list[str]) -> None:
     with pytest.raises(UserError, match="is no mean over samples") as refused:
         ready(tmp_path, *CONTRASTIVE, *more)
@@ -188,9 +195,8 @@ def test_a_loss_that_is_no_mean_is_refused_where_batches_are_parts(tmp_path: Pat
 def test_mixed_labels_and_ignored_ones_do_not_go_together() -> None:
     loss = nn.CrossEntropyLoss(ignore_index=2)
     config: Any = SimpleNamespace(
-        mode="train", validation=True, loss={"_target_": "torch.nn.CrossEntropyLoss"},
-        node=lambda name: {"mixup": 0.4},
-    )  # fmt: skip
+        mode="train", validation=True, loss={"_target_": "torch.nn.CrossEntropyLoss"}, node=lambda name: {"mixup": 0.4}
+    )
     with pytest.raises(UserError, match=r"data\.mixup=0\.4: makes labels .* that are shares of classes") as refused:
         denominator_of_classes(config, loss, 4, 4)
     assert refused.value.instead == "data.mixup=0"

@@ -31,8 +31,15 @@ def test_what_is_known_before_the_start_is_what_a_classification_measures(classe
     labels = torch.arange(8) % classes
     assert watched.names(facts(classes=classes), False) == names_of(task, torch.randn(8, classes), labels)
     assert watched.names(facts(classes=10), True) == [
-        "val/loss", "val/acc1", "val/acc5", "val/f1", "val_ema/loss", "val_ema/acc1", "val_ema/acc5", "val_ema/f1"
-    ]  # fmt: skip
+        "val/loss",
+        "val/acc1",
+        "val/acc5",
+        "val/f1",
+        "val_ema/loss",
+        "val_ema/acc1",
+        "val_ema/acc5",
+        "val_ema/f1",
+    ]
 
 
 @pytest.mark.parametrize("ceiling", [None, 0.9])
@@ -120,7 +127,8 @@ def test_an_early_stop_waits_for_its_patience_and_says_why() -> None:
     said = [stop.why(step, {"val/acc1": v}) for step, v in ((10, 0.5), (20, 0.505), (30, 0.6), (40, 0.6), (50, 0.609))]
     assert said[:4] == [""] * 4
     assert said[4] == (
-        "early stop at update 50: val/acc1 has not risen by more than 0.01 for 2 validations (best 0.60000 at update 30)"
+        "early stop at update 50: val/acc1 has not risen by more than 0.01 for 2 validations (best 0.60000 at "
+        "update 30)"
     )
     falling = EarlyStop("val/loss", patience=1, min_delta=0.0)
     assert falling.why(1, {"val/loss": 1.0}) == ""
@@ -128,6 +136,9 @@ def test_an_early_stop_waits_for_its_patience_and_says_why() -> None:
     assert "never was a number" in EarlyStop("val/loss", 1, 0.0).why(1, {"val/loss": math.nan})
 
 
-@pytest.mark.parametrize(("given", "task", "metric"), [(None, "classification", "val/acc1"), (None, "binary", "val/auc"), ("val/loss", "binary", "val/loss")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "task", "metric"),
+    [(None, "classification", "val/acc1"), (None, "binary", "val/auc"), ("val/loss", "binary", "val/loss")],
+)
 def test_the_best_model_goes_by_the_tasks_own_metric_unless_told(given: str | None, task: str, metric: str) -> None:
     assert best_metric(RunConfig(best=BestConfig(given)), task) == metric

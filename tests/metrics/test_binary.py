@@ -19,7 +19,11 @@ from trainer.metrics import binary, ranking
 from trainer.metrics.binary import OLD_BUCKETS, OLD_LIMIT, Binary
 
 NEAR = 1e-12
-LOGITS = st.lists(st.sampled_from([-700.0, -20.0, -17.0, -3.0, -0.5, -NEAR, 0.0, NEAR, 0.25, 2.0, 40.0, 41.0]), min_size=2, max_size=40)  # fmt: skip
+LOGITS = st.lists(
+    st.sampled_from([-700.0, -20.0, -17.0, -3.0, -0.5, -NEAR, 0.0, NEAR, 0.25, 2.0, 40.0, 41.0]),
+    min_size=2,
+    max_size=40,
+)
 
 
 def area_by_ranks(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -139,7 +143,8 @@ def test_a_validation_says_how_far_it_is_to_the_ceiling() -> None:
 
 
 def test_rows_that_differ_by_less_than_a_bucket_are_ranked() -> None:
-    """Former versions measured 0.5 here: all logits of the first part in one bucket, all of the second beyond the last."""
+    """Former versions measured 0.5 here: all logits of the first part in one bucket, all of the second beyond the
+    last."""
     generator = np.random.default_rng(2)
     labels = generator.integers(2, size=22)
     for logits in (1.0 + generator.normal(size=22) * 1e-6, 30 + generator.normal(size=22), -50 * generator.random(22)):

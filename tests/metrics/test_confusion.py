@@ -37,7 +37,9 @@ def examined(scores: np.ndarray, labels: np.ndarray, classes: int, workers: int,
     return task.examined(total)
 
 
-CASES = st.tuples(st.integers(0, 99), st.integers(1, 60), st.integers(1, 8), st.integers(0, 2), st.integers(1, 4), st.integers(1, 7))  # fmt: skip
+CASES = st.tuples(
+    st.integers(0, 99), st.integers(1, 60), st.integers(1, 8), st.integers(0, 2), st.integers(1, 4), st.integers(1, 7)
+)
 
 
 @given(CASES, st.booleans())
@@ -101,4 +103,9 @@ def test_outputs_that_are_no_numbers_are_no_guess_and_do_not_spoil_the_sums() ->
 
 def test_perfect_guesses_leave_no_mistakes() -> None:
     found = examined(np.eye(4), np.arange(4), 4, 3, 2)
-    assert found.mistakes == () and found.metrics == {"loss": pytest.approx(0.743668, abs=1e-5), "acc1": 1.0, "acc3": 1.0, "f1": 1.0}  # fmt: skip
+    assert found.mistakes == () and found.metrics == {
+        "loss": pytest.approx(0.743668, abs=1e-5),
+        "acc1": 1.0,
+        "acc3": 1.0,
+        "f1": 1.0,
+    }

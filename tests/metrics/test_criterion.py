@@ -23,7 +23,7 @@ from trainer.metrics.criterion import (
     kind_of,
     labels_of,
     weights_of,
-)  # fmt: skip
+)
 from trainer.models.log_loss import LogLoss
 from trainer.models.squared_error import SquaredError
 
@@ -185,9 +185,19 @@ class Labelled(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.parametrize(
     "labels",
-    [["neg", "pos", "neg", "pos"], {"neg": 0, "pos": 1}, [0, 1], np.zeros((4, 2)), [[0], [1, 2]], "abcd", [0.5] * 4, 4, object()],
+    [
+        ["neg", "pos", "neg", "pos"],
+        {"neg": 0, "pos": 1},
+        [0, 1],
+        np.zeros((4, 2)),
+        [[0], [1, 2]],
+        "abcd",
+        [0.5] * 4,
+        4,
+        object(),
+    ],
     ids=lambda labels: type(labels).__name__,
-)  # fmt: skip
+)
 def test_what_is_no_class_number_of_each_sample_counts_as_not_known(labels: Any) -> None:
     assert labels_of(Labelled(labels)) is None
     assert labels_of(Labelled(labels, [3, 1, 2, 0])).tolist() == [3, 1, 2, 0]

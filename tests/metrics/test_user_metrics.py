@@ -100,7 +100,12 @@ class Sums:
         self.squares += preds.square().sum(0)
 
     def compute(self) -> Any:
-        assert (type(self.hits), type(self.samples), type(self.by_class), type(self.squares)) == (int, float, np.ndarray, torch.Tensor)  # fmt: skip
+        assert (type(self.hits), type(self.samples), type(self.by_class), type(self.squares)) == (
+            int,
+            float,
+            np.ndarray,
+            torch.Tensor,
+        )
         return self.hits / self.samples + self.by_class.max() + self.squares.sum()
 
 
@@ -140,11 +145,16 @@ def test_values_are_those_of_all_samples_however_they_are_shared_out(shares: lis
     squares = (likely.astype(np.float64) ** 2).sum()
     expected = {
         "f1w": truth.f1_score(labels, likely.argmax(1), average="weighted"),
-        "auroc": truth.roc_auc_score(labels, likely.astype(np.float64) / likely.sum(1, keepdims=True, dtype=np.float64), multi_class="ovr", average="macro"),
+        "auroc": truth.roc_auc_score(
+            labels,
+            likely.astype(np.float64) / likely.sum(1, keepdims=True, dtype=np.float64),
+            multi_class="ovr",
+            average="macro",
+        ),
         "ece": ece(likely, labels.numpy()),
         "least": likely[np.arange(101), labels].min(),
         "sums": (likely.argmax(1) == labels.numpy()).mean() + np.bincount(labels).max() + squares,
-    }  # fmt: skip
+    }
     starts = np.cumsum([0, *shares])
 
     def work(index: int, total: Any) -> list[dict[str, float]]:
@@ -223,15 +233,30 @@ class Breaks(Sums):
 @pytest.mark.parametrize(
     ("node", "why"),
     [
-        ({"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 4}, r"metrics\.m \(.*\): does not take probabilities \(N, 5\) and labels \(N,\): "),
-        ({"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 5, "average": "none"}, r"compute\(\) gives \(5,\) values instead of one; choose an average"),
+        (
+            {"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 4},
+            r"metrics\.m \(.*\): does not take probabilities \(N, 5\) and labels \(N,\): ",
+        ),
+        (
+            {"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 5, "average": "none"},
+            r"compute\(\) gives \(5,\) values instead of one; choose an average",
+        ),
         ({"_target_": f"{TORCHMETRICS}F1Score"}, r"metrics\.m \(.*\): called with nothing it says: "),
-        ({"_target_": "tests.metrics.test_user_metrics.Several"}, r"compute\(\) gives a dict instead of a number; give each value a metric of its own"),
+        (
+            {"_target_": "tests.metrics.test_user_metrics.Several"},
+            r"compute\(\) gives a dict instead of a number; give each value a metric of its own",
+        ),
         ({"_target_": "torch.nn.Identity"}, r"has no method update\(\)"),
-        ({"_target_": "tests.metrics.test_user_metrics.NoSums"}, r"does not say how the workers' parts are put together\. Type instead: a subclass of torchmetrics\.Metric, or sums = "),
+        (
+            {"_target_": "tests.metrics.test_user_metrics.NoSums"},
+            (
+                r"does not say how the workers' parts are put together\. Type instead: a subclass of "
+                r"torchmetrics\.Metric, or sums = "
+            ),
+        ),
         ({"_target_": "tests.metrics.test_user_metrics.Missing"}, r"has no attribute 'nowhere', which its sums name"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_measured_with_is_refused(node: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
         try_out("m", node, CLASSES, binary=False)
@@ -240,7 +265,13 @@ def test_what_cannot_be_measured_with_is_refused(node: dict[str, Any], why: str)
 def test_a_metric_that_breaks_ends_the_run_with_its_file_and_line() -> None:
     own = OwnMetrics({"b": {"_target_": "tests.metrics.test_user_metrics.Breaks"}})
     own.add(*samples(3))
-    with pytest.raises(RunFailed, match=r"metrics\.b \(tests.metrics.test_user_metrics.Breaks\) broke in compute, .*test_user_metrics\.py:\d+: ValueError: too many\nTraceback"):  # fmt: skip
+    with pytest.raises(
+        RunFailed,
+        match=(
+            r"metrics\.b \(tests.metrics.test_user_metrics.Breaks\) broke in compute, "
+            r".*test_user_metrics\.py:\d+: ValueError: too many\nTraceback"
+        ),
+    ):
         own.values([])
 
 

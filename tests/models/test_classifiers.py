@@ -1,4 +1,5 @@
-"""model=torchvision: every classifier of torchvision gives one tensor in training; what gives something else is refused."""
+"""model=torchvision: every classifier of torchvision gives one tensor in training; what gives something else is
+refused."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ def test_auxiliary_classifiers_are_there_when_they_are_asked_for(name: str) -> N
         model = call_target({"_target_": TARGET, "name": name, "aux_logits": True}, "model")
         assert len(model.train()(torch.zeros(2, 3, 299, 299))) > 1
         plain = call_target({"_target_": TARGET, "name": name}, "model")
-    assert {n.partition(".")[0] for n in set(model.state_dict()) - set(plain.state_dict())} <= {"aux1", "aux2", "AuxLogits"}  # fmt: skip
+    assert {n.partition(".")[0] for n in set(model.state_dict()) - set(plain.state_dict())} <= {
+        "aux1",
+        "aux2",
+        "AuxLogits",
+    }
 
 
 @pytest.mark.parametrize("name", ["fcn_resnet50", "ssd300_vgg16", "raft_small"])

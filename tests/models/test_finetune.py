@@ -1,4 +1,5 @@
-"""model=finetune: weights from a file or by torchvision's name, a new head, a frozen backbone; wrong ones are refused."""
+"""model=finetune: weights from a file or by torchvision's name, a new head, a frozen backbone; wrong ones are
+refused."""
 
 from __future__ import annotations
 

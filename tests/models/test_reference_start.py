@@ -42,7 +42,7 @@ def test_each_layer_has_its_distribution() -> None:
 
 @pytest.mark.parametrize(
     ("make", "shape", "expected", "margin"), [(LeNet, (1, 28, 28), 3.27, 1.2), (Convnet, (3, 32, 32), 2.63, 0.5)]
-)  # fmt: skip
+)
 def test_first_losses_are_near_the_references(
     make: type[nn.Module], shape: tuple[int, ...], expected: float, margin: float
 ) -> None:
@@ -70,7 +70,10 @@ def test_wide_and_deep_begins_at_its_first_loss() -> None:
         model = began(lambda: WideAndDeep(table_size=1000, init_scale=1.0), seed)
         materialise(model, seed)
         generator = np.random.default_rng(seed)
-        inputs = {"dense": torch.from_numpy(generator.exponential(0.5, (2000, 13)).astype(np.float32)), "sparse": torch.from_numpy(generator.integers(0, 1000, (2000, 26)))}  # fmt: skip
+        inputs = {
+            "dense": torch.from_numpy(generator.exponential(0.5, (2000, 13)).astype(np.float32)),
+            "sparse": torch.from_numpy(generator.integers(0, 1000, (2000, 26))),
+        }
         with torch.no_grad():
             losses.append(
                 float(LogLoss()(model(inputs), torch.from_numpy((generator.random(2000) < 0.25).astype(np.float32))))

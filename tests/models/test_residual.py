@@ -33,8 +33,12 @@ def test_resnets_are_as_torchvision_makes_them(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "blocks", "identities"),
-    [("mobilenet_v2", 10, "features.3"), ("efficientnet_b0", 9, "features.2.1"), ("regnet_x_400mf", 22, "trunk_output.block2.block2-1")],
-)  # fmt: skip
+    [
+        ("mobilenet_v2", 10, "features.3"),
+        ("efficientnet_b0", 9, "features.2.1"),
+        ("regnet_x_400mf", 22, "trunk_output.block2.block2-1"),
+    ],
+)
 def test_blocks_of_other_models_are_identities_at_the_start(name: str, blocks: int, identities: str) -> None:
     model = models.get_model(name, num_classes=3).eval()
     zero_last_norms(model)
@@ -51,7 +55,9 @@ class Own(nn.Module):
     def __init__(self, shortcut_first: bool) -> None:
         super().__init__()
         self.shortcut = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4))
-        self.body = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Dropout(0.1))  # fmt: skip
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Dropout(0.1)
+        )
         self.shortcut_first = shortcut_first
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

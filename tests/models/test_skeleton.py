@@ -1,4 +1,5 @@
-"""A model of one's own with pretrained weights is built once in a training; what comes after begins with its skeleton."""
+"""A model of one's own with pretrained weights is built once in a training; what comes after begins with its
+skeleton."""
 
 from __future__ import annotations
 
@@ -123,8 +124,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own_net.py").write_text(OWN)
     torch.manual_seed(5)
     torch.save({"weight": torch.randn(10, 64), "shift": torch.randn(10)}, folder / "pretrained.pt")
-    model = ["model._target_=own_net.Net", "~model.image_size", "~model.in_channels", "callbacks=[{_target_: own_net.Deletes}]"]  # fmt: skip
-    done = trainer("+recipe=digits_lenet", *model, "data.test_fraction=0.1", "epochs=1", "limit_train_batches=9", "launch.nproc=2", "checkpoint.every_epochs=1", "hydra.run.dir=run", cwd=folder)  # fmt: skip
+    model = [
+        "model._target_=own_net.Net",
+        "~model.image_size",
+        "~model.in_channels",
+        "callbacks=[{_target_: own_net.Deletes}]",
+    ]
+    done = trainer(
+        "+recipe=digits_lenet",
+        *model,
+        "data.test_fraction=0.1",
+        "epochs=1",
+        "limit_train_batches=9",
+        "launch.nproc=2",
+        "checkpoint.every_epochs=1",
+        "hydra.run.dir=run",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (folder / "pretrained.pt").exists()
     return folder
@@ -144,7 +160,11 @@ def test_its_logged_model_needs_neither_the_file_nor_the_class_to_run_again(
 ) -> None:
     [model] = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}").search_logged_models(["1"])
     assert model.status == "READY"
-    tested = {name: value for name, value in read(folder / "run" / "result.json")["metrics"].items() if name.startswith("test/")}  # fmt: skip
+    tested = {
+        name: value
+        for name, value in read(folder / "run" / "result.json")["metrics"].items()
+        if name.startswith("test/")
+    }
     assert {m.key: m.value for m in model.metrics if m.key.startswith("test/")} == tested and "test/acc1" in tested
     images = np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32)
     monkeypatch.setattr("sys.path", __import__("sys").path[:])

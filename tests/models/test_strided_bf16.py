@@ -13,7 +13,9 @@ from trainer.models.strided_bf16 import has_idle_tap, write_all_gradients
 
 def fill_freed_memory() -> None:
     """Leave numbers that nobody can miss where the next tensors will be."""
-    blocks = [torch.full((n,), float("nan"), dtype=d) for n in (9 * 64 * 64, 1 << 18) for d in (torch.float32, torch.bfloat16)]  # fmt: skip
+    blocks = [
+        torch.full((n,), float("nan"), dtype=d) for n in (9 * 64 * 64, 1 << 18) for d in (torch.float32, torch.bfloat16)
+    ]
     del blocks
 
 
@@ -57,9 +59,12 @@ def test_model_is_said_to_compute_otherwise_and_stays_itself(capsys: pytest.Capt
 
 FITTING = [
     (size, kernel, stride, padding)
-    for size in range(1, 6) for kernel in (1, 2, 3, 5, 7) for stride in (1, 2, 3) for padding in (0, 1, 2)
+    for size in range(1, 6)
+    for kernel in (1, 2, 3, 5, 7)
+    for stride in (1, 2, 3)
+    for padding in (0, 1, 2)
     if size + 2 * padding >= kernel
-]  # fmt: skip
+]
 
 
 def idle(size: int, kernel: int, stride: int, padding: int) -> bool:

@@ -152,7 +152,10 @@ def test_workers_with_one_model_exchange_the_buffers_alone() -> None:
     agreed(averages, mean=False)
     parameters = averages[0].buffers
     assert all(torch.equal(a, b) for a, b in zip(averages[1].average[:parameters], before, strict=False))
-    assert all(torch.equal(a, b) for a, b in zip(averages[0].average[parameters:], averages[1].average[parameters:], strict=True))  # fmt: skip
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(averages[0].average[parameters:], averages[1].average[parameters:], strict=True)
+    )
 
 
 @pytest.mark.parametrize(("decay", "there"), [(None, False), (0.0, True), (0.99, True)])

@@ -58,9 +58,19 @@ def states(made: Updater) -> dict[str, dict[str, float]]:
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {"amsgrad": True}, "Adagrad": {}, "RMSprop": {"momentum": 0.5, "centered": True},
-    "Adadelta": {}, "Adamax": {}, "NAdam": {}, "RAdam": {}, "ASGD": {}, "Rprop": {}, "Adafactor": {},
-}  # fmt: skip
+    "SGD": {"momentum": 0.9},
+    "Adam": {},
+    "AdamW": {"amsgrad": True},
+    "Adagrad": {},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "Adadelta": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "ASGD": {},
+    "Rprop": {},
+    "Adafactor": {},
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -304,7 +314,10 @@ def test_what_is_of_no_parameter_begins_anew_with_other_parameters_and_is_said()
     lines = list(
         carry(saved_state(saved.kind, states_of_it, (), others), KeptState("SGD", {"a": [], "b": []})).lines("ab")
     )
-    assert "count, global and k of its groups of the optimizer as a whole, because its class or its parameters have changed" in lines  # fmt: skip
+    assert (
+        "count, global and k of its groups of the optimizer as a whole, because its class or its parameters "
+        "have changed"
+    ) in lines
 
 
 def test_setting_that_is_changed_in_place_is_not_taken_for_the_configs() -> None:

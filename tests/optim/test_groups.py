@@ -83,7 +83,9 @@ def test_all_of_it_decays_when_told() -> None:
 def test_resnet_spares_its_norms_and_its_bias() -> None:
     model = models.resnet18(num_classes=5)
     spared = {n for n, (_, decay) in of(model, made(model, node())).items() if not decay}
-    assert spared == {n for n, p in model.named_parameters() if ".bn" in f".{n}" or "downsample.1" in n or n == "fc.bias"}  # fmt: skip
+    assert spared == {
+        n for n, p in model.named_parameters() if ".bn" in f".{n}" or "downsample.1" in n or n == "fc.bias"
+    }
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 5) -> list[torch.Tensor]:
@@ -106,9 +108,12 @@ def test_groups_train_as_torchs_own_written_by_hand() -> None:
         {"params": [theirs.stem.bias], "lr": 0.05, "weight_decay": 0.0},
         {"params": [theirs.first.weight], "lr": 0.2, "weight_decay": 0.2},  # shared with second.weight
         {"params": [theirs.second.bias], "lr": 0.2, "weight_decay": 0.0},
-        {"params": [p for n, p in theirs.named_parameters() if n.split(".")[0] not in ("stem", "first", "second")],
-         "lr": 0.1, "weight_decay": 0.0},
-    ]  # fmt: skip
+        {
+            "params": [p for n, p in theirs.named_parameters() if n.split(".")[0] not in ("stem", "first", "second")],
+            "lr": 0.1,
+            "weight_decay": 0.0,
+        },
+    ]
     for one, other in zip(steps(mine, made(mine, config)), steps(theirs, torch.optim.AdamW(hand, lr=0.1)), strict=True):
         assert torch.equal(one, other)
 
@@ -160,7 +165,9 @@ def test_layers_of_a_resnet_are_its_blocks() -> None:
     blocks = [f"layer{stage}.{block}." for stage in range(1, 5) for block in range(2)]
     for name, _ in model.named_parameters():
         expected = 0 if name.startswith(("conv1", "bn1")) else 9 if name.startswith("fc") else None
-        assert numbers[name] == (expected if expected is not None else 1 + [name.startswith(b) for b in blocks].index(True))  # fmt: skip
+        assert numbers[name] == (
+            expected if expected is not None else 1 + [name.startswith(b) for b in blocks].index(True)
+        )
     found = rates(model, node(layer_decay=0.5))
     assert found["fc.bias"].lr == 1.0 and found["layer4.1.bn2.weight"].lr == 0.5 and found["conv1.weight"].lr == 0.5**9
 
@@ -188,7 +195,11 @@ def test_layers_of_what_is_wrapped_are_found_inside() -> None:
             self.head = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     numbers = layer_numbers(Wrapped())
-    assert (numbers["backbone.conv1.weight"], numbers["backbone.layer1.0.bn1.bias"], numbers["backbone.fc.bias"]) == (0, 1, 9)  # fmt: skip
+    assert (numbers["backbone.conv1.weight"], numbers["backbone.layer1.0.bn1.bias"], numbers["backbone.fc.bias"]) == (
+        0,
+        1,
+        9,
+    )
     assert numbers["head.0.weight"] == numbers["head.1.weight"] == 10
 
 

@@ -70,13 +70,34 @@ def test_last_update_has_the_final_factor(kind: Any, warmup: int, total: int) ->
 
 
 TOO_LATE = [
-    (Constant(6, 44, warmup_epochs=1.0), "the warm-up (44 updates) is longer than the run (6): the learning rate ends at 0.14 of its value"),
-    (Cosine(6, 44, warmup_steps=6), "the warm-up (6 updates) is as long as the run: nothing of the schedule after it is left"),
-    (MultiStep(60, 6, [5.0, 30.0, 60.0]), "scheduler.milestones has epochs after the end of the run (10 epochs): 30, 60 never come"),
-    (MultiStep(60, 6, [10.0]), "scheduler.milestones has epochs after the end of the run (10 epochs): 10 never come and the learning rate stays as it is"),
-    (Step(60, 6), "the first drop of the learning rate, after 180 updates (scheduler.every_epochs), is not in the run (60): it stays as it is"),
+    (
+        Constant(6, 44, warmup_epochs=1.0),
+        "the warm-up (44 updates) is longer than the run (6): the learning rate ends at 0.14 of its value",
+    ),
+    (
+        Cosine(6, 44, warmup_steps=6),
+        "the warm-up (6 updates) is as long as the run: nothing of the schedule after it is left",
+    ),
+    (
+        MultiStep(60, 6, [5.0, 30.0, 60.0]),
+        "scheduler.milestones has epochs after the end of the run (10 epochs): 30, 60 never come",
+    ),
+    (
+        MultiStep(60, 6, [10.0]),
+        (
+            "scheduler.milestones has epochs after the end of the run (10 epochs): 10 never come and the learning "
+            "rate stays as it is"
+        ),
+    ),
+    (
+        Step(60, 6),
+        (
+            "the first drop of the learning rate, after 180 updates (scheduler.every_epochs), is not in the run "
+            "(60): it stays as it is"
+        ),
+    ),
     (OneCycle(60, 6, rise=1.0), "scheduler.rise=1 leaves no update for the way down: scheduler.final is not reached"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("schedule", "said"), TOO_LATE)
@@ -105,9 +126,15 @@ def test_what_a_run_is_long_enough_for_is_not_said() -> None:
 def test_one_cycle_equals_torchs(anneal: str, rise: float) -> None:
     def make(o: torch.optim.Optimizer) -> Any:
         return lr_scheduler.OneCycleLR(
-            o, max_lr=1.0, total_steps=STEPS, pct_start=rise, anneal_strategy=anneal, cycle_momentum=False,
-            div_factor=10, final_div_factor=100,
-        )  # fmt: skip
+            o,
+            max_lr=1.0,
+            total_steps=STEPS,
+            pct_start=rise,
+            anneal_strategy=anneal,
+            cycle_momentum=False,
+            div_factor=10,
+            final_div_factor=100,
+        )
 
     schedule = OneCycle(STEPS, PER_EPOCH, rise=rise, initial=0.1, final=0.001, anneal=anneal)
     expected = torchs(make)
@@ -150,9 +177,15 @@ def test_plateau_equals_torchs(metric: str, cooldown: int) -> None:
     curve = curve if metric == "val/loss" else -curve
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     theirs = lr_scheduler.ReduceLROnPlateau(
-        optimizer, mode="min" if metric == "val/loss" else "max", factor=0.5, patience=2, threshold=0.01,
-        threshold_mode="abs", cooldown=cooldown, min_lr=0.02,
-    )  # fmt: skip
+        optimizer,
+        mode="min" if metric == "val/loss" else "max",
+        factor=0.5,
+        patience=2,
+        threshold=0.01,
+        threshold_mode="abs",
+        cooldown=cooldown,
+        min_lr=0.02,
+    )
     mine = Plateau(STEPS, PER_EPOCH, metric, gamma=0.5, patience=2, min_delta=0.01, cooldown=cooldown, least=0.02)
     seen = []
     for step, value in enumerate(curve):

@@ -101,9 +101,10 @@ def test_rowwise_adagrad_is_its_formula(start: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [node("SGD", momentum=0.9), node("RMSprop"), node("Adam", amsgrad=True), node("LBFGS")],
+    "config",
+    [node("SGD", momentum=0.9), node("RMSprop"), node("Adam", amsgrad=True), node("LBFGS")],
     ids=lambda config: config["_target_"],
-)  # fmt: skip
+)
 def test_optimizers_that_move_every_row_are_refused_unless_a_rule_is_named(config: dict[str, Any]) -> None:
     if "LBFGS" in config["_target_"]:
         config.pop("weight_decay")

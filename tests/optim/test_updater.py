@@ -58,7 +58,8 @@ def test_cosine_equals_torchs(final: float) -> None:
 
 @pytest.mark.parametrize("start", [0.001, 0.25])
 def test_warmup_equals_torchs_from_its_second_value_on(start: float) -> None:
-    """Torch starts at ``start`` itself; ours takes the first step of the ramp at once, so that no update is lost on 0."""
+    """Torch starts at ``start`` itself; ours takes the first step of the ramp at once, so that no update is lost on
+    0."""
     expected = torchs(lambda o: lr_scheduler.LinearLR(o, start_factor=start, total_iters=10), STEPS + 1)[1:]
     assert ours(Constant(STEPS, 6, warmup_steps=10, warmup_start=start)) == pytest.approx(expected)
 

@@ -1,4 +1,5 @@
-"""All that a checkpoint holds, and every key that it depends on: what a changed key spoils is refused, or begins anew and is listed."""
+"""All that a checkpoint holds, and every key that it depends on: what a changed key spoils is refused, or begins anew
+and is listed."""
 
 from __future__ import annotations
 
@@ -25,12 +26,33 @@ from trainer.planning.resume import Resume
 COUNTING = "tests.planning.counting"
 CALLBACKS = f"callbacks=[{{_target_:{COUNTING}.Counting,begin:5}},{{_target_:{COUNTING}.Another}}]"
 RUN = (
-    "model=lenet", "model.image_size=8", "data=digits", "data.batch_size=16", "limit_train_batches=4", "limit_val_batches=1", "max_steps=6",
-    "optimizer=momentum", "optimizer.lr=0.05", "optimizer.weight_decay=0.0", "scheduler=plateau", "scheduler.metric=val/loss",
-    "early_stop.metric=val/loss", "early_stop.patience=50", "ema.decay=0.9", "seed=3", "precision=fp32", "device=cpu", "tracking=none",
-    "execution.threads=1", "execution.val_every_steps=2", "checkpoint.every_steps=1", "checkpoint.keep_last=100", "checkpoint.background=false",
-    "verbosity=quiet", CALLBACKS,
-)  # fmt: skip
+    "model=lenet",
+    "model.image_size=8",
+    "data=digits",
+    "data.batch_size=16",
+    "limit_train_batches=4",
+    "limit_val_batches=1",
+    "max_steps=6",
+    "optimizer=momentum",
+    "optimizer.lr=0.05",
+    "optimizer.weight_decay=0.0",
+    "scheduler=plateau",
+    "scheduler.metric=val/loss",
+    "early_stop.metric=val/loss",
+    "early_stop.patience=50",
+    "ema.decay=0.9",
+    "seed=3",
+    "precision=fp32",
+    "device=cpu",
+    "tracking=none",
+    "execution.threads=1",
+    "execution.val_every_steps=2",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep_last=100",
+    "checkpoint.background=false",
+    "verbosity=quiet",
+    CALLBACKS,
+)
 AT = 5
 """After an update inside the second epoch."""
 
@@ -73,11 +95,24 @@ def refused(*keys: str, said: str) -> Changed:
 
 
 BEST = (
-    c("best.metric=val/loss", said="the best model so far: begins anew with val/loss, because best.metric was val/acc1"),
-    c("loss.label_smoothing=0.1", "best.metric=val/acc1", said="the early stop's best value and the validations waited: begins anew with val/loss, because loss is another one"),
-    c("data.val_fraction=0.3", said="the best model so far: begins anew with val/acc1, because data.val_fraction was 0.2"),
+    c(
+        "best.metric=val/loss",
+        said="the best model so far: begins anew with val/loss, because best.metric was val/acc1",
+    ),
+    c(
+        "loss.label_smoothing=0.1",
+        "best.metric=val/acc1",
+        said=(
+            "the early stop's best value and the validations waited: begins anew with val/loss, because loss is "
+            "another one"
+        ),
+    ),
+    c(
+        "data.val_fraction=0.3",
+        said="the best model so far: begins anew with val/acc1, because data.val_fraction was 0.2",
+    ),
     c("limit_val_batches=2", said="the best model so far: begins anew with val/acc1, because limit_val_batches was 1"),
-)  # fmt: skip
+)
 ORDER = (
     c("seed=4", said="the order of epoch 1: after seed was changed"),
     c("sampler.shuffle=false", said="the order of epoch 1: after sampler.shuffle was changed"),
@@ -96,25 +131,58 @@ STATES: dict[str, tuple[Changed, ...] | str] = {
     "seen": "batches that were trained on, whatever comes",
     "randomness": (c("seed=4", said="the seed of the random generators: they go on as they were"),),
     "report": BEST,
-    "early_stop": (c("early_stop.metric=val/acc1", said="the early stop's best value and the validations waited: begins anew with val/acc1, because early_stop.metric was val/loss"), *BEST[1:2]),
+    "early_stop": (
+        c(
+            "early_stop.metric=val/acc1",
+            said=(
+                "the early stop's best value and the validations waited: begins anew with val/acc1, because "
+                "early_stop.metric was val/loss"
+            ),
+        ),
+        *BEST[1:2],
+    ),
     "callbacks": (
-        c(f"callbacks=[{{_target_:{COUNTING}.Another}}]", said=f"the state of callbacks[0] ({COUNTING}.Counting), which this run does not have"),
-        c(f"callbacks=[{{_target_:{COUNTING}.Counting,begin:7}},{{_target_:{COUNTING}.Another}}]", said=f"callbacks[0] ({COUNTING}.Counting): goes on with the state that it had under its old arguments"),
+        c(
+            f"callbacks=[{{_target_:{COUNTING}.Another}}]",
+            said=f"the state of callbacks[0] ({COUNTING}.Counting), which this run does not have",
+        ),
+        c(
+            f"callbacks=[{{_target_:{COUNTING}.Counting,begin:7}},{{_target_:{COUNTING}.Another}}]",
+            said=f"callbacks[0] ({COUNTING}.Counting): goes on with the state that it had under its old arguments",
+        ),
     ),
     "strategy.updater.steps": "the number of updates, on which schedules go on",
-    "strategy.updater.kind": (c("optimizer=adam", said=f"exp_avg, exp_avg_sq and step of {ALL}: begins anew, because the checkpoint is of SGD"),),
+    "strategy.updater.kind": (
+        c(
+            "optimizer=adam",
+            said=f"exp_avg, exp_avg_sq and step of {ALL}: begins anew, because the checkpoint is of SGD",
+        ),
+    ),
     "strategy.updater.optimizer": (
         c("optimizer.momentum=0", said=f"momentum_buffer of {ALL}, which the optimizer does not need now"),
         c("optimizer.lr_factors={features.*:0}", said="the optimizer's state of features.0.weight, features.0.bias, "),
     ),
     "strategy.updater.names": (c("optimizer.lr_factors={features.*:0}", said="which is not trained any more"),),
-    "strategy.updater.made_with": "settings of the config, of which the changed ones count (tests/optim/test_carried_state.py)",
-    "strategy.updater.scaler": (c("precision=fp16", said="precision=fp16 needs a loss scale, and the checkpoint has none"),),
-    "strategy.updater.plateau": (
-        c("scheduler.metric=val/acc1", said="the best value of scheduler=plateau and the validations waited (its factor stays): begins anew with val/acc1"),
-        c("scheduler=cosine", said="the factor to which scheduler=plateau had lowered the rate, and the validations that it has seen"),
+    "strategy.updater.made_with": (
+        "settings of the config, of which the changed ones count (tests/optim/test_carried_state.py)"
     ),
-}  # fmt: skip
+    "strategy.updater.scaler": (
+        c("precision=fp16", said="precision=fp16 needs a loss scale, and the checkpoint has none"),
+    ),
+    "strategy.updater.plateau": (
+        c(
+            "scheduler.metric=val/acc1",
+            said=(
+                "the best value of scheduler=plateau and the validations waited (its factor stays): begins anew "
+                "with val/acc1"
+            ),
+        ),
+        c(
+            "scheduler=cosine",
+            said="the factor to which scheduler=plateau had lowered the rate, and the validations that it has seen",
+        ),
+    ),
+}
 
 
 def test_everything_that_a_checkpoint_holds_says_which_keys_it_depends_on(checkpoint: Path) -> None:
@@ -139,7 +207,17 @@ def test_changed_key_is_refused_or_said(state: str, checkpoint: Path) -> None:
             ), changed
 
 
-@pytest.mark.parametrize("changed", [(), ("optimizer.weight_decay=0.0001",), ("optimizer.lr_factors={classifier:0.5}",), ("optimizer.nesterov=true",), ("optimizer.lr=0.1",), ("data.num_workers=1",)])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (),
+        ("optimizer.weight_decay=0.0001",),
+        ("optimizer.lr_factors={classifier:0.5}",),
+        ("optimizer.nesterov=true",),
+        ("optimizer.lr=0.1",),
+        ("data.num_workers=1",),
+    ],
+)
 def test_what_is_taken_over_wholly_is_not_listed(changed: tuple[str, ...], checkpoint: Path) -> None:
     assert resumed(checkpoint, *changed).lost == ()
 
@@ -230,7 +308,11 @@ def test_callback_gets_the_state_of_its_own_class_and_arguments(
     assert places_before(before, now) == places  # type: ignore[arg-type]
     states = {f"callbacks[{n}] ({node['_target_']})": n for n, node in enumerate(before)} | {"stop": "kept"}  # type: ignore[index]
     found = moved(states, before, now)  # type: ignore[arg-type]
-    wanted = {f"callbacks[{n}] ({node['_target_']})": place for n, (node, place) in enumerate(zip(now, places, strict=True)) if place is not None}  # type: ignore[index]  # fmt: skip
+    wanted = {
+        f"callbacks[{n}] ({node['_target_']})": place
+        for n, (node, place) in enumerate(zip(now, places, strict=True))
+        if place is not None
+    }  # type: ignore[index]
     assert found == {**wanted, "stop": "kept"}
     assert bool(list(changes(before, now))) == (sorted(map(str, before)) != sorted(map(str, now)))  # type: ignore[arg-type]
 
@@ -261,12 +343,24 @@ def test_what_a_metric_measures_is_compared_by_all_that_it_depends_on() -> None:
 @pytest.mark.parametrize(
     ("strategy", "now", "said"),
     [
-        ({"comm_hook": "powersgd"}, {"comm_hook": "none"}, "what workers have left out of their gradients (strategy.comm_hook=powersgd)"),
+        (
+            {"comm_hook": "powersgd"},
+            {"comm_hook": "none"},
+            "what workers have left out of their gradients (strategy.comm_hook=powersgd)",
+        ),
         ({"wire": "int8"}, {"wire": "full"}, "what workers have left out of their gradients (strategy.wire=int8)"),
-        ({"comm_hook": "powersgd", "powersgd": {"rank": 1}}, {"comm_hook": "powersgd", "powersgd": {"rank": 2}}, "the factors of strategy.comm_hook=powersgd"),
-        ({"delay_compensation": 0.1}, {"delay_compensation": 0.1, "slice_above": 9}, "the parameters that workers had pulled: strategy.slice_above was changed"),
+        (
+            {"comm_hook": "powersgd", "powersgd": {"rank": 1}},
+            {"comm_hook": "powersgd", "powersgd": {"rank": 2}},
+            "the factors of strategy.comm_hook=powersgd",
+        ),
+        (
+            {"delay_compensation": 0.1},
+            {"delay_compensation": 0.1, "slice_above": 9},
+            "the parameters that workers had pulled: strategy.slice_above was changed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_memory_of_a_strategy_that_cannot_go_on_is_said(
     strategy: dict[str, object], now: dict[str, object], said: str
 ) -> None:

@@ -19,7 +19,13 @@ from trainer.errors import UserError
 from trainer.models.finetune import finetuned
 from trainer.models.lenet import LeNet
 
-SOURCE = ["+recipe=digits_lenet", "data._target_=tests.data.named_classes.Named", "data.num_classes=null", "tracking=none", "data.batch_size=8"]  # fmt: skip
+SOURCE = [
+    "+recipe=digits_lenet",
+    "data._target_=tests.data.named_classes.Named",
+    "data.num_classes=null",
+    "tracking=none",
+    "data.batch_size=8",
+]
 
 
 def named(*names: str, silent: bool = False) -> list[str]:
@@ -66,11 +72,18 @@ def test_some_of_the_classes_are_measured_as_what_the_model_says_of_them(trained
     there = truth.f1_score(labels, guesses, labels=[1, 3], average="macro")
     assert found["val/f1"] == pytest.approx(there, abs=1e-12), "the mean over classes that the data have"
     rows = list(csv.DictReader((tmp_path / "run" / "per_class.csv").open()))
-    assert [(row["name"], row["samples"]) for row in rows] == [("daisy", "0"), ("iris", "10"), ("pansy", "0"), ("rose", "10")]  # fmt: skip
+    assert [(row["name"], row["samples"]) for row in rows] == [
+        ("daisy", "0"),
+        ("iris", "10"),
+        ("pansy", "0"),
+        ("rose", "10"),
+    ]
 
 
 def test_classes_that_the_weights_do_not_know_are_refused(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"its classes are daisy; iris; pansy; rose, and points of 4 has cat, which it does not know"):  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"its classes are daisy; iris; pansy; rose, and points of 4 has cat, which it does not know"
+    ):
         evaluated(trained, tmp_path / "run", *[part.replace("pansy", "cat") for part in named(*ALL)])
     assert not (tmp_path / "run").exists()
 
@@ -118,7 +131,10 @@ def test_a_run_does_not_go_on_with_other_classes(trained: Path, tmp_path: Path) 
 def test_servers_do_not_start_from_a_run_with_other_classes(trained: Path) -> None:
     from trainer.planning.class_names import of_outputs
 
-    strategy = {"_target_": "trainer.strategies.builtin.PserverAsyncDeclaration", "load_from": f"{trained}/checkpoints/persistables"}  # fmt: skip
+    strategy = {
+        "_target_": "trainer.strategies.builtin.PserverAsyncDeclaration",
+        "load_from": f"{trained}/checkpoints/persistables",
+    }
     config, source = _config(strategy=strategy), _source([*ALL[:3], "cat"])
     with pytest.raises(UserError, match=r"load_from=.*: it is of a run with the classes daisy; iris; pansy; rose"):
         of_outputs(config, source, source.facts(8))
@@ -137,7 +153,13 @@ def test_the_head_of_a_run_with_other_classes_is_new(trained: Path, tmp_path: Pa
     save_file(weights, run / "model.safetensors")
     (run / "plan.json").write_text("{}")
     (run / "classes.json").write_text(json.dumps(ALL))
-    node = {"_target_": "trainer.models.finetune.finetuned", "name": "squeezenet1_1", "weights": f"{run}/model.safetensors", "head": "auto", "num_classes": 4}  # fmt: skip
+    node = {
+        "_target_": "trainer.models.finetune.finetuned",
+        "name": "squeezenet1_1",
+        "weights": f"{run}/model.safetensors",
+        "head": "auto",
+        "num_classes": 4,
+    }
     same, said = new_head(_config(model=node), _source(ALL), _source(ALL).facts(8))
     assert same.model["head"] == "auto" and not said
     others = [*ALL[:3], "cat"]
@@ -153,7 +175,9 @@ def test_the_head_of_a_run_with_other_classes_is_new(trained: Path, tmp_path: Pa
 def _config(**changes: Any) -> Any:
     from trainer.config.run_config import RunConfig
 
-    return RunConfig.of({"data": {"_target_": "tests.data.named_classes.Named"}, "model": {"_target_": "torch.nn.Identity"}, **changes})  # fmt: skip
+    return RunConfig.of(
+        {"data": {"_target_": "tests.data.named_classes.Named"}, "model": {"_target_": "torch.nn.Identity"}, **changes}
+    )
 
 
 def _source(names: list[str], silent: bool = False) -> Any:

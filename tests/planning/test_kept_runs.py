@@ -77,7 +77,9 @@ def test_an_evaluation_does_not_clear_an_unfinished_run(run: Path, state: str | 
     (run / "status.json").write_text(json.dumps({"state": state}))
     before = files(run)
     said = refusal("mode=eval", "weights=w.safetensors", "hydra.run.dir=run")
-    assert "did not come to its end; its newest checkpoint is step-000000008" in said and "another hydra.run.dir" in said  # fmt: skip
+    assert (
+        "did not come to its end; its newest checkpoint is step-000000008" in said and "another hydra.run.dir" in said
+    )
     assert files(run) == before
     trainer.run([*BASE, "mode=eval", "weights=w.safetensors", "hydra.run.dir=run", "resume=fresh"])
     assert not steps(run)
@@ -106,7 +108,9 @@ def other_format(folder: Path) -> None:
         (lambda folder: (folder / MARKER).unlink(), "the file is missing"),
     ],
 )
-def test_nothing_begins_over_checkpoints_that_cannot_be_read(run: Path, break_it: Callable[[Path], object], why: str) -> None:  # fmt: skip
+def test_nothing_begins_over_checkpoints_that_cannot_be_read(
+    run: Path, break_it: Callable[[Path], object], why: str
+) -> None:
     for folder in store.found(run / "checkpoints"):
         break_it(folder)
     before = files(run)
@@ -127,7 +131,9 @@ def test_what_was_never_completed_is_no_checkpoint(run: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [(), ("resume=other",), ("mode=eval", "weights=w.safetensors")])
-def test_a_run_that_was_waited_for_is_not_cleared(run: Path, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]) -> None:  # fmt: skip
+def test_a_run_that_was_waited_for_is_not_cleared(
+    run: Path, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
+) -> None:
     shutil.copytree("run", "other")
     shutil.copy(run / "model.safetensors", "w.safetensors")
     run.rename("away")
@@ -137,10 +143,14 @@ def test_a_run_that_was_waited_for_is_not_cleared(run: Path, monkeypatch: pytest
     )
     said = refusal("hydra.run.dir=run", *mode)
     assert "did not come to its end; its newest checkpoint is step-000000008" in said
-    assert files(run).keys() == {str(run / path.relative_to(run.parent / "away")) for path in Path("away").resolve().rglob("*")}  # fmt: skip
+    assert files(run).keys() == {
+        str(run / path.relative_to(run.parent / "away")) for path in Path("away").resolve().rglob("*")
+    }
 
 
-def test_auto_does_not_begin_over_what_another_command_has_just_done(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_auto_does_not_begin_over_what_another_command_has_just_done(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run / "status.json").write_text(json.dumps({"state": "done"}))
     run.rename("away")
     run.mkdir()
@@ -150,7 +160,9 @@ def test_auto_does_not_begin_over_what_another_command_has_just_done(run: Path, 
     assert steps(run) == steps(Path("away"))
 
 
-def test_auto_gives_up_nothing_that_another_command_has_just_trained(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_auto_gives_up_nothing_that_another_command_has_just_trained(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     newest = run / "checkpoints" / "step-000000008"
     newest.rename("newest")
     meets(monkeypatch, 2, lambda: Path("newest").rename(newest))
@@ -159,7 +171,9 @@ def test_auto_gives_up_nothing_that_another_command_has_just_trained(run: Path, 
     assert newest.is_dir()
 
 
-def test_a_checkpoint_of_a_training_that_was_given_up_goes_on_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_a_checkpoint_of_a_training_that_was_given_up_goes_on_elsewhere(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     newest = run / "checkpoints" / "step-000000008"
     aside = newest.rename(newest.with_name(f"aside-{newest.name}"))
     shutil.copytree("run/checkpoints/step-000000006", newest)  # another training's
@@ -191,7 +205,9 @@ def test_a_checkpoint_that_its_run_removes_before_it_is_read_is_told(
     monkeypatch.setattr(job, "start_and_restart", late)
     with pytest.raises(RunFailed) as failed:
         trainer.run([*BASE, "hydra.run.dir=mine", f"resume={run}"])
-    assert str(failed.value).startswith(f"resume={run}/checkpoints/step-000000008: the run that wrote this checkpoint has removed it")  # fmt: skip
+    assert str(failed.value).startswith(
+        f"resume={run}/checkpoints/step-000000008: the run that wrote this checkpoint has removed it"
+    )
     assert str(failed.value).endswith(f"Type instead: resume={run}, whose newest is then taken")
     monkeypatch.undo()
     monkeypatch.chdir(run.parent)
@@ -292,7 +308,10 @@ def test_a_sweep_clears_no_job_that_could_go_on_and_came_after_the_check(
         said.split()
     )
     assert files(job / "checkpoints") == before and Path("sweep/1/result.json").is_file()
-    assert [line.split()[2] for line in said.splitlines() if " seed=" in line and "job" not in line] == ["failed", "done"]  # fmt: skip
+    assert [line.split()[2] for line in said.splitlines() if " seed=" in line and "job" not in line] == [
+        "failed",
+        "done",
+    ]
 
 
 def elastic(run: Path, *more: str) -> Ready:

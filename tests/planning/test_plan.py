@@ -108,10 +108,16 @@ def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
     assert [(p.role, p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == expected
     assert plan.global_batch_size == 128 * 32 and (plan.steps_per_epoch, plan.total_steps) == (100, 100)
     assert plan.endpoint == "10.0.0.1:29500"
-    assert plan.environment == {"worker": {
-        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "128", "LOCAL_WORLD_SIZE": "8",
-        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
-    }}  # fmt: skip
+    assert plan.environment == {
+        "worker": {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "128",
+            "LOCAL_WORLD_SIZE": "8",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "29500",
+        }
+    }
     assert plan.chosen.precision == "bf16" and "assuming" in plan.why["precision"]
     assert plan.chosen.pin_memory is True and plan.chosen.keep_memory is False
 
@@ -212,7 +218,13 @@ def test_gradient_merge_in_the_global_batch() -> None:
 def test_updates_of_an_epoch_follow_from_the_global_batch_alone(drop: bool) -> None:
     updates = TRAIN // 32 if drop else ceil(TRAIN / 32)
     for workers, merge in ((1, 1), (2, 1), (4, 1), (3, 1), (1, 2), (2, 3), (7, 4)):
-        plan = planned(DIGITS, f"launch.nproc={workers}", "data.global_batch_size=32", f"strategy.gradient_merge.k_steps={merge}", f"sampler.drop_last={str(drop).lower()}")  # fmt: skip
+        plan = planned(
+            DIGITS,
+            f"launch.nproc={workers}",
+            "data.global_batch_size=32",
+            f"strategy.gradient_merge.k_steps={merge}",
+            f"sampler.drop_last={str(drop).lower()}",
+        )
         assert (plan.global_batch_size, plan.steps_per_epoch, plan.total_steps) == (32, updates, 12 * updates)
         assert plan.batch_size == ceil(32 / workers / merge)
         shown = dict(plan_table.rows(plan))["batch size"]
@@ -347,9 +359,18 @@ def test_auto_threads_share_the_cores() -> None:
 
 @pytest.mark.parametrize(
     ("device", "slow", "cores", "workers", "readers"),
-    [("cpu", False, 8, 1, 0), ("cpu", True, 2, 1, 1), ("cpu", True, 8, 1, 1), ("cpu", True, 32, 1, 4), ("cpu", True, 64, 4, 2), ("cpu", True, 4, 8, 1),
-     ("cuda", True, 16, 1, 8), ("cuda", True, 16, 4, 3), ("cuda", True, 2, 4, 1)],
-)  # fmt: skip
+    [
+        ("cpu", False, 8, 1, 0),
+        ("cpu", True, 2, 1, 1),
+        ("cpu", True, 8, 1, 1),
+        ("cpu", True, 32, 1, 4),
+        ("cpu", True, 64, 4, 2),
+        ("cpu", True, 4, 8, 1),
+        ("cuda", True, 16, 1, 8),
+        ("cuda", True, 16, 4, 3),
+        ("cuda", True, 2, 4, 1),
+    ],
+)
 def test_auto_reading_processes(device: str, slow: bool, cores: int, workers: int, readers: int) -> None:
     chosen, why = choose(CONFIG, device, BIG, Machine(cores, frozenset(), ()), workers, slow)
     assert chosen.num_workers == readers
@@ -370,7 +391,10 @@ def test_auto_prefetch(readers: int, batches: int) -> None:
 
 
 def test_auto_memory() -> None:
-    on_cpu, on_gpu = choose(CONFIG, "cpu", BIG, Machine(2, AMX, ()), 1, False), choose(CONFIG, "cuda", BIG, gpu_of(9, 0), 1, False)  # fmt: skip
+    on_cpu, on_gpu = (
+        choose(CONFIG, "cpu", BIG, Machine(2, AMX, ()), 1, False),
+        choose(CONFIG, "cuda", BIG, gpu_of(9, 0), 1, False),
+    )
     assert (on_cpu[0].keep_memory, on_cpu[0].pin_memory) == (True, False)
     assert (on_gpu[0].keep_memory, on_gpu[0].pin_memory) == (False, True)
     assert {"keep_memory", "pin_memory"} <= set(on_cpu[1]) & set(on_gpu[1])
@@ -428,7 +452,7 @@ def test_the_plan_tells_whether_one_worker_alone_is_started_again(typed: tuple[s
 
 @pytest.mark.parametrize("each", ["image", "row"])
 def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> None:
-    plan = replace(planned(DIGITS), mode="predict", predict=Predicted("/in", 1200, each, None))  # fmt: skip
+    plan = replace(planned(DIGITS), mode="predict", predict=Predicted("/in", 1200, each, None))
     shown = dict(plan_table.rows(plan))
     assert shown["input"] == ("/in: 1,200 images" if each == "image" else "/in: about 1,200 rows")
     assert shown["output"] == f"{plan.run_dir}/predictions.csv" and "data" not in shown
@@ -454,8 +478,9 @@ MODES = ("sync", "async", "ssp", "geo")
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml"))
 ON_SERVERS = [
     pytest.param(recipe, mode, marks=[pytest.mark.long] * ((number + offset) % len(MODES) > 0))
-    for number, recipe in enumerate(RECIPES) for offset, mode in enumerate(MODES)
-]  # fmt: skip
+    for number, recipe in enumerate(RECIPES)
+    for offset, mode in enumerate(MODES)
+]
 """Each recipe with each mode; in ``make test`` each recipe with one, and each mode with several recipes."""
 
 

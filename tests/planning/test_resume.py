@@ -17,9 +17,16 @@ from trainer.host import versions
 from trainer.planning.resume import _average, differences
 
 BASE = (
-    "+recipe=digits_lenet", "tracking=none", "execution.threads=1", "verbosity=quiet", "limit_train_batches=4",
-    "limit_val_batches=1", "epochs=2", "checkpoint.background=false", "checkpoint.every_steps=2",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "execution.threads=1",
+    "verbosity=quiet",
+    "limit_train_batches=4",
+    "limit_val_batches=1",
+    "epochs=2",
+    "checkpoint.background=false",
+    "checkpoint.every_steps=2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +60,57 @@ def files(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((), "holds a run that did not come to its end; its newest checkpoint is step-000000008. Type instead: resume=auto to go on (or resume=fresh to write over it)"),
-        (("resume=auto", "optimizer.lr=0.5"), "optimizer.lr was 0.05, is 0.5. Type instead: the values of before, or resume.allow_changes=true"),
-        (("resume=auto", "ema.decay=0.9"), "ema.decay was None, is 0.9 (not carried over: ema.decay=0.9 needs an average of the weights, and the checkpoint has none: it begins with the weights of update 8)"),
+        (
+            (),
+            (
+                "holds a run that did not come to its end; its newest checkpoint is step-000000008. Type instead: "
+                "resume=auto to go on (or resume=fresh to write over it)"
+            ),
+        ),
+        (
+            ("resume=auto", "optimizer.lr=0.5"),
+            "optimizer.lr was 0.05, is 0.5. Type instead: the values of before, or resume.allow_changes=true",
+        ),
+        (
+            ("resume=auto", "ema.decay=0.9"),
+            (
+                "ema.decay was None, is 0.9 (not carried over: ema.decay=0.9 needs an average of the weights, and "
+                "the checkpoint has none: it begins with the weights of update 8)"
+            ),
+        ),
         (("resume=auto", "data.batch_size=8"), "an update has 8 samples, and had 32"),
         (("resume=auto", "epochs=1"), "epochs was 2, is 1"),
-        (("resume=auto", "epochs=1", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: epochs=3"),
+        (
+            ("resume=auto", "epochs=1", "resume.allow_changes=true"),
+            "step-000000008 is after update 8. Type instead: epochs=3",
+        ),
         (("resume=auto", "max_steps=2", "resume.allow_changes=true"), "2 updates: "),
-        (("resume=auto", "max_steps=2", "resume.allow_changes=true"), "step-000000008 is after update 8. Type instead: max_steps=9"),
-        (("resume=auto", "strategy=local_sgd", "launch.nproc=2", "data.global_batch_size=32"), "is of strategy=single. Type instead: strategy=single"),
-        (("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.wire=int8"), "is of strategy=single, and with these options of pserver_sync the updates would be others. Type instead: strategy=single"),
+        (
+            ("resume=auto", "max_steps=2", "resume.allow_changes=true"),
+            "step-000000008 is after update 8. Type instead: max_steps=9",
+        ),
+        (
+            ("resume=auto", "strategy=local_sgd", "launch.nproc=2", "data.global_batch_size=32"),
+            "is of strategy=single. Type instead: strategy=single",
+        ),
+        (
+            ("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.wire=int8"),
+            (
+                "is of strategy=single, and with these options of pserver_sync the updates would be others. Type "
+                "instead: strategy=single"
+            ),
+        ),
         (("resume=auto", "strategy=pserver_async"), "is of strategy=single. Type instead: strategy=single"),
-        (("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.clip_norm=1"), "strategy.clip_norm was None, is 1"),
+        (
+            ("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.clip_norm=1"),
+            "strategy.clip_norm was None, is 1",
+        ),
         (("resume=auto", "sampler.padding=contiguous"), "sampler.padding was strided, is contiguous"),
         (("resume=nowhere",), "Type instead: resume=FOLDER of a run or of a checkpoint"),
         (("resume=run/checkpoints/step-000000099",), "there is no whole checkpoint"),
         (("resume=/",), "there is no whole checkpoint"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_go_on_is_refused_and_nothing_is_touched(here: Path, overrides: tuple[str, ...], said: str) -> None:
     before = files(here)
     assert said in refusal("hydra.run.dir=run", *overrides)
@@ -101,7 +141,17 @@ CHANGED = ("optimizer.lr=0.5", "data.num_workers=1", "execution.log_every=7", "t
 def test_the_plan_splits_what_differs_into_what_matters_and_what_does_not(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer.run([*BASE, "verbosity=normal", "hydra.run.dir=run", "resume=auto", "plan=true", "resume.allow_changes=true", *CHANGED])  # fmt: skip
+    trainer.run(
+        [
+            *BASE,
+            "verbosity=normal",
+            "hydra.run.dir=run",
+            "resume=auto",
+            "plan=true",
+            "resume.allow_changes=true",
+            *CHANGED,
+        ]
+    )
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if line.startswith("changed")] == [
         "changed, matters optimizer.lr was 0.05, is 0.5",
@@ -117,7 +167,8 @@ def test_a_refusal_names_what_matters_and_besides_what_does_not(here: Path) -> N
     matters, besides = said.split("; harmless differences: ")
     assert matters.endswith("in what matters: optimizer.lr was 0.05, is 0.5")
     assert besides.startswith(
-        "data.num_workers was auto, is 1; execution.log_every was 20, is 7; tracking.run_name was None, is again. Type instead: the values of before"
+        "data.num_workers was auto, is 1; execution.log_every was 20, is 7; tracking.run_name was None, is "
+        "again. Type instead: the values of before"
     )
 
 
@@ -142,7 +193,9 @@ def test_a_plan_lists_why_a_run_cannot_go_on(here: Path) -> None:
     assert "optimizer.lr was 0.05, is 0.5" in result.error
 
 
-def test_without_a_checkpoint_auto_begins_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_without_a_checkpoint_auto_begins_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = trainer.run([*BASE, "hydra.run.dir=new", "resume=auto", "epochs=1"])
     assert result.steps == 4
@@ -182,7 +235,10 @@ def test_another_number_of_workers_is_another_order_where_padding_comes_before_t
     trainer.run([*BASE, *run])
     again = [*run, "resume=run/checkpoints/step-000000006", "plan=true", "sampler.drop_last=true"]
     assert not trainer.run([*BASE, *again]).error
-    assert "sampler.padding=contiguous repeats samples before it shuffles" in trainer.run([*BASE, *again, "sampler.pad=false"]).error  # fmt: skip
+    assert (
+        "sampler.padding=contiguous repeats samples before it shuffles"
+        in trainer.run([*BASE, *again, "sampler.pad=false"]).error
+    )
     other = trainer.run(
         [*BASE, *again, "launch=forkserver", "launch.nproc=2", "data.batch_size=16", "strategy=collective"]
     )

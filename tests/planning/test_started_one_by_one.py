@@ -19,15 +19,15 @@ from trainer.planning.started_one_by_one import on_roles
 
 HERE = "127.0.0.1:18101,127.0.0.1:18102"
 SERVERS = "127.0.0.1:18001,127.0.0.1:18002"
-PADDLE = {
-    "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS, "PADDLE_TRAINER_ENDPOINTS": HERE, "PADDLE_TRAINERS_NUM": "2",
-}  # fmt: skip
+PADDLE = {"PADDLE_PSERVERS_IP_PORT_LIST": SERVERS, "PADDLE_TRAINER_ENDPOINTS": HERE, "PADDLE_TRAINERS_NUM": "2"}
 WORKER = {**PADDLE, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"}
 SERVER = {**PADDLE, "TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": "18002"}
 COLLECTIVE = {
-    "PADDLE_TRAINER_ENDPOINTS": HERE, "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0",
+    "PADDLE_TRAINER_ENDPOINTS": HERE,
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_TRAINER_ID": "0",
     "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:18101",
-}  # fmt: skip
+}
 
 
 def launched(environment: dict[str, str] | None = None, plan: bool = False, **launch: object) -> LaunchConfig:
@@ -41,7 +41,9 @@ def test_workers_are_the_first_hosts_and_all_meet_at_the_first_one() -> None:
     assert launched(role="worker", rank=1, server_endpoints=SERVERS, worker_endpoints=HERE).node_rank == 1
 
 
-@pytest.mark.parametrize(("environment", "role", "rank"), [(WORKER, "worker", 1), (SERVER, "server", 1), (COLLECTIVE, "worker", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environment", "role", "rank"), [(WORKER, "worker", 1), (SERVER, "server", 1), (COLLECTIVE, "worker", 0)]
+)
 def test_fleets_environment_is_the_same_as_the_keys(environment: dict[str, str], role: str, rank: int) -> None:
     told = launched(environment, env="paddle")
     servers = environment.get("PADDLE_PSERVERS_IP_PORT_LIST")
@@ -62,11 +64,17 @@ def test_fleets_environment_is_the_same_as_the_keys(environment: dict[str, str],
         ({**WORKER, "PADDLE_TRAINERS_NUM": "3"}, "PADDLE_TRAINERS_NUM=3: PADDLE_TRAINER_ENDPOINTS has 2"),
         ({**SERVER, "POD_IP": ""}, "POD_IP: is not set"),
         ({**SERVER, "PADDLE_PORT": ""}, "PADDLE_PORT: is not set"),
-        ({**SERVER, "PADDLE_PORT": "9"}, "POD_IP=127.0.0.1 PADDLE_PORT=9: is no endpoint of PADDLE_PSERVERS_IP_PORT_LIST"),
+        (
+            {**SERVER, "PADDLE_PORT": "9"},
+            "POD_IP=127.0.0.1 PADDLE_PORT=9: is no endpoint of PADDLE_PSERVERS_IP_PORT_LIST",
+        ),
         ({**SERVER, "PADDLE_PSERVERS_IP_PORT_LIST": ""}, "PADDLE_PSERVERS_IP_PORT_LIST: is not set"),
-        ({**COLLECTIVE, "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1"}, "PADDLE_CURRENT_ENDPOINT=127.0.0.1:1: PADDLE_TRAINER_ID=0"),
+        (
+            {**COLLECTIVE, "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1"},
+            "PADDLE_CURRENT_ENDPOINT=127.0.0.1:1: PADDLE_TRAINER_ID=0",
+        ),
     ],
-)  # fmt: skip
+)
 def test_missing_and_contradictory_variables_are_named(environment: dict[str, str], says: str) -> None:
     with pytest.raises(UserError) as refused:
         launched(environment, env="paddle")
@@ -84,21 +92,48 @@ BOTH = {"server_endpoints": SERVERS, "worker_endpoints": HERE}
         ({"role": "server", "worker_endpoints": HERE}, "launch.role=server: launch.server_endpoints is not given"),
         ({"role": "worker", **BOTH}, "launch.role=worker: launch.rank is not given"),
         ({"role": "worker", "rank": 2, **BOTH}, "launch.rank=2: launch.worker_endpoints has 2 endpoints"),
-        ({"role": "worker", "rank": 0, "worker_endpoints": "here"}, "launch.worker_endpoints=here: is no address with a port"),
+        (
+            {"role": "worker", "rank": 0, "worker_endpoints": "here"},
+            "launch.worker_endpoints=here: is no address with a port",
+        ),
         ({"role": "worker", "rank": 0, "worker_endpoints": "a:0"}, "launch.worker_endpoints=a:0: 0 is no port"),
-        ({"role": "worker", "rank": 0, "worker_endpoints": "0.0.0.0:80"}, "launch.worker_endpoints=0.0.0.0:80: 0.0.0.0 is no address"),
-        ({"role": "worker", "rank": 0, "worker_endpoints": "::1:80"}, "launch.worker_endpoints=::1:80: is no address with a port"),
-        ({"role": "worker", "rank": 0, "worker_endpoints": "a:1,a:1"}, "launch.worker_endpoints=a:1,a:1: a:1 stands there twice"),
-        ({"role": "worker", "rank": 0, **BOTH, "server_endpoints": HERE}, f"launch.server_endpoints={HERE}: 127.0.0.1:18101 is the endpoint of worker 0"),
-        ({"role": "worker", "rank": 0, **BOTH, "server_endpoints": "10.0.0.9:1"}, f"launch.worker_endpoints={HERE}: 127.0.0.1 leads each machine to itself"),
-        ({"role": "worker", "rank": 0, "worker_endpoints": "240.0.0.1:80"}, "launch.worker_endpoints=240.0.0.1:80 of worker 0: 240.0.0.1 is not an address of this machine"),
-        ({"role": "worker", "rank": 0, **BOTH, "workers": 3}, "launch.workers=3: launch.worker_endpoints has 2 endpoints"),
-        ({"role": "worker", "rank": 0, **BOTH, "servers": 1}, "launch.servers=1: launch.server_endpoints has 2 endpoints"),
+        (
+            {"role": "worker", "rank": 0, "worker_endpoints": "0.0.0.0:80"},
+            "launch.worker_endpoints=0.0.0.0:80: 0.0.0.0 is no address",
+        ),
+        (
+            {"role": "worker", "rank": 0, "worker_endpoints": "::1:80"},
+            "launch.worker_endpoints=::1:80: is no address with a port",
+        ),
+        (
+            {"role": "worker", "rank": 0, "worker_endpoints": "a:1,a:1"},
+            "launch.worker_endpoints=a:1,a:1: a:1 stands there twice",
+        ),
+        (
+            {"role": "worker", "rank": 0, **BOTH, "server_endpoints": HERE},
+            f"launch.server_endpoints={HERE}: 127.0.0.1:18101 is the endpoint of worker 0",
+        ),
+        (
+            {"role": "worker", "rank": 0, **BOTH, "server_endpoints": "10.0.0.9:1"},
+            f"launch.worker_endpoints={HERE}: 127.0.0.1 leads each machine to itself",
+        ),
+        (
+            {"role": "worker", "rank": 0, "worker_endpoints": "240.0.0.1:80"},
+            "launch.worker_endpoints=240.0.0.1:80 of worker 0: 240.0.0.1 is not an address of this machine",
+        ),
+        (
+            {"role": "worker", "rank": 0, **BOTH, "workers": 3},
+            "launch.workers=3: launch.worker_endpoints has 2 endpoints",
+        ),
+        (
+            {"role": "worker", "rank": 0, **BOTH, "servers": 1},
+            "launch.servers=1: launch.server_endpoints has 2 endpoints",
+        ),
         ({"role": "worker", "rank": 0, **BOTH, "nproc": 2}, "launch.nproc=2: with launch.role the endpoints say"),
         ({"role": "worker", "rank": 0, **BOTH, "ips": "a,b"}, "launch.ips=a,b: with launch.role the endpoints say"),
         ({"env": "paddle", "role": "worker"}, "launch.role=worker: with launch.env=paddle the environment tells"),
     ],
-)  # fmt: skip
+)
 def test_endpoints_that_do_not_fit_are_refused(launch: dict[str, object], says: str) -> None:
     with pytest.raises(UserError) as refused:
         launched(**launch)
@@ -132,7 +167,10 @@ def test_secret_of_one_machine_is_kept_for_this_user_alone(tmp_path: Path, monke
     check_secret(RunConfig().changed(launch=vars(mine)), {"server": 2, "worker": 2})
     away = {"server_endpoints": "10.0.0.1:1", "worker_endpoints": "10.0.0.2:1"}
     spread = RunConfig().changed(launch=vars(launched(plan=True, role="worker", rank=0, **away)))
-    with pytest.raises(UserError, match=r"launch\.role=worker: parameter servers and workers of several hosts know each other by a secret"):  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=r"launch\.role=worker: parameter servers and workers of several hosts know each other by a secret",
+    ):
         check_secret(spread, {"server": 1, "worker": 1})
 
 
@@ -140,6 +178,13 @@ def test_ports_of_servers() -> None:
     assert server_ports("8000-8003", 3) == [8000, 8001, 8002]
     assert server_ports("8000,9000-9001", 3) == [8000, 9000, 9001]
     assert server_ports(None, 3) == []
-    for told, says in (("8000", "is 1 for 2 servers"), ("8001-8000", "neither a port"), ("8000,8000", "twice"), ("0", "neither"), ("8000-70000", "neither"), ("a", "a is neither")):  # fmt: skip
+    for told, says in (
+        ("8000", "is 1 for 2 servers"),
+        ("8001-8000", "neither a port"),
+        ("8000,8000", "twice"),
+        ("0", "neither"),
+        ("8000-70000", "neither"),
+        ("a", "a is neither"),
+    ):
         with pytest.raises(UserError, match=says):
             server_ports(told, 2)

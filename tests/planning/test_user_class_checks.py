@@ -1,4 +1,5 @@
-"""What a user's own classes answer is checked before anything starts: one sentence names the class and what it should do."""
+"""What a user's own classes answer is checked before anything starts: one sentence names the class and what it should
+do."""
 
 from __future__ import annotations
 
@@ -27,9 +28,15 @@ def ready(*overrides: str) -> Ready:
 STRATEGIES = {
     "NoWorker": r"has no worker\. Write worker = 'module:class', the Strategy that runs in each worker",
     "NoModule": r"its worker='tests\.planning\.mistaks:Unfinished': tests\.planning has no 'mistaks'",
-    "NoName": r"its worker='.*Unfinishd': tests\.planning\.mistakes has no 'Unfinishd'\. Type instead: worker = 'tests\.planning\.mistakes:Unfinished'",
+    "NoName": (
+        r"its worker='.*Unfinishd': tests\.planning\.mistakes has no 'Unfinishd'\. Type instead: worker = "
+        r"'tests\.planning\.mistakes:Unfinished'"
+    ),
     "Dotted": r"its worker='.*' is not 'module:class'\. Type instead: worker = 'tests\.planning\.mistakes:Unfinished'",
-    "ClassItself": r"its worker is the class Collective, not a text\. Type instead: worker = 'trainer\.strategies\.collective:Collective'",
+    "ClassItself": (
+        r"its worker is the class Collective, not a text\. Type instead: worker = "
+        r"'trainer\.strategies\.collective:Collective'"
+    ),
     "NotAWorker": r"its worker='.*:Lazy' is the class Lazy, not a subclass of trainer\.strategies\.contract\.Strategy",
     "ItsOwnWorker": r"its worker='.*:Good' is a Declaration, not a subclass of trainer\.strategies\.contract\.Strategy",
     "UnfinishedWorker": r"its worker='.*:Unfinished' lacks the methods all_reduce_sum, step",
@@ -38,21 +45,27 @@ STRATEGIES = {
     "TraitsDict": r"its traits are something of type dict\. Write traits = Traits\(exact=",
     "TraitsTypo": r"its traits breaks in .*mistakes\.py:\d+: TypeError: .*same_evrywhere",
     "RefusesNone": r"its refuse returned None\. Return a list of UserErrors, empty where nothing is refused",
-    "RefusesText": r"its refuse returned a list with something of type str\. Return a list of trainer\.errors\.UserError",
+    "RefusesText": (
+        r"its refuse returned a list with something of type str\. Return a list of "
+        r"trainer\.errors\.UserError"
+    ),
     "RefuseBreaks": r"its refuse breaks in .*mistakes\.py:\d+: AttributeError",
     "ModelRefusesNone": r"its refuse_model returned None",
     "OwnInit": r"has an __init__ of its own that does not keep the keys\. Leave __init__ alone",
     "Unfinished": r"is no trainer\.strategies\.contract\.Declaration, which strategy needs",
-}  # fmt: skip
+}
 DATA = {
     "FactsDict": r"its facts returned something of type dict\. Return a trainer\.data\.source\.Facts",
-    "NoClasses": r"its facts breaks in .*mistakes\.py:\d+: TypeError: .*missing 1 required positional argument: 'classes'",
+    "NoClasses": (
+        r"its facts breaks in .*mistakes\.py:\d+: TypeError: .*missing 1 required positional "
+        r"argument: 'classes'"
+    ),
     "TextFacts": r"its facts returned Facts with train_samples='100'\. It must be a whole number of at least 0",
     "ListShape": r"its facts returned Facts with shape=\[1, 8, 8\]\. It must be a tuple of whole numbers",
     "NoOpen": r"lacks the method open\.",
     "KeepsNothing": r"has an __init__ of its own that does not keep the keys\. Leave __init__ alone",
     "Good": r"is no trainer\.data\.source\.DataSource, which data needs",
-}  # fmt: skip
+}
 LAUNCHERS = {
     "LauncherRefusesText": r"its refuse returned something of type str",
     "NoLaunch": r"lacks the method launch\.",
@@ -75,7 +88,13 @@ def test_mistake_is_named_with_its_class(group: str, name: str, says: str) -> No
 
 
 def test_lazy_layer_that_has_seen_no_batch_is_named() -> None:
-    with pytest.raises(UserError, match=r"^model \(.*\.Lazy\): has lazy layers whose sizes are not known yet \(layers\.1\.weight\)\. Call the layers once"):  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=(
+            r"^model \(.*\.Lazy\): has lazy layers whose sizes are not known yet \(layers\.1\.weight\)\. Call the "
+            r"layers once"
+        ),
+    ):
         ready(f"model._target_={HERE}.Lazy", "~model.image_size", "~model.in_channels")
 
 
@@ -85,7 +104,9 @@ def test_model_without_a_target_is_told_the_line_that_lacks() -> None:
 
 
 def test_prepare_that_returns_nothing_is_told_what_to_return() -> None:
-    with pytest.raises(UserError, match=r"PreparesNothing: its prepare returned None\. Return a .*Facts \(the facts that it was given"):  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"PreparesNothing: its prepare returned None\. Return a .*Facts \(the facts that it was given"
+    ):
         prepared(ready(f"data._target_={HERE}.PreparesNothing"))
 
 

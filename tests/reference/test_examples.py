@@ -10,7 +10,11 @@ from trainer.models.lenet import LeNet
 
 
 def test_lenet_has_the_examples_layers() -> None:
-    layers = [layer for layer in LeNet().modules() if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear, torch.nn.MaxPool2d))]  # fmt: skip
+    layers = [
+        layer
+        for layer in LeNet().modules()
+        if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear, torch.nn.MaxPool2d))
+    ]
     assert [str(layer) for layer in layers] == [
         "Conv2d(1, 20, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))",
         "MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)",

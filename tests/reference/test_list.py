@@ -1,4 +1,5 @@
-"""Each thing that the reference's users see is the same here, or another and said so, or not there and said so; each is shown."""
+"""Each thing that the reference's users see is the same here, or another and said so, or not there and said so; each is
+shown."""
 
 from __future__ import annotations
 
@@ -114,8 +115,13 @@ def test_the_page_has_a_row_for_each_name(item: dict[str, Any]) -> None:
 def test_each_row_of_the_page_is_on_the_list() -> None:
     """So that each of its sentences has what shows it."""
     names = [item["name"] for item in ITEMS]
-    unproven = [row for row in rows() if row not in ("Fleet", "Fleet's example") and not row.startswith("---")
-                and not any(f"`{name}" in row or name == row for name in names)]  # fmt: skip
+    unproven = [
+        row
+        for row in rows()
+        if row not in ("Fleet", "Fleet's example")
+        and not row.startswith("---")
+        and not any(f"`{name}" in row or name == row for name in names)
+    ]
     assert unproven == []
 
 

@@ -12,21 +12,65 @@ from trainer.__main__ import main
 from trainer.run_folder.leftovers import check_reads, clear
 
 NAMES = (
-    "metrics.jsonl", "result.json", "status.json", "status.1.json", "tracking.json", "lives.json", "curves.png", "servers.png", "plan.json",
-    "model.safetensors", "model_ema.safetensors", "model.json", "example.npz", "skeleton.pkl", "classes.json", "config.yaml", "workerlog.0",
-    "workerlog.12", "serverlog.0", "server.1.json", "profile.0.json", "trace.0.json.gz", "predictions.csv", "confusion.png",
-    "best_confusion.png", "per_class.csv", "mistakes.png", "best_mistakes.csv", "validation.last.npz",
-    "checkpoints/best.safetensors", "checkpoints/persistables/server-0.safetensors", "checkpoints/persistables/COMPLETE",
-    "checkpoints/persistables/index.json", "checkpoints/persistables.partial/server-1.seal", "host.2/plan.json",
-    "checkpoints/step-000000010/COMPLETE", "checkpoints/step-000000020.partial/server-1.safetensors.failed",
-    "checkpoints/step-000000020.0123456789abcdef.partial/.tmpc8kbXk", "checkpoints/step-000000020/full-0.safetensors", "checkpoints/latest",
-    ".model.safetensors.123-0123abcd", ".status.json.9-ffffffff", "checkpoints/.best.safetensors.77-00000000",
-)  # fmt: skip
+    "metrics.jsonl",
+    "result.json",
+    "status.json",
+    "status.1.json",
+    "tracking.json",
+    "lives.json",
+    "curves.png",
+    "servers.png",
+    "plan.json",
+    "model.safetensors",
+    "model_ema.safetensors",
+    "model.json",
+    "example.npz",
+    "skeleton.pkl",
+    "classes.json",
+    "config.yaml",
+    "workerlog.0",
+    "workerlog.12",
+    "serverlog.0",
+    "server.1.json",
+    "profile.0.json",
+    "trace.0.json.gz",
+    "predictions.csv",
+    "confusion.png",
+    "best_confusion.png",
+    "per_class.csv",
+    "mistakes.png",
+    "best_mistakes.csv",
+    "validation.last.npz",
+    "checkpoints/best.safetensors",
+    "checkpoints/persistables/server-0.safetensors",
+    "checkpoints/persistables/COMPLETE",
+    "checkpoints/persistables/index.json",
+    "checkpoints/persistables.partial/server-1.seal",
+    "host.2/plan.json",
+    "checkpoints/step-000000010/COMPLETE",
+    "checkpoints/step-000000020.partial/server-1.safetensors.failed",
+    "checkpoints/step-000000020.0123456789abcdef.partial/.tmpc8kbXk",
+    "checkpoints/step-000000020/full-0.safetensors",
+    "checkpoints/latest",
+    ".model.safetensors.123-0123abcd",
+    ".status.json.9-ffffffff",
+    "checkpoints/.best.safetensors.77-00000000",
+)
 KEPT = (
-    "notes.txt", "data/train/result.json", "cache/model.safetensors", "0/result.json", "workerlog.txt", "model2.safetensors",
-    "checkpoints/mine.safetensors", "checkpoints/persistables.old/COMPLETE", "host.1/plan.json", "best.json",
-    ".notes.txt.123-0123abcd", ".model.safetensors", ".status.json.9-x",
-)  # fmt: skip
+    "notes.txt",
+    "data/train/result.json",
+    "cache/model.safetensors",
+    "0/result.json",
+    "workerlog.txt",
+    "model2.safetensors",
+    "checkpoints/mine.safetensors",
+    "checkpoints/persistables.old/COMPLETE",
+    "host.1/plan.json",
+    "best.json",
+    ".notes.txt.123-0123abcd",
+    ".model.safetensors",
+    ".status.json.9-x",
+)
 
 
 def files(folder: Path) -> set[str]:
@@ -89,7 +133,12 @@ def test_what_the_run_reads_is_not_in_its_own_folder(
     if "." in path.name:
         path.write_text("weights")
     before = files(tmp_path)
-    asked = [*SMALL, "tracking=none", "hydra.run.dir=old", f"callbacks=[{{_target_: tests.e2e.own_callbacks.Recorder, stop_at: old/{inside}}}]"]  # fmt: skip
+    asked = [
+        *SMALL,
+        "tracking=none",
+        "hydra.run.dir=old",
+        f"callbacks=[{{_target_: tests.e2e.own_callbacks.Recorder, stop_at: old/{inside}}}]",
+    ]
     assert main(asked) == 2
     said = capsys.readouterr().err
     assert f"callbacks[0].stop_at=old/{inside}: lies in the run's own folder " in said
@@ -105,7 +154,11 @@ def test_places_that_no_run_clears_may_be_read(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "run" / name).mkdir(parents=True)
     (tmp_path / "run" / "predictions.csv").write_text("old")
     (tmp_path / "link").symlink_to("run/predictions.csv")
-    check_reads({"data": {"path": "run/data"}, "name": "run", "predict": {"output": "run/predictions.csv"}}, tmp_path / "run", "hydra.run.dir")  # fmt: skip
+    check_reads(
+        {"data": {"path": "run/data"}, "name": "run", "predict": {"output": "run/predictions.csv"}},
+        tmp_path / "run",
+        "hydra.run.dir",
+    )
     with pytest.raises(UserError, match=r"data\.path=link: lies in"):
         check_reads({"data": {"path": "link"}}, tmp_path / "run", "hydra.run.dir")
     load_from = {"strategy": {"load_from": "run/1/checkpoints/persistables"}}

@@ -32,7 +32,10 @@ def test_a_life_that_ended_tells_so_itself(tmp_path: Path) -> None:
     assert lives.begin(tmp_path, lives.past(tmp_path), 5, 3, "b").number == lives.number(tmp_path) == 2
 
 
-@pytest.mark.parametrize(("state", "how"), [("killed", "killed"), ("running", "lost"), ("starting", "lost"), (None, "lost"), ("preempted", "preempted")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "how"),
+    [("killed", "killed"), ("running", "lost"), ("starting", "lost"), (None, "lost"), ("preempted", "preempted")],
+)
 def test_a_life_that_was_killed_is_told_of_by_its_status(tmp_path: Path, state: str | None, how: str) -> None:
     lives.begin(tmp_path, (), 0, 1, "x")
     if state is not None:

@@ -50,13 +50,23 @@ def test_no_single_command_repeats_lives_that_may_differ(past: list[Life]) -> No
     ("size", "started"),
     [
         ("2", "torchrun --nproc-per-node=2 -m trainer"),
-        ("4", "torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=10.0.0.1 --master-port=29500 -m trainer"),
+        (
+            "4",
+            (
+                "torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=10.0.0.1 "
+                "--master-port=29500 -m trainer"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_under_torchrun_the_command_is_torchruns(size: str, started: str) -> None:
     told = {
-        "TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
-    }  # fmt: skip
+        "TORCHELASTIC_RUN_ID": "none",
+        "RANK": "0",
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+    }
     assert torchrun.is_rank(told) and " ".join(repeat.starter(told)) == started
     assert repeat.starter({}) == PYTHON

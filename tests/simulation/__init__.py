@@ -1,1 +1,2 @@
-"""The parameter server's own classes in a simulated world: one process, virtual time, everything drawn from one seed."""
+"""The parameter server's own classes in a simulated world: one process, virtual time, everything drawn from one
+seed."""

@@ -1,4 +1,5 @@
-"""The launchers' board as processes of several hosts reach it: the product's own sealed notes, in a store on host 0 that may not answer."""
+"""The launchers' board as processes of several hosts reach it: the product's own sealed notes, in a store on host 0
+that may not answer."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Store:
 
     Attributes:
         notes: what lies there.
-        away_until: it answers nobody. slow_until: each answer takes a while. cut_until: by host, nothing passes between that host and this one.
+        away_until: it answers nobody. slow_until: each answer takes a while. cut_until: by host, nothing passes between
+        that host and this one.
     """
 
     def __init__(self, world: World) -> None:
@@ -51,13 +53,21 @@ class Store:
 
 
 class FarStore:
-    """A process's connection to the store, as trainer/host/patient_store.py: its process waits for each answer, but not for ever.
+    """A process's connection to the store, as trainer/host/patient_store.py: its process waits for each answer, but not
+    for ever.
 
     Args:
         now: the time at which the process is. waits: has it wait for so long.
     """
 
-    def __init__(self, store: Store, host: int, now: Callable[[], float], waits: Callable[[float], None], patience_s: float = PATIENCE_S) -> None:  # fmt: skip
+    def __init__(
+        self,
+        store: Store,
+        host: int,
+        now: Callable[[], float],
+        waits: Callable[[float], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.store, self.host, self.now, self.waits, self.patience_s = store, host, now, waits, patience_s
         self.in_all = False
         self.mine: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""python -m tests.simulation.branches [--seeds FROM:TO]: which branches of the protocol's two sides simulated runs take.
+"""python -m tests.simulation.branches [--seeds FROM:TO]: which branches of the protocol's two sides simulated runs
+take.
 
 A branch is a way from a line to another one, where a condition or a loop has several. Those that no run has taken are
 listed. coverage.py traces each line, so it takes several times as long as without.
@@ -16,17 +17,83 @@ from coverage import Coverage
 
 PSERVER = Path("trainer/strategies/pserver")
 SIDES = {
-    "server": ("machine", "turns", "answers", "members", "liveness", "regained", "parameters", "pulls", "pushes", "rules", "checks", "lease_requests", "epoch_blocks", "totals", "saving", "shard", "sparse_table", "admission", "changes"),
-    "worker": ("client", "worker", "halting", "retelling", "held_blocks", "common_start", "async_and_ssp", "geo", "replica", "sync", "pull", "push", "ahead", "agreement", "clipping", "silent_servers"),
+    "server": (
+        "machine",
+        "turns",
+        "answers",
+        "members",
+        "liveness",
+        "regained",
+        "parameters",
+        "pulls",
+        "pushes",
+        "rules",
+        "checks",
+        "lease_requests",
+        "epoch_blocks",
+        "totals",
+        "saving",
+        "shard",
+        "sparse_table",
+        "admission",
+        "changes",
+    ),
+    "worker": (
+        "client",
+        "worker",
+        "halting",
+        "retelling",
+        "held_blocks",
+        "common_start",
+        "async_and_ssp",
+        "geo",
+        "replica",
+        "sync",
+        "pull",
+        "push",
+        "ahead",
+        "agreement",
+        "clipping",
+        "silent_servers",
+    ),
     "protocol": ("index_intervals", "server_lives"),
-}  # fmt: skip
+}
 """The files with the rules: of each side those that decide something."""
 OTHERS = {
-    "sockets, clocks and processes, which the simulator has of its own": ("server/server", "server/part_writer", "worker/connections", "worker/connections_contract", "protocol/sockets", "protocol/listener", "protocol/shared_memory"),
-    "files of a checkpoint, which simulated disks stand for": ("server/increments", "server/since_full", "server/ledger", "worker/export", "protocol/snapshot", "protocol/snapshot_parts"),
-    "before a run begins, or from a run of another kind": ("server/saved_state_checks", "server/of_workers", "server/server_assignment"),
-    "the form and the place of values, and what is told of them": ("worker/initial_values", "worker/own_share", "worker/remote_model", "worker/requests", "worker/gauges", "protocol/compression", "protocol/layout", "protocol/messages", "protocol/sharding"),
-}  # fmt: skip
+    "sockets, clocks and processes, which the simulator has of its own": (
+        "server/server",
+        "server/part_writer",
+        "worker/connections",
+        "worker/connections_contract",
+        "protocol/sockets",
+        "protocol/listener",
+        "protocol/shared_memory",
+    ),
+    "files of a checkpoint, which simulated disks stand for": (
+        "server/increments",
+        "server/since_full",
+        "server/ledger",
+        "worker/export",
+        "protocol/snapshot",
+        "protocol/snapshot_parts",
+    ),
+    "before a run begins, or from a run of another kind": (
+        "server/saved_state_checks",
+        "server/of_workers",
+        "server/server_assignment",
+    ),
+    "the form and the place of values, and what is told of them": (
+        "worker/initial_values",
+        "worker/own_share",
+        "worker/remote_model",
+        "worker/requests",
+        "worker/gauges",
+        "protocol/compression",
+        "protocol/layout",
+        "protocol/messages",
+        "protocol/sharding",
+    ),
+}
 """What the other files have. Each has tests of its own."""
 
 
@@ -36,7 +103,9 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:2000", help="FROM:TO, TO excluded")
     first, last = (int(n) for n in parser.parse_args().seeds.split(":"))
     files = [str(PSERVER / side / f"{name}.py") for side, names in SIDES.items() for name in names]
-    coverage = Coverage(branch=True, concurrency=["greenlet", "thread"], data_file=None, include=files, config_file=False)  # fmt: skip
+    coverage = Coverage(
+        branch=True, concurrency=["greenlet", "thread"], data_file=None, include=files, config_file=False
+    )
     coverage.start()
     from tests.simulation.seeds import part
 
@@ -49,7 +118,9 @@ def main() -> int:
     print(f"| file | branches | taken in {last - first:,} runs |\n|---|---|---|")
     for name in files:
         summary = told[name]["summary"]
-        print(f"| `{name.removeprefix(str(PSERVER) + '/')}` | {summary['num_branches']} | {summary['covered_branches']} |")  # fmt: skip
+        print(
+            f"| `{name.removeprefix(str(PSERVER) + '/')}` | {summary['num_branches']} | {summary['covered_branches']} |"
+        )
     print()
     for name in files:
         lines = Path(name).read_text().splitlines()

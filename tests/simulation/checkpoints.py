@@ -17,7 +17,8 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 @dataclass(frozen=True)
 class Part:
-    """A worker's part, as trainer/worker/state.py has it: where it was in its epochs, its model and its strategy's share."""
+    """A worker's part, as trainer/worker/state.py has it: where it was in its epochs, its model and its strategy's
+    share."""
 
     epoch: int
     update: int
@@ -49,7 +50,8 @@ class Checkpoints:
 
     Attributes:
         told: called when there is a first one.
-        parts: of workers that are written, by checkpoint and rank. whole: those that the first worker has completed: its part.
+        parts: of workers that are written, by checkpoint and rank. whole: those that the first worker has completed:
+        its part.
         newest: the number of the newest one that has all its parts.
     """
 

@@ -1,4 +1,5 @@
-"""Deaths that come close together: a server dies with a worker, or again as it comes back, in the middle of what they do then."""
+"""Deaths that come close together: a server dies with a worker, or again as it comes back, in the middle of what they
+do then."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ class CloseDeaths:
     def _kill(self, server: SimulatedServer) -> None:
         """If it can be started again."""
         play = self.play
-        if play.server_returns.done < play.scenario.server_returns and not (server.dead or server.ended) and play.saved.newest is not None:  # fmt: skip
+        if (
+            play.server_returns.done < play.scenario.server_returns
+            and not (server.dead or server.ended)
+            and play.saved.newest is not None
+        ):
             play.world.injected["kill server"] += 1
             play.kill_server(server)
 

@@ -1,4 +1,5 @@
-"""Several hosts: which processes are on each, their launchers, and what happens to the ways between them and to their board."""
+"""Several hosts: which processes are on each, their launchers, and what happens to the ways between them and to their
+board."""
 
 from __future__ import annotations
 
@@ -55,7 +56,15 @@ class Hosts:
             self.store.away_until = max(self.store.away_until, until)
         else:
             workers = range(self.play.scenario.workers)
-            self.play.network.part([(w, s) for w in workers for s in range(self.play.scenario.servers) if {self.places[w], self.of_server(s)[1]} == {*hosts}], fault.seconds)  # fmt: skip
+            self.play.network.part(
+                [
+                    (w, s)
+                    for w in workers
+                    for s in range(self.play.scenario.servers)
+                    if {self.places[w], self.of_server(s)[1]} == {*hosts}
+                ],
+                fault.seconds,
+            )
             cut_off = [hosts[1]] if hosts[0] == FIRST else []
             for host in cut_off:
                 self.store.cut_until[host] = max(self.store.cut_until.get(host, 0.0), until)
@@ -81,7 +90,8 @@ class Hosts:
             self.board.set(note, what)
 
     def ends(self, host: int, why: str) -> None:
-        """A launcher ends all processes of its host. It tells the others if the board can be reached; the first one's board goes
+        """A launcher ends all processes of its host. It tells the others if the board can be reached; the first one's
+        board goes
         with it."""
         if host in self.over:
             return
@@ -109,7 +119,8 @@ class Hosts:
         play._done()
 
     def may_end(self) -> bool:
-        """Whether a run may fail for what happened to its hosts: they, or the board, were out of reach for longer than anybody waits;
+        """Whether a run may fail for what happened to its hosts: they, or the board, were out of reach for longer than
+        anybody waits;
         where messages are lost, too, for half of that."""
         patience_s = TIMEOUT_S / 2 if self.play.scenario.drop else TIMEOUT_S
         return self.play.scenario.parted_s + AGAIN_MOST_S >= patience_s

@@ -62,7 +62,8 @@ def mutated(name: str | None) -> Iterator[None]:
 
 
 def replaces(owner: Any, attribute: str, of: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The function below stands for ``owner.attribute`` while a mutation is on: that of its name, or ``of`` another, which it
+    """The function below stands for ``owner.attribute`` while a mutation is on: that of its name, or ``of`` another,
+    which it
     belongs to. It gets the original first."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -797,7 +798,7 @@ def steps_under_way_count_at_a_server_that_was_started_again(original: Any, self
 @replaces(worker.PserverWorker, "agree")
 def a_validation_is_divided_among_those_of_before(
     _: Any, self: worker.PserverWorker, action: Callable[[int, int], Any], settle: Callable[[], None] = lambda: None
-) -> Any:  # fmt: skip
+) -> Any:
     while True:
         index, count = self.members()
         settle()
@@ -808,9 +809,11 @@ def a_validation_is_divided_among_those_of_before(
 
 
 MUTATIONS |= {
-    "a_take_over_begins_where_the_first_server_is": lambda: patch.object(held_blocks, "min", lambda starts: next(iter(starts)), create=True),
+    "a_take_over_begins_where_the_first_server_is": lambda: patch.object(
+        held_blocks, "min", lambda starts: next(iter(starts)), create=True
+    ),
     "who_has_waited_in_vain_waits_for_the_board_as_well": lambda: patch.object(connections, "ASK_S", 1e9),
     "all_workers_save_into_one_folder": lambda: patch.object(snapshot, "of_worker", lambda folder, rank: folder),
     "who_is_silent_is_lost_before_it_is_ended": lambda: patch.object(liveness, "ENDING_S", 0.0),
     "a_clock_that_jumps_uses_up_the_patience": lambda: patch.object(client, "AWAY_S", 1e9),
-}  # fmt: skip
+}

@@ -21,8 +21,10 @@ class Nonsense:
     """Makes them for one server.
 
     Args:
-        shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have. first: it is worker 0.
-        saved: something was saved. comes: a worker that waits to be let in, if one does; None: an ADMIT would wait for the HELLO of
+        shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have. first: it is
+        worker 0.
+        saved: something was saved. comes: a worker that waits to be let in, if one does; None: an ADMIT would wait for
+        the HELLO of
             a life that this server has never heard of.
     """
 
@@ -34,7 +36,12 @@ class Nonsense:
 
     def drawn(self, random: Random) -> tuple[Message, str]:
         """One of them: the message, and what the answer has to tell."""
-        grave: list[Callable[[], tuple[Message, str]]] = [self.far, self.flags_of_a_push, self.flags_of_a_pull, self.not_finite]  # fmt: skip
+        grave: list[Callable[[], tuple[Message, str]]] = [
+            self.far,
+            self.flags_of_a_push,
+            self.flags_of_a_pull,
+            self.not_finite,
+        ]
         grave += [self.negative] * bool(self.shard.tables)
         if random.random() < 0.5:
             return random.choice(grave)()
@@ -98,8 +105,15 @@ class Nonsense:
         own, foreign = self._own_row(), self._foreign_row()
         of_an_own = [Record(Kind.IDS, np.array(own), 1), Record(Kind.ROWS, np.full((len(own), 2), 1.0), 1)]
         endless = [Record(Kind.IDS, np.array(own), 1), Record(Kind.ROWS, np.full((len(own), 1), np.inf), 1)]
-        found = [(self._pull(2, 1), "not ascending"), (self._pull(1 << 40), "has rows"), (self._pull(1, table=9), "ids of table 9")]  # fmt: skip
-        found += [(self._push(self.numbers, *of_an_own), "rows"), (self._push(self.numbers, *endless), "finite")] * bool(own)  # fmt: skip
+        found = [
+            (self._pull(2, 1), "not ascending"),
+            (self._pull(1 << 40), "has rows"),
+            (self._pull(1, table=9), "ids of table 9"),
+        ]
+        found += [
+            (self._push(self.numbers, *of_an_own), "rows"),
+            (self._push(self.numbers, *endless), "finite"),
+        ] * bool(own)
         return found + [(self._pull(*foreign), "another server")] * bool(foreign)
 
     def _others(self) -> list[tuple[Message, str]]:
@@ -118,8 +132,11 @@ class Nonsense:
             (Message(Verb.DONE), "no answer"),
             (Message(Verb.ADMIT, clock=NO_WORKER, sequence=1), "no worker"),
             (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1))]), "while the latest is"),
-            (Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1, dtype=np.float32))]), "are float64"),
-        ]  # fmt: skip
+            (
+                Message(Verb.MEET, clock=1 << 30, records=[Record(Kind.NUMBERS, np.ones(1, dtype=np.float32))]),
+                "are float64",
+            ),
+        ]
         if self.comes is not None:
             found.append((Message(Verb.ADMIT, clock=self.comes, sequence=NO_LIFE), ANSWERED))
         if not self.first:
@@ -131,10 +148,14 @@ class Nonsense:
         return found
 
     def _commit(self) -> tuple[Message, str]:
-        """The norm of a whole gradient that is none. What is drawn is one request: seeds that find defects go on to find them."""
+        """The norm of a whole gradient that is none. What is drawn is one request: seeds that find defects go on to
+        find them."""
         norms, why = [
-            (np.ones(2), "without its norm"), (np.full(1, np.nan), "finite"), (np.full(1, np.inf), "finite"), (np.full(1, -1.0), "the norm -1"),
-        ][self.next_push % 4]  # fmt: skip
+            (np.ones(2), "without its norm"),
+            (np.full(1, np.nan), "finite"),
+            (np.full(1, np.inf), "finite"),
+            (np.full(1, -1.0), "the norm -1"),
+        ][self.next_push % 4]
         return Message(Verb.COMMIT, records=[Record(Kind.NUMBERS, norms)]), why
 
     # --- parts of them ---------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""A copy of a server that writes its part while the server goes on, and what must be so of a part: it is of the moment of its SAVE."""
+"""A copy of a server that writes its part while the server goes on, and what must be so of a part: it is of the moment
+of its SAVE."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FULL = 0.05
 
 
 class SlowWriter:
-    """As trainer/strategies/pserver/server/part_writer.py: the copy has the server as it was when it began, writes for a while, and
+    """As trainer/strategies/pserver/server/part_writer.py: the copy has the server as it was when it began, writes for
+    a while, and
     dies with the server."""
 
     def __init__(self, server: SimulatedServer) -> None:
@@ -96,7 +98,10 @@ class Moment:
             rows |= dict(zip(part[name].tolist(), values.tolist(), strict=True))
         told = int(part.meta["version"])
         if told != self.version or not np.array_equal(found, self.vector) or rows != self.rows:
-            raise Violation(f"the part of server {server} has version {told}, {found.tolist()} and rows {rows}; when it was saved it was {self}")  # fmt: skip
+            raise Violation(
+                f"the part of server {server} has version {told}, {found.tolist()} and rows {rows}; when it "
+                f"was saved it was {self}"
+            )
 
 
 def _in_order(part: Any) -> list[str]:

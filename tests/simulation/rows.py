@@ -1,4 +1,5 @@
-"""The rows of a server's table with admission or eviction, counted a second time from pushes, pulls and what is to be shrunk."""
+"""The rows of a server's table with admission or eviction, counted a second time from pushes, pulls and what is to be
+shrunk."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TABLE = 1
 SHARED = 0
 """The row that every piece touches; piece n has row n + 1 as well."""
 SCALES = 1e-8
-"""Dense values may travel as int8 with a scale: 127 times what single precision makes of 1/127 is 1 - 3.7e-9. Rows never do."""
+"""Dense values may travel as int8 with a scale: 127 times what single precision makes of 1/127 is 1 - 3.7e-9. Rows
+never do."""
 
 
 @dataclass
@@ -145,7 +147,11 @@ class Rows:
         self._compare(
             "row", {i: (row.value, row.touched) for i, row in self.there.items()}, _rows_of(shard.tables[TABLE])
         )
-        self._compare("waiting id", {i: (row.seen, row.touched) for i, row in self.waiting.items()}, _waiting_of(shard.tables[TABLE]))  # fmt: skip
+        self._compare(
+            "waiting id",
+            {i: (row.seen, row.touched) for i, row in self.waiting.items()},
+            _waiting_of(shard.tables[TABLE]),
+        )
 
     def _compare(self, what: str, own: dict[int, tuple[float, int]], told: dict[int, tuple[float, int]]) -> None:
         for i in sorted({*own, *told}):

@@ -1,4 +1,5 @@
-"""One simulated run: servers, workers, a launcher that watches them, faults at their times, and what must be so in the end."""
+"""One simulated run: servers, workers, a launcher that watches them, faults at their times, and what must be so in the
+end."""
 
 from __future__ import annotations
 
@@ -34,12 +35,18 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 LONGEST_S = 10_000.0
 """Of virtual time; no run may take longer."""
 LOOP_S = TIMEOUT_S + MARGIN_S
-"""Who waits by looking again and again, for a block or to be let in, waits no longer than for an answer while nobody does anything."""
+"""Who waits by looking again and again, for a block or to be let in, waits no longer than for an answer while nobody
+does anything."""
 LINGER_S = 5.0
 """As launch/supervisor.py: so long processes go on of which the others have declared all lost."""
 
 NOTHING = Before(Checkpoints(lambda: None), None, None, frozenset(), 0)
-TORN = {"torn push": (Verb.PUSH, False), "torn stop": (Verb.MEET, True), "torn meeting": (Verb.MEET, False), "torn goodbye": LEAVES}  # fmt: skip
+TORN = {
+    "torn push": (Verb.PUSH, False),
+    "torn stop": (Verb.MEET, True),
+    "torn meeting": (Verb.MEET, False),
+    "torn goodbye": LEAVES,
+}
 """The message at which a worker dies, and whether at a stop."""
 WITH_CODEC = 8
 """In one run of so many, messages travel in frames."""
@@ -199,7 +206,8 @@ class Play:
         return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces, counts)
 
     def torn(self, vectors: Iterable[str]) -> set[int]:
-        """Pieces that the other servers of the checkpoint had and these vectors of the model lack. Where servers are more or fewer they
+        """Pieces that the other servers of the checkpoint had and these vectors of the model lack. Where servers are
+        more or fewer they
         count as applied, because no vector may see one twice: a worker was lost in the middle of their push."""
         counts = self.before.counts
         if not counts or len(self.servers) == len(self.before.disks.parts[str(step(self.before.number))]):
@@ -208,7 +216,8 @@ class Play:
         return {p for name in vectors for p in np.flatnonzero(counts[name][1] < most - 0.5).tolist()}
 
     def unsure(self) -> list[int]:
-        """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is in no part of
+        """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is
+        in no part of
         it, and the next ones begin where the first one is."""
         scenario, lost = self.scenario, self.before.lost
         if scenario.leased:
@@ -216,11 +225,25 @@ class Play:
         return [p for p in range(scenario.batches * scenario.epochs) if (p % scenario.batches) // scenario.each in lost]
 
     def make_server(self, number: int, life: int, resume: str, again: bool = False) -> SimulatedServer:
-        """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by itself."""
+        """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by
+        itself."""
         server = SimulatedServer(
-            self.world, number, self.scenario, self.strategy, self.board, self.disks, self.before.counts, self.to_worker, self.heartbeats,
-            self.server_ended, resume, self.unsure(), life, again, self.hosts and self.hosts.of_server(number),
-        )  # fmt: skip
+            self.world,
+            number,
+            self.scenario,
+            self.strategy,
+            self.board,
+            self.disks,
+            self.before.counts,
+            self.to_worker,
+            self.heartbeats,
+            self.server_ended,
+            resume,
+            self.unsure(),
+            life,
+            again,
+            self.hosts and self.hosts.of_server(number),
+        )
         server.resumes_at = partial(self._resumes_at, number)
         liveness = server.machine.liveness
         liveness.lose = partial(self._loses, liveness, liveness.lose)  # type: ignore[method-assign]
@@ -239,7 +262,8 @@ class Play:
         lose(rank, why)
 
     def _resumes_at(self, server: int, rank: int) -> int:
-        """The steps from which a worker goes on, as long as it waits for that server to know; 0: it does not wait for that."""
+        """The steps from which a worker goes on, as long as it waits for that server to know; 0: it does not wait for
+        that."""
         strategy = self.workers[rank].strategy
         under_way = [] if strategy is None else strategy.client.under_way.values()
         pushes = [r.message for r in under_way if r.server == server and r.message.verb == Verb.PUSH]
@@ -280,7 +304,9 @@ class Play:
         Raises:
             Violation: they are not.
         """
-        if not isinstance(strategy, PserverGeo) or any(s.machine.members.present() != strategy.present for s in self.servers):  # fmt: skip
+        if not isinstance(strategy, PserverGeo) or any(
+            s.machine.members.present() != strategy.present for s in self.servers
+        ):
             return
         if (
             strategy.regained
@@ -299,7 +325,10 @@ class Play:
                 ids = ids[shard.mine(number, ids)]
                 copies, kept = replica.look_up(ids).numpy(), shard.tables[number].pull(ids, create=False).numpy()
                 if np.abs(copies - kept).max(initial=0.0) > 1e-6:
-                    raise Violation(f"worker {strategy.seat.rank} has rows {copies[:, 0].tolist()} where {server.name} has {kept[:, 0].tolist()}")  # fmt: skip
+                    raise Violation(
+                        f"worker {strategy.seat.rank} has rows {copies[:, 0].tolist()} where {server.name} "
+                        f"has {kept[:, 0].tolist()}"
+                    )
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
@@ -350,7 +379,8 @@ class Play:
     # --- the launcher ----------------------------------------------------------------------------------------------
 
     def worker_ended(self, rank: int, why: str, fatal: bool) -> None:
-        """As launch/supervisor.py: what a worker says itself of why the run cannot be ends it; others do without one that died."""
+        """As launch/supervisor.py: what a worker says itself of why the run cannot be ends it; others do without one
+        that died."""
         if self.end or self.gone.get(rank):
             return
         self.gone[rank] = why
@@ -393,9 +423,16 @@ class Play:
         self.came_back.append(rank)
         self.world.injected["started again"] += 1
         worker = self.workers[rank] = SimulatedWorker(
-            self.world, rank, self.scenario, self.board, self.saved, self.to_server, self.worker_ended, self.settled,
+            self.world,
+            rank,
+            self.scenario,
+            self.board,
+            self.saved,
+            self.to_server,
+            self.worker_ended,
+            self.settled,
             before.number + 1,
-        )  # fmt: skip
+        )
         worker.doomed = before.doomed if before.doomed == LEAVES else None
         self.processes[worker.address] = worker
 
@@ -412,7 +449,8 @@ class Play:
         """
         may = LOOP_S + WRITES * self.scenario.disk_s + self.scenario.parted_s + PARTS_S * bool(self.hosts)
         if self.hosts and any(worker.found_saving for worker in self.workers):
-            # A server of a host that has ended cannot take back its note: it is waited for at its part, then at the meeting.
+            # A server of a host that has ended cannot take back its note: it is waited for at its part, then at the
+            # meeting.
             may += 2 * FETCHING_S
         if (since := self.world.now - self.world.moved) > may:
             raise Violation(f"nothing was computed or written for {since:.0f} s, and may be for {may:g}")

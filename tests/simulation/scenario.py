@@ -16,19 +16,23 @@ PARTED = (60.0, 150.0, 300.0, 500.0)
 """Of hosts and of the board also: below and above ``TIMEOUT_S``."""
 TO_PART = SHORT[3:] + LONG + PARTED
 LONG_RUNS = 7, 30
-"""Runs whose seeds end in it have up to 8 workers, 4 servers and 288 batches. The others are short, and find the same in less time."""
+"""Runs whose seeds end in it have up to 8 workers, 4 servers and 288 batches. The others are short, and find the same
+in less time."""
 WAKING_RUNS = 3, 30
 """Runs of ssp whose seeds end in it are made for workers that rest and wake."""
 RETURNING_SERVERS = (2, 14, 16)
 """Runs whose seeds leave these in a division by 20 are made for servers that are killed and started again."""
 CLOSE_DEATHS = (6, 11)
-"""Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again as they come back."""
+"""Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again
+as they come back."""
 BEHIND = (0, 3)
 """Runs whose seeds leave these in a division by 4 have checkpoint.background=true."""
 RESUMED_RUNS = 19, 20
-"""All processes of runs whose seeds leave this in such a division die, and others go on: as many in sync, else other numbers of them."""
+"""All processes of runs whose seeds leave this in such a division die, and others go on: as many in sync, else other
+numbers of them."""
 ON_HOSTS = (7, 9)
-"""Runs whose seeds leave these in a division by 20 are on two or three hosts, which lose their ways to each other and to the board."""
+"""Runs whose seeds leave these in a division by 20 are on two or three hosts, which lose their ways to each other and
+to the board."""
 JUMPS = (0.5, 5.0, 12.0, 40.0, 300.0)
 MOST_SAVES = 12
 """Stops of a run whose disks are slower than all else."""
@@ -37,8 +41,22 @@ SHARED_VALIDATIONS = 7, 19
 HELPLESS = 3
 """In one run of so many, the launcher is stopped."""
 WRITES_FIRST = 4
-"""In one run of so many, a server answers SAVE when its disk is done; in the others its disk is slow after the answer."""
-FAULTS = ("stop worker", "stop server", "suspend worker", "suspend server", "kill worker", "kill server", "cut", "reset", "clock of worker", "clock of server", "nonsense", "torn push")  # fmt: skip
+"""In one run of so many, a server answers SAVE when its disk is done; in the others its disk is slow after the
+answer."""
+FAULTS = (
+    "stop worker",
+    "stop server",
+    "suspend worker",
+    "suspend server",
+    "kill worker",
+    "kill server",
+    "cut",
+    "reset",
+    "clock of worker",
+    "clock of server",
+    "nonsense",
+    "torn push",
+)
 OF_HOSTS = ("cut of hosts", "board away", "board slow")
 """Of runs on several hosts."""
 DEATHS = ("kill worker", "torn push", "torn stop", "torn goodbye")
@@ -50,7 +68,8 @@ WEIGHTS = (4, 4, 1, 1, 5, 0.15, 3, 3, 1, 1, 3, 6)
 
 @dataclass(frozen=True)
 class Fault:
-    """At a time something happens to a worker, a server, or the way between them; or to two hosts, in the place of worker and server."""
+    """At a time something happens to a worker, a server, or the way between them; or to two hosts, in the place of
+    worker and server."""
 
     at: float
     kind: str
@@ -66,23 +85,29 @@ class Scenario:
     Attributes:
         merge: batches of an update. leased: work is handed out while an epoch lasts.
         block: batches of a block. take_over: blocks of a lost worker go to others.
-        saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be fetched, and then
+        saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be
+        fetched, and then
             a second checkpoint follows.
         buffers: the model has one, on which all agree at the end of an epoch.
-        bulky: the rows of the table are torch's own, and travel with the start. evaluates: rows are looked up at the end of an epoch.
-        returns: so many workers that are killed are started again. stops: batches of the first worker after which all stop for a
+        bulky: the rows of the table are torch's own, and travel with the start. evaluates: rows are looked up at the
+        end of an epoch.
+        returns: so many workers that are killed are started again. stops: batches of the first worker after which all
+        stop for a
             checkpoint; 0: they stop only for one that has come back.
         validates: workers meet at the end of an epoch. Else they do for a checkpoint alone.
         ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
         server_returns: so many servers that are killed are started again from the newest checkpoint.
-        others: how many workers and servers go on in each life after the first, if not as many. vectors: of the model; 0: one per server.
-        close: a server often dies with a worker, and either may die again while a server that was started again asks all what they have.
+        others: how many workers and servers go on in each life after the first, if not as many. vectors: of the model;
+        0: one per server.
+        close: a server often dies with a worker, and either may die again while a server that was started again asks
+        all what they have.
         places: the host of each worker, then of each server; empty: all on one.
         helpless: the launcher is stopped itself, and ends no silent worker.
         shares: workers divide the validation among themselves, and repeat it where one is lost meanwhile.
         options: of the strategy. table: the model has a sparse table.
         drop, double, late, slow_s, latency_s: of the network.
-        disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a batch takes, by worker.
+        disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a
+        batch takes, by worker.
     """
 
     seed: int
@@ -137,7 +162,10 @@ class Scenario:
         table = r.random() < (0.5 if long else 0.3)
         calm = r.random() < 0.15  # no bad weather: whether the faults alone are survived
         scenario = Scenario(
-            seed, mode, workers, servers,
+            seed,
+            mode,
+            workers,
+            servers,
             epochs=r.choices((1, 2), (3, 1) if long else (20, 1))[0],
             blocks=r.choice((1, 2, 3, 4, 6, 9) if long else (1, 1, 2, 2, 3)),
             block=merge * r.choice((1, 2, 3, 3, 8) if long else (1, 2, 2, 2, 3)),
@@ -154,10 +182,12 @@ class Scenario:
             latency_s=r.choice((0.002, 0.002, 0.05, 0.3)),
             disk_s=r.choice((0.0, 0.5, 15.0)),
             pace=tuple(r.choice((0.001, 0.01, 0.01, 0.05, 0.5)) for _ in range(workers)),
-            faults=tuple(sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)),
+            faults=tuple(
+                sorted((_fault(r, workers, servers) for _ in range(r.choice((1, 1, 2, 2, 3)))), key=lambda f: f.at)
+            ),
             helpless=seed % HELPLESS == 0,
             shares=_is_one_of(SHARED_VALIDATIONS, seed),
-        )  # fmt: skip
+        )
         return (
             scenario._drawn_later(random.Random(~seed))
             ._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
@@ -219,7 +249,8 @@ class Scenario:
         return {"ends": ends, "stops": more.get("stops") or r.choice((1, 1, 2, 3)), "epochs": r.choice((1, 2))}
 
     def _with_returning_servers(self, r: random.Random) -> Scenario:
-        """All stop for checkpoints often, batches take their time, and servers are killed, most of them when there is one."""
+        """All stop for checkpoints often, batches take their time, and servers are killed, most of them when there is
+        one."""
         kills = [
             Fault(r.uniform(0.1, 5.0), "kill server", 0, r.randrange(self.servers), r.choice((0.0, *[0.05, 0.4] * 4)))
             for _ in range(r.choice((1, 1, 2, 3)))
@@ -229,13 +260,20 @@ class Scenario:
                 replace(kills[0], at=kills[0].at + r.choice((0.0, 0.3, 2.0)), server=r.randrange(self.servers))
             )
         return replace(
-            self, server_returns=r.choice((1, 4, 4)), ends=(), hosts=(), slow_s=min(self.slow_s, 3.0), stops=r.choice((1, 1, 2, 4)), blocks=max(self.blocks, r.choice((2, 4, 6))),
+            self,
+            server_returns=r.choice((1, 4, 4)),
+            ends=(),
+            hosts=(),
+            slow_s=min(self.slow_s, 3.0),
+            stops=r.choice((1, 1, 2, 4)),
+            blocks=max(self.blocks, r.choice((2, 4, 6))),
             pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(self.workers)),
             faults=tuple(sorted([*self.faults, *kills], key=lambda fault: fault.at)),
-        )._with_blocks_of_the_lost(r)  # fmt: skip
+        )._with_blocks_of_the_lost(r)
 
     def _with_close_deaths(self, r: random.Random) -> Scenario:
-        """A worker dies at a stop or at any time, a server dies at about that time, and so on while processes come back."""
+        """A worker dies at a stop or at any time, a server dies at about that time, and so on while processes come
+        back."""
         workers = self.workers if self.workers > 1 else r.choice((2, 3))
         rank, at = r.randrange(workers), r.uniform(0.1, 3.0)
         kills = [
@@ -243,13 +281,24 @@ class Scenario:
             Fault(at + r.choice((0.0, 0.1, 1.0)), "kill server", 0, r.randrange(self.servers), 0.05),
         ]
         return replace(
-            self, close=True, workers=workers, leased=True, returns=3, server_returns=4, ends=(), hosts=(), slow_s=min(self.slow_s, 3.0), stops=r.choice((1, 2, 3)),
-            blocks=max(self.blocks, r.choice((2, 4, 6))), pace=tuple(r.choice((0.05, 0.5, 1.0, 3.0)) for _ in range(workers)),
+            self,
+            close=True,
+            workers=workers,
+            leased=True,
+            returns=3,
+            server_returns=4,
+            ends=(),
+            hosts=(),
+            slow_s=min(self.slow_s, 3.0),
+            stops=r.choice((1, 2, 3)),
+            blocks=max(self.blocks, r.choice((2, 4, 6))),
+            pace=tuple(r.choice((0.05, 0.5, 1.0, 3.0)) for _ in range(workers)),
             faults=tuple(sorted([*self.faults[:1], *kills], key=lambda fault: fault.at)),
-        )._with_a_slow_worker(r)  # fmt: skip
+        )._with_a_slow_worker(r)
 
     def _with_a_slow_worker(self, r: random.Random) -> Scenario:
-        """In geo a server comes back, which waits for all before it answers what they ask first; the first worker goes on and has all
+        """In geo a server comes back, which waits for all before it answers what they ask first; the first worker goes
+        on and has all
         stop; the server dies once more before the slow one has come."""
         if self.mode != "geo" or r.random() < 0.5:
             return self
@@ -259,12 +308,18 @@ class Scenario:
             Fault(at + r.uniform(0.7, 3.0), "kill server", 0, server, 0.05),
         )
         return replace(
-            self, pace=(r.choice((0.1, 0.3)), *(r.choice((1.0, 3.0)) for _ in self.pace[1:])), stops=r.choice((1, 2, 3)), faults=kills,
-            options=self.options | {"k_steps": 5}, blocks=max(4, self.blocks), block=max(4, self.block),
-        )  # fmt: skip
+            self,
+            pace=(r.choice((0.1, 0.3)), *(r.choice((1.0, 3.0)) for _ in self.pace[1:])),
+            stops=r.choice((1, 2, 3)),
+            faults=kills,
+            options=self.options | {"k_steps": 5},
+            blocks=max(4, self.blocks),
+            block=max(4, self.block),
+        )
 
     def _resumed(self, r: random.Random) -> Scenario:
-        """All processes die while checkpoints are written. In sync as many go on, else other numbers of workers and servers."""
+        """All processes die while checkpoints are written. In sync as many go on, else other numbers of workers and
+        servers."""
         if not _is_one_of(RESUMED_RUNS, self.seed):
             return self
         ends = tuple(10 ** r.uniform(-2.0, 1.0) for _ in range(r.choice((1, 2, 2))))
@@ -280,9 +335,18 @@ class Scenario:
         if r.random() < 0.5:  # as many go on once more, and have states of their own
             numbers[-1] = numbers[0]
         told = replace(
-            self, workers=workers, leased=True, hosts=(), returns=r.choice((0, 3)), slow_s=min(self.slow_s, 3.0), pace=tuple(r.choice((0.01, 0.05, 0.2, 0.5)) for _ in range(workers)),
-            block=max(self.block, self.merge * r.choice((2, 3))), others=tuple(numbers), vectors=max(self.servers, *(servers for _, servers in numbers)), **more,
-        )  # fmt: skip
+            self,
+            workers=workers,
+            leased=True,
+            hosts=(),
+            returns=r.choice((0, 3)),
+            slow_s=min(self.slow_s, 3.0),
+            pace=tuple(r.choice((0.01, 0.05, 0.2, 0.5)) for _ in range(workers)),
+            block=max(self.block, self.merge * r.choice((2, 3))),
+            others=tuple(numbers),
+            vectors=max(self.servers, *(servers for _, servers in numbers)),
+            **more,
+        )
         kinds = {"nonsense": "reset", "kill server": "stop server"}
         return replace(
             told, faults=tuple(replace(f, kind=kinds.get(f.kind, f.kind)) for f in told._faults_of(self.faults))
@@ -302,7 +366,8 @@ class Scenario:
         return replace(told, faults=told._faults_of(self.faults))
 
     def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:
-        """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has it. Or server 1
+        """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has
+        it. Or server 1
         dies before and after the worker, so that it has parts of a block that are not the others'."""
         if not self.leased or self.workers < 2 or r.random() > 0.3:
             return self
@@ -314,10 +379,18 @@ class Scenario:
             server = replace(server, server=1)
             again = replace(server, at=worker.at + r.choice((0.3, 0.8, 2.0)))
         return replace(
-            self, servers=max(2, self.servers), block=self.merge * (12 if twice else 6), blocks=max(4, self.blocks), stops=r.choice((3, 8)),
-            faults=(server, worker, again) if twice else (worker, server), drop=0.0, late=0.3, slow_s=r.choice((0.1, 3.0)),
-            returns=r.choice((0, 3)), server_returns=4,
-        )  # fmt: skip
+            self,
+            servers=max(2, self.servers),
+            block=self.merge * (12 if twice else 6),
+            blocks=max(4, self.blocks),
+            stops=r.choice((3, 8)),
+            faults=(server, worker, again) if twice else (worker, server),
+            drop=0.0,
+            late=0.3,
+            slow_s=r.choice((0.1, 3.0)),
+            returns=r.choice((0, 3)),
+            server_returns=4,
+        )
 
     def _with_a_slow_disk(self, r: random.Random) -> Scenario:
         """In a few runs servers write for longer than anybody waits for a worker that does not save."""
@@ -327,7 +400,8 @@ class Scenario:
         return replace(self, disk_s=1.25 * TIMEOUT_S, writes_first=True)
 
     def _with_an_end(self, r: random.Random) -> Scenario:
-        """All die after a checkpoint that has parts of servers that were started again, perhaps in the middle of its stop."""
+        """All die after a checkpoint that has parts of servers that were started again, perhaps in the middle of its
+        stop."""
         geo = self.mode == "geo"  # whose workers have copies of a server's rows
         if not self.server_returns or r.random() > (0.25 if geo else 0.1):
             return self
@@ -342,7 +416,8 @@ class Scenario:
         return replace(self, options=self.options | {"probability": r.choice((0.2, 0.6))})
 
     def _on_hosts(self, r: random.Random) -> Scenario:
-        """Between hosts no process is started again. All connections of two hosts are cut at once, and the board is away or slow."""
+        """Between hosts no process is started again. All connections of two hosts are cut at once, and the board is
+        away or slow."""
         if self.seed % 20 not in ON_HOSTS:
             return self
         hosts = r.choice((2, 2, 2, 3))
@@ -351,20 +426,28 @@ class Scenario:
         spread = r.random() < 0.5
         places += [r.randrange(hosts) if spread else 0 for _ in range(self.servers)]
         times = [10 ** r.uniform(-2.3, 0.8) for _ in range(r.choice((1, 1, 2)))]
-        cuts = [Fault(at, "cut of hosts", *sorted(r.sample(range(hosts), 2)), r.choice(TO_PART)) for at in times]  # fmt: skip
+        cuts = [Fault(at, "cut of hosts", *sorted(r.sample(range(hosts), 2)), r.choice(TO_PART)) for at in times]
         if r.random() < 0.5:
             kind = r.choice(OF_HOSTS[1:])
             cuts.append(Fault(10 ** r.uniform(-2.3, 0.8), kind, 0, 0, r.choice(TO_PART)))
         own = [fault for fault in self.faults if r.random() < 0.3]
         long = any(fault.seconds in PARTED for fault in cuts)
         return replace(
-            self, workers=workers, places=tuple(places), faults=tuple(sorted([*own, *cuts], key=lambda fault: fault.at)),
-            pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(workers)), stops=self.stops or r.choice((0, 0, 1, 3)),
-            blocks=max(self.blocks, r.choice((2, 4))), returns=0, ends=(), hosts=() if long else self.hosts,
-        )  # fmt: skip
+            self,
+            workers=workers,
+            places=tuple(places),
+            faults=tuple(sorted([*own, *cuts], key=lambda fault: fault.at)),
+            pace=tuple(r.choice((0.05, 0.2, 0.5)) for _ in range(workers)),
+            stops=self.stops or r.choice((0, 0, 1, 3)),
+            blocks=max(self.blocks, r.choice((2, 4))),
+            returns=0,
+            ends=(),
+            hosts=() if long else self.hosts,
+        )
 
     def _without_effect(self, r: random.Random) -> dict[str, Any]:
-        """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel unchanged."""
+        """Keys of the strategy that leave pieces whole: limits that nothing reaches, and forms in which 0 and 1 travel
+        unchanged."""
         told: dict[str, Any] = {}
         if r.random() < 0.1:
             told["clip_value"] = 1e9
@@ -377,13 +460,27 @@ class Scenario:
         return told
 
     def _waking(self, r: random.Random) -> Scenario:
-        """One of three workers finds no second block and rests; of the others one is killed in its second block, which the one that
+        """One of three workers finds no second block and rests; of the others one is killed in its second block, which
+        the one that
         rested takes over, while the third takes steps of which the servers know more and less."""
         return replace(
-            self, workers=3, servers=2, epochs=1, leased=True, take_over=True, blocks=5, block=r.choice((3, 4)), merge=1,
-            drop=r.choice((0.0, 0.02)), late=r.choice((0.1, 0.3)), slow_s=3.0, latency_s=0.002, pace=(0.5,) * 3, options=self.options | {"staleness": r.choice((0, 1))},
+            self,
+            workers=3,
+            servers=2,
+            epochs=1,
+            leased=True,
+            take_over=True,
+            blocks=5,
+            block=r.choice((3, 4)),
+            merge=1,
+            drop=r.choice((0.0, 0.02)),
+            late=r.choice((0.1, 0.3)),
+            slow_s=3.0,
+            latency_s=0.002,
+            pace=(0.5,) * 3,
+            options=self.options | {"staleness": r.choice((0, 1))},
             faults=(Fault(r.uniform(3.0, 12.0), "kill worker", r.randrange(3), 0, 0.0),),
-        )  # fmt: skip
+        )
 
     @property
     def background(self) -> bool:
@@ -419,7 +516,12 @@ class Scenario:
 
 def _options(r: random.Random, mode: str, table: bool) -> dict[str, Any]:
     """Keys of the strategy."""
-    told: dict[str, Any] = {"timeout_s": TIMEOUT_S, "lost_after_s": LOST_AFTER_S, "slice_above": None, "persistables": False}  # fmt: skip
+    told: dict[str, Any] = {
+        "timeout_s": TIMEOUT_S,
+        "lost_after_s": LOST_AFTER_S,
+        "slice_above": None,
+        "persistables": False,
+    }
     if mode in ("async", "ssp"):
         told |= {"send_queue_size": r.choice((1, 2, 4)), "launch_barrier": r.random() < 0.5}
     if mode == "async":

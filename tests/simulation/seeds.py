@@ -19,7 +19,9 @@ TRACED = 10
 """Failing seeds of a call that are printed with their trace: a defect that most seeds find needs no more."""
 
 
-def part(seeds: range, mode: str | None, mutation: str | None) -> tuple[int, Counter[str], Counter[str], list[tuple[int, str]]]:  # fmt: skip
+def part(
+    seeds: range, mode: str | None, mutation: str | None
+) -> tuple[int, Counter[str], Counter[str], list[tuple[int, str]]]:
     """Some seeds: how many, what was injected, how they ended, which promises were broken."""
     import torch
 
@@ -78,7 +80,8 @@ def one(seed: int, mode: str | None, mutation: str | None, whole: bool = False) 
 
 
 def many(first: int, last: int, mode: str | None, mutation: str | None, jobs: int) -> int:
-    """Play a range of seeds; print those that break a promise, and a table of what was injected. Returns 1 if one is broken."""
+    """Play a range of seeds; print those that break a promise, and a table of what was injected. Returns 1 if one is
+    broken."""
     began, done = time.monotonic(), 0
     injected: Counter[str] = Counter()
     ends: Counter[str] = Counter()
@@ -94,7 +97,9 @@ def many(first: int, last: int, mode: str | None, mutation: str | None, jobs: in
                 print(*[f"    {line}" for line in one(seed, mode, mutation)[0]], sep="\n", flush=True)
         broken += found
         if sys.stderr.isatty():
-            print(f"\r{done} of {last - first} runs, {done / (time.monotonic() - began):.0f}/s", end="", file=sys.stderr)  # fmt: skip
+            print(
+                f"\r{done} of {last - first} runs, {done / (time.monotonic() - began):.0f}/s", end="", file=sys.stderr
+            )
     seconds = time.monotonic() - began
     print(f"\n{done} runs in {seconds:.0f} s ({done / seconds:.0f}/s), {len(broken)} violations")
     for name, count in (*sorted(ends.items()), *sorted(injected.items())):

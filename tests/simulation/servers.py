@@ -44,7 +44,12 @@ from trainer.strategies.pserver.server.machine import LOOK_S, Server
 IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
 NONSENSE_AT_ONCE = 4
-DECLARED: dict[str, type[PserverDeclaration]] = {"async": builtin.PserverAsyncDeclaration, "ssp": builtin.PserverSspDeclaration, "geo": builtin.PserverGeoDeclaration, "sync": builtin.PserverSyncDeclaration}  # fmt: skip
+DECLARED: dict[str, type[PserverDeclaration]] = {
+    "async": builtin.PserverAsyncDeclaration,
+    "ssp": builtin.PserverSspDeclaration,
+    "geo": builtin.PserverGeoDeclaration,
+    "sync": builtin.PserverSyncDeclaration,
+}
 
 
 def copied(message: Message) -> Message:
@@ -99,29 +104,50 @@ class SimulatedServer(Process):
     """A server process.
 
     Args:
-        strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice. send: takes (server, an answer, which process gets it).
+        strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice.
+        send: takes (server, an answer, which process gets it).
         heartbeats: ranks whose signs of life come now.
-        life: of the process. again: it is started again by itself. place: the board's store, and its host; None: all are on one host.
+        life: of the process. again: it is started again by itself. place: the board's store, and its host; None: all
+        are on one host.
         ended: told when the process has ended, and with which error.
     """
 
     def __init__(
-        self, world: World, number: int, scenario: Scenario, strategy: PserverDeclaration, board: Notes | FarBoard,
-        disks: Disks, begun: Mapping[str, tuple[np.ndarray, np.ndarray]], send: Callable[[int, Message, bytes], None], heartbeats: Callable[[int], list[int]],
-        ended: Callable[[int, RunFailed | None], None], resume: str, unsure: list[int], life: int = 0, again: bool = False,
+        self,
+        world: World,
+        number: int,
+        scenario: Scenario,
+        strategy: PserverDeclaration,
+        board: Notes | FarBoard,
+        disks: Disks,
+        begun: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        send: Callable[[int, Message, bytes], None],
+        heartbeats: Callable[[int], list[int]],
+        ended: Callable[[int, RunFailed | None], None],
+        resume: str,
+        unsure: list[int],
+        life: int = 0,
+        again: bool = False,
         place: tuple[Store, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(world, f"server {number}")
         self.life, self.resume, self.again = life, resume, again
         self.lost: set[int] = set()
         """Pieces that the lives before had applied, and that were lost with them."""
         self.pushes_at: dict[str, int] = {resume: 0}
         self.dropped_before = 0
-        self.number, self.scenario, self.send, self.heartbeats, self.tell_end = number, scenario, send, heartbeats, ended  # fmt: skip
+        self.number, self.scenario, self.send, self.heartbeats, self.tell_end = (
+            number,
+            scenario,
+            send,
+            heartbeats,
+            ended,
+        )
         self.share = scenario.workers if scenario.mode in ("geo", "sync") else 1
         """What one application of a piece is worth, as a part of 1."""
         self.busy = self.waited = 0.0
-        """What the present turn has taken already: a disk's time, and that in which the board gave no answer; the latter alone."""
+        """What the present turn has taken already: a disk's time, and that in which the board gave no answer; the
+        latter alone."""
         self.inbox: list[tuple[bytes, Message]] = []
         self.missed_turns = False
         self.seen_version, self.unsure = 0, unsure
@@ -129,7 +155,8 @@ class SimulatedServer(Process):
         self.die: Callable[[SimulatedServer], None] = lambda server: None
         """How it dies, soon after a message of that kind has come."""
         self.resumes_at: Callable[[int], int] = lambda rank: 0
-        """From which steps a worker goes on that waits for this server to know. One that was started again knows it from its HELLO."""
+        """From which steps a worker goes on that waits for this server to know. One that was started again knows it
+        from its HELLO."""
         self.failed = False
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
@@ -258,7 +285,8 @@ class SimulatedServer(Process):
         self.world.at(self.stopped_until, self.goes_on)
 
     def _look_after(self) -> None:
-        """Who is missing: looked for only if there is a new note, a new life, a silence or its end, because nothing else tells it."""
+        """Who is missing: looked for only if there is a new note, a new life, a silence or its end, because nothing
+        else tells it."""
         members = self.machine.members
         news = self.board.changes, sum([len(m.lives) for m in members.all])
         far = isinstance(self.board, FarBoard) and self.board.disturbed
@@ -292,13 +320,18 @@ class SimulatedServer(Process):
     # --- the outlet ------------------------------------------------------------------------------------------------
 
     def answer(self, address: bytes, request: Message, answer: Message) -> None:
-        """An answer goes its way, that to SAVE when all is written or before the disk is done; it is checked when it is given."""
+        """An answer goes its way, that to SAVE when all is written or before the disk is done; it is checked when it is
+        given."""
         if request is self.nonsense:
             self.answer_to_nonsense = answer
             return
         self._look()
         if self.pulse < self.machine.parameters.applied and answer.verb == Verb.DONE:
-            raise Violation(f"{self.name} answers {request.verb.name} of worker {request.rank} when its launcher knows of {self.pulse} of {self.machine.parameters.applied} updates: a death now would lose the others unsaid")  # fmt: skip
+            raise Violation(
+                f"{self.name} answers {request.verb.name} of worker {request.rank} when its launcher knows of "
+                f"{self.pulse} of {self.machine.parameters.applied} updates: a death now would lose the "
+                f"others unsaid"
+            )
         self.truth.answered(request, answer)
         if self.rows is not None and answer.verb == Verb.DONE:
             self.rows.answered(request, answer)
@@ -306,7 +339,10 @@ class SimulatedServer(Process):
         copy.rank, copy.number = request.rank, request.number
         if self.world.tracing:
             told = copy.mapping().get("why", "") if answer.verb == Verb.FAILED else ""
-            self.world.say(f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: {answer.verb.name} {told}")  # fmt: skip
+            self.world.say(
+                f"{self.name} answers {request.verb.name} {request.number} of worker {request.rank}: "
+                f"{answer.verb.name} {told}"
+            )
         if later := self.busy if self.scenario.writes_first else self.waited:
             self.world.after(later, self._answer_late, copy, address)
         else:
@@ -331,7 +367,8 @@ class SimulatedServer(Process):
         return {"bytes_in": 0, "bytes_out": 0}
 
     def gets_nonsense(self, rank: int) -> int:
-        """Messages of a worker that no worker sends. They have to be refused, for the right reasons, and change nothing.
+        """Messages of a worker that no worker sends. They have to be refused, for the right reasons, and change
+        nothing.
         Returns how many came: none before the start and after a worker's end, when everything is refused.
 
         Raises:
@@ -375,9 +412,15 @@ class SimulatedServer(Process):
         mark = member.watermark
         members = [(m.life, m.coming, m.left, m.lost, len(m.fenced)) for m in self.machine.members.all]
         return (
-            parameters.version, parameters.age, rows, mark.done, len(mark.above), shard.vector.numpy().tobytes(), members,
+            parameters.version,
+            parameters.age,
+            rows,
+            mark.done,
+            len(mark.above),
+            shard.vector.numpy().tobytes(),
+            members,
             self.board.changes,
-        )  # fmt: skip
+        )
 
     # --- what is checked -------------------------------------------------------------------------------------------
 
@@ -476,7 +519,10 @@ class Truth:
             times = applied.item(piece)
             known = round(times) if piece not in server.unsure else min(1, round(times))
             if known != 1 and piece not in server.lost:
-                raise Violation(f"{server.name} has acknowledged piece {piece} of worker {request.rank} and applied it {times:g} times")  # fmt: skip
+                raise Violation(
+                    f"{server.name} has acknowledged piece {piece} of worker {request.rank} and applied it "
+                    f"{times:g} times"
+                )
 
     def _named(self, work: np.ndarray) -> list[int]:
         scenario, pieces = self.server.scenario, []
@@ -491,7 +537,10 @@ class Truth:
         for rank in machine.members.present():
             steps = self._steps(rank, machine.members.all[rank].life)
             if steps is not None and request.clock - max(steps, self.server.resumes_at(rank)) > bound:
-                raise Violation(f"{self.server.name} gave worker {request.rank} parameters for a step after {request.clock}; worker {rank} has {steps}")  # fmt: skip
+                raise Violation(
+                    f"{self.server.name} gave worker {request.rank} parameters for a step after "
+                    f"{request.clock}; worker {rank} has {steps}"
+                )
 
     def _steps(self, rank: int, life: int) -> int | None:
         """Of a worker's pushes without a gap; None: it rests."""

@@ -88,17 +88,36 @@ class Stage(io.TextIOBase):
             patch.object(client_module.Client, "_take_until", watched(client_module.Client._take_until)),
             patch.object(torch.autograd.profiler, "record_function", lambda name: NO_RECORD),
             patch.object(torch.compiler, "disable", lambda function: function),  # nothing is compiled
-            patch.multiple(Optimizer, **{name: inspect.unwrap(getattr(Optimizer, name)) for name in IMPORT_THE_COMPILER}),
+            patch.multiple(
+                Optimizer, **{name: inspect.unwrap(getattr(Optimizer, name)) for name in IMPORT_THE_COMPILER}
+            ),
             patch.object(torch.optim.SGD, "step", _step),
             patch.multiple(snapshot, **{name: self._on_disks(name) for name in ("begin", "write_part", "complete")}),
-            patch.multiple(snapshot_parts, **{name: self._on_disks(name) for name in ("mark", "is_shared", "piece", "forget", "receive", "leave_failure", "begin_anew", "give_up")}),
+            patch.multiple(
+                snapshot_parts,
+                **{
+                    name: self._on_disks(name)
+                    for name in (
+                        "mark",
+                        "is_shared",
+                        "piece",
+                        "forget",
+                        "receive",
+                        "leave_failure",
+                        "begin_anew",
+                        "give_up",
+                    )
+                },
+            ),
             patch.object(export, "leave_failure", self._on_disks("save_failed")),
-            patch.object(Path, "resolve", lambda path: path if ".." not in path.parts else Path(normpath(path))),  # no disk has links
+            patch.object(
+                Path, "resolve", lambda path: path if ".." not in path.parts else Path(normpath(path))
+            ),  # no disk has links
             patch.object(machine, "parts_of", self._on_disks("parts_of")),
             patch.object(parameters, "parts_of", self._on_disks("parts_of")),
             patch.object(saving, "kept_by", lambda node: "SGD"),  # to know that, a real one takes a step
             contextlib.redirect_stdout(self),  # type: ignore[type-var]
-        ]  # fmt: skip
+        ]
 
     def _on_disks(self, name: str) -> Any:
         def instead(*arguments: Any) -> Any:

@@ -29,7 +29,8 @@ class Steps:
     """What each step has changed at a server. A step is the mean over the workers whose pushes are in it.
 
     Attributes:
-        counted: (pieces,) how many steps have had each piece, those before a checkpoint included. promised: by step, pieces of pushes
+        counted: (pieces,) how many steps have had each piece, those before a checkpoint included. promised: by step,
+        pieces of pushes
             that were answered before it.
     """
 
@@ -66,7 +67,10 @@ class Steps:
             raise Violation(f"{server.name} has applied piece {twice[0]} {self.counted[twice[0]]:g} times")
         ranks = {*(pieces % scenario.batches // scenario.each).tolist()}
         if len(pieces) != len(ranks) * scenario.merge or abs(values * len(ranks) - 1.0).max(initial=0.0) > 1e-6:
-            raise Violation(f"{server.name}: step {version} of workers {sorted(ranks)} changes pieces {pieces.tolist()} by {values.tolist()}")  # fmt: skip
+            raise Violation(
+                f"{server.name}: step {version} of workers {sorted(ranks)} changes pieces {pieces.tolist()} "
+                f"by {values.tolist()}"
+            )
         if missing := {*server.machine.members.present()} - ranks:
             raise Violation(f"{server.name}: step {version} goes without worker {min(missing)}")
         self._check_promises(version)

@@ -1,4 +1,5 @@
-"""The simulator breaks no promise of the protocol, finds every defect that is put back, and plays a seed twice alike."""
+"""The simulator breaks no promise of the protocol, finds every defect that is put back, and plays a seed twice
+alike."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "who_is_silent_is_lost_before_it_is_ended": (None, 125),
     "a_validation_is_divided_among_those_of_before": (None, 3218),
 }
-"""The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one day, the
+"""The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one
+day, the
 search begins at 0."""
 SCENARIOS = {
     "all_workers_save_into_one_folder": replace(Scenario.drawn(1953272), helpless=True),
@@ -180,14 +182,18 @@ def test_defect_that_is_put_back_is_found(defect: str) -> None:
 @pytest.mark.parametrize(
     ("defect", "what"),
     [
-        ("work_that_is_split_beforehand_is_acknowledged_before_it_is_applied", "has acknowledged piece 1 of worker 1 and applied it 0 times"),
+        (
+            "work_that_is_split_beforehand_is_acknowledged_before_it_is_applied",
+            "has acknowledged piece 1 of worker 1 and applied it 0 times",
+        ),
         ("blocks_of_the_lost_are_handed_out_after_ten_times_the_timeout", "nothing was computed or written for 206 s"),
         ("a_step_of_sync_keeps_the_push_of_a_lost_worker", "has applied piece 2 2 times"),
         ("a_step_of_sync_leaves_out_who_was_lost", "has acknowledged piece 0, and step 1 goes without it"),
     ],
-)  # fmt: skip
+)
 def test_defect_is_seen_where_it_happens(defect: str, what: str) -> None:
-    """At an answer to a push that names no work, while nobody does anything, and in sync after a loss, when a step is the mean of fewer."""
+    """At an answer to a push that names no work, while nobody does anything, and in sync after a loss, when a step is
+    the mean of fewer."""
     mode, seed = FOUND_AT[defect]
     found = found_by(defect, range(seed, seed + 1), mode)
     assert found and what in found[1]
@@ -207,7 +213,8 @@ def test_ssp_counts_the_steps_of_all_in_an_epoch_that_follows_without_a_validati
 
 
 def test_who_was_lost_with_a_life_before_of_a_server_is_lost_for_those_who_go_on() -> None:
-    """Seed 1391096: a server dies after a loss, and all die before its next life has looked around. The work that the lost worker leaves
+    """Seed 1391096: a server dies after a loss, and all die before its next life has looked around. The work that the
+    lost worker leaves
     out then, because it goes on where the first one is, is excused."""
     drawn = Scenario.drawn(1391096, "geo")
     STAGE.world, STAGE.codec = World(0, False), False

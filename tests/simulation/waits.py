@@ -1,4 +1,5 @@
-"""How long a worker has waited at a time, and how long it may: its timeout, told a second time, and what was done to it meanwhile."""
+"""How long a worker has waited at a time, and how long it may: its timeout, told a second time, and what was done to it
+meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ SLACK_S = 0.1
 
 
 def longest(client: Client, scenario: Scenario) -> float:
-    """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes in this run."""
+    """So long a worker may wait for the answers to what is under way. For a checkpoint it waits as long as that takes
+    in this run."""
     asked = {request.message.verb for request in client.under_way.values()}
     board_s = LOOKS * ASK_S * bool(scenario.places)
     if asked == {Verb.BYE}:

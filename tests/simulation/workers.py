@@ -1,4 +1,5 @@
-"""A worker's own strategy classes, as a process of the simulated world: a greenlet that waits in the middle of real code."""
+"""A worker's own strategy classes, as a process of the simulated world: a greenlet that waits in the middle of real
+code."""
 
 from __future__ import annotations
 
@@ -40,8 +41,11 @@ from trainer.worker.coming_back import NOBODY, Missed, TooLate, let_in, wait_for
 from trainer.worker.returned import NOT_WRITTEN, Returned
 
 KINDS: dict[str, type[PserverWorker]] = {
-    "async": async_and_ssp.PserverAsync, "ssp": async_and_ssp.PserverSsp, "geo": geo.PserverGeo, "sync": sync.PserverSync,
-}  # fmt: skip
+    "async": async_and_ssp.PserverAsync,
+    "ssp": async_and_ssp.PserverSsp,
+    "geo": geo.PserverGeo,
+    "sync": sync.PserverSync,
+}
 SHARED = 0
 """The row that every batch touches; each has one of its own as well."""
 RUN = Path(Plan.run_dir) / "checkpoints"
@@ -57,7 +61,8 @@ def step(number: int) -> Path:
 
 
 class Model(nn.Module):
-    """Vectors, one per server if there are not more, with an element for each piece of work, and if wanted a table with a row for each."""
+    """Vectors, one per server if there are not more, with an element for each piece of work, and if wanted a table with
+    a row for each."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__()
@@ -179,11 +184,19 @@ class SimulatedWorker(Process):
     """
 
     def __init__(
-        self, world: World, rank: int, scenario: Scenario, board: Notes | FarBoard, saved: Checkpoints,
-        send: Callable[[int, Message, bytes], None], ended: Callable[[int, str, bool], None],
-        settled: Callable[[PserverWorker], None], number: int = 0, begins: Part | None = None,
+        self,
+        world: World,
+        rank: int,
+        scenario: Scenario,
+        board: Notes | FarBoard,
+        saved: Checkpoints,
+        send: Callable[[int, Message, bytes], None],
+        ended: Callable[[int, str, bool], None],
+        settled: Callable[[PserverWorker], None],
+        number: int = 0,
+        begins: Part | None = None,
         place: tuple[Store, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settled, self.begins = settled, begins
         super().__init__(world, f"worker {rank}")
         self.saved, self.number, self.address = saved, number, b"%d.%d" % (rank, number)
@@ -210,7 +223,8 @@ class SimulatedWorker(Process):
         self.looked_at = -1
         """So many notes were on the board when it had seen all servers that were started again."""
         self.doomed: tuple[Verb, bool] | None = None
-        """It is killed when only some servers have its next message of this kind; of those of meetings: at a stop, or else."""
+        """It is killed when only some servers have its next message of this kind; of those of meetings: at a stop, or
+        else."""
         self.strategy: PserverWorker | None = None
         self.run = greenlet(self._main)
         world.after((10.0 * world.random.random() ** 2 if number else 0.05) * world.random.random(), self._begin)
@@ -294,7 +308,10 @@ class SimulatedWorker(Process):
             return True
         if self.world.tracing:
             work = [w for r in request.records if r.kind == 7 for w in r.array.tolist()]
-            self.world.say(f"{self.name} asks server {server}: {request.verb.name} {request.number}, sequence {request.sequence}, clock {request.clock}, flags {request.flags} {work or ''}")  # fmt: skip
+            self.world.say(
+                f"{self.name} asks server {server}: {request.verb.name} {request.number}, sequence "
+                f"{request.sequence}, clock {request.clock}, flags {request.flags} {work or ''}"
+            )
         self.send_away(server, copied(request), self.address)
         return True
 
@@ -336,10 +353,7 @@ class SimulatedWorker(Process):
         scenario = self.scenario
         try:
             strategy = self.strategy = self._strategy()
-            strategy.setup(
-                Model(scenario),
-                Updaters(),
-            )  # type: ignore[arg-type]
+            strategy.setup(Model(scenario), Updaters())  # type: ignore[arg-type]
             strategy.model.train()
             first = self._come_back(strategy) if self.number else self._begin_at(strategy)
             if scenario.mode != "sync" and (
@@ -505,7 +519,8 @@ class SimulatedWorker(Process):
         return self.begins.epoch
 
     def _check_block(self, strategy: PserverWorker, batch: Batch) -> None:
-        """Of a batch that is computed: rows that the checkpoint has of it are used, and not wasted on a block of others.
+        """Of a batch that is computed: rows that the checkpoint has of it are used, and not wasted on a block of
+        others.
 
         Raises:
             Violation: they are not used, or the worker has not even been given the block of their batch.
@@ -516,7 +531,10 @@ class SimulatedWorker(Process):
         if comes is None or batch.work is None or self.world.injected["server started again"]:
             return
         if comes[1] not in {batch.work[1], *strategy.work.told()["held"], *strategy.work.all_finished}:
-            raise Violation(f"worker {self.rank} has the rows of batch {comes[2]} of block {comes[1]}, and begins with block {batch.work[1]}")  # fmt: skip
+            raise Violation(
+                f"worker {self.rank} has the rows of batch {comes[2]} of block {comes[1]}, and begins with "
+                f"block {batch.work[1]}"
+            )
 
     def _come_back(self, strategy: PserverWorker) -> int:
         """Wait to be let in; returns the epoch of the others."""
@@ -584,7 +602,8 @@ class SimulatedWorker(Process):
             raise Violation(f"worker {self.rank}: a sum over {strategy.present} is of {count}: {bits:b}")
 
     def _evaluate(self, strategy: PserverWorker) -> None:
-        """Rows are looked up, and none is made: another worker may change them meanwhile, but never twice for one piece."""
+        """Rows are looked up, and none is made: another worker may change them meanwhile, but never twice for one
+        piece."""
         strategy.model.eval()
         for table in strategy.remote:
             pieces = torch.arange(1, self.scenario.batches + 1)
@@ -594,7 +613,8 @@ class SimulatedWorker(Process):
         strategy.model.train()
 
     def _save(self, strategy: PserverWorker) -> None:
-        """A checkpoint when all is done; a second one where parts have to be fetched, which late messages must not harm."""
+        """A checkpoint when all is done; a second one where parts have to be fetched, which late messages must not
+        harm."""
         for number in range(2 if any(self.scenario.hosts) else 1):
 
             def by_the_first(index: int, count: int, folder: Path = RUN / f"{number}") -> None:

@@ -149,7 +149,8 @@ class Network:
         """A message goes its way: it arrives once, several times, late, after later ones, or never.
 
         Args:
-            way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message, and more.
+            way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message,
+            and more.
         """
         world, draw, told = self.world, self.draw, self.scenario
         if (self.cut_until or self.parted_until) and self.cut(*way):

@@ -59,7 +59,8 @@ class TimedClicks(Clicks):
 
 
 class Tabled(nn.Module):
-    """A RowEmbedding, a plain sparse Embedding that is looked up twice (once by ids made in the model), a bag, a layer."""
+    """A RowEmbedding, a plain sparse Embedding that is looked up twice (once by ids made in the model), a bag, a
+    layer."""
 
     def __init__(self, dim: int = 3, hidden: int = 5) -> None:
         super().__init__()
@@ -72,7 +73,10 @@ class Tabled(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         ids = inputs["ids"]
         parts = [
-            inputs["dense"], self.rows(ids).flatten(1), self.plain(ids).flatten(1),
-            self.plain((ids[:, 0] + 7) % ROWS), self.bag(inputs["bag"]),
-        ]  # fmt: skip
+            inputs["dense"],
+            self.rows(ids).flatten(1),
+            self.plain(ids).flatten(1),
+            self.plain((ids[:, 0] + 7) % ROWS),
+            self.bag(inputs["bag"]),
+        ]
         return self.out(torch.tanh(self.hidden(torch.cat(parts, 1)))).squeeze(1)

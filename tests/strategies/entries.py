@@ -1,4 +1,5 @@
-"""What the conformance suite's processes do: the run's own pieces (trainer.worker.build.build, trainer.worker.loop), looked at inside.
+"""What the conformance suite's processes do: the run's own pieces (trainer.worker.build.build, trainer.worker.loop),
+looked at inside.
 
 Every function takes (seat, payload, ...) like a role's entry, and returns plain data for the parent to judge.
 """
@@ -160,7 +161,8 @@ def settled_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, 
 
 
 def tables_each(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """As ``settled_each``, rows merged into the model; nobody pushes before all have computed, from rows as they were."""
+    """As ``settled_each``, rows merged into the model; nobody pushes before all have computed, from rows as they
+    were."""
     with taking_part(seat, payload) as run:
         after, update = [], run.strategy.step
 
@@ -231,7 +233,8 @@ def started(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def listening(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
-    """The addresses that this process listens on while it trains; what is left of them, and of threads, when it left."""
+    """The addresses that this process listens on while it trains; what is left of them, and of threads, when it
+    left."""
     before, threads = _addresses(), set(threading.enumerate())
     with taking_part(seat, payload) as run:
         train_epoch(run, 0)
@@ -297,7 +300,8 @@ def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
 
 
 def stalled_in_a_block(seat: Seat, payload: dict[str, Any]) -> None:
-    """A run whose worker 1 stands still in its first update, for longer than anybody waits, while its heart beats on."""
+    """A run whose worker 1 stands still in its first update, for longer than anybody waits, while its heart beats
+    on."""
     with taking_part(seat, payload) as run:
         update = run.strategy.step
 
@@ -389,7 +393,8 @@ def through(norm: nn.Module, inputs: torch.Tensor, weights: torch.Tensor) -> tup
 
 
 def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """An epoch in which worker 0 is slow: when each step began and ended, by one clock, and this worker's steps done then."""
+    """An epoch in which worker 0 is slow: when each step began and ended, by one clock, and this worker's steps done
+    then."""
     with taking_part(seat, payload) as run:
         strategy, events = run.strategy, []
         prepare, update = strategy.prepare, strategy.step

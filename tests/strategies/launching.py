@@ -39,11 +39,24 @@ def vocabulary() -> str:
 
 VOCABULARY = vocabulary()
 BASE = (
-    "model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "seed=3", "precision=fp64",
-    "optimizer=momentum", "optimizer.lr=0.05", "optimizer.weight_decay=0.01", "scheduler=cosine",
-    "scheduler.warmup_steps=3", "scheduler.final=0.1", "max_steps=20", "tracking=none", "execution.val_every=0",
-    "execution.threads=1", "device=cpu",
-)  # fmt: skip
+    "model=lenet",
+    "model.image_size=8",
+    "data=tiny",
+    "data.global_batch_size=16",
+    "seed=3",
+    "precision=fp64",
+    "optimizer=momentum",
+    "optimizer.lr=0.05",
+    "optimizer.weight_decay=0.01",
+    "scheduler=cosine",
+    "scheduler.warmup_steps=3",
+    "scheduler.final=0.1",
+    "max_steps=20",
+    "tracking=none",
+    "execution.val_every=0",
+    "execution.threads=1",
+    "device=cpu",
+)
 
 SERVERS = {1: 1, 2: 2, 3: 1, 4: 3}
 """Servers of the suite's parameter-server runs, by the number of workers."""

@@ -1,4 +1,5 @@
-"""Old rows leave the servers when workers meet: what is left of an epoch in order is what its last batches have touched."""
+"""Old rows leave the servers when workers meet: what is left of an epoch in order is what its last batches have
+touched."""
 
 from __future__ import annotations
 
@@ -11,19 +12,23 @@ from tests.strategies.launching import Case, hand_over, start
 from tests.strategies.test_tables import BASE
 
 BATCH, SAMPLES = 4, 40
-EPOCH = (f"data.train_samples={SAMPLES}", f"data.global_batch_size={BATCH}", "sampler=sequential", "data.work=static", "data=timed_clicks", "optimizer=adagrad")  # fmt: skip
+EPOCH = (
+    f"data.train_samples={SAMPLES}",
+    f"data.global_batch_size={BATCH}",
+    "sampler=sequential",
+    "data.work=static",
+    "data=timed_clicks",
+    "optimizer=adagrad",
+)
 AGES = {
     "steps": ("strategy.evict_after=2",),
     "event_time": ("strategy.evict_by=event_time", "strategy.evict_after=550"),
     "never": (),
 }
 LAST = {"steps": 3, "event_time": 2, "never": SAMPLES // BATCH}
-"""Batches that have touched rows within that age: one lasts a step; of the data's own time 400, and workers are 100 apart."""
-MODES = {
-    "pserver_sync": (2, ()),
-    "pserver_async": (1, ()),
-    "pserver_ssp": (2, ("strategy.staleness=0",)),
-}
+"""Batches that have touched rows within that age: one lasts a step; of the data's own time 400, and workers are 100
+apart."""
+MODES = {"pserver_sync": (2, ()), "pserver_async": (1, ()), "pserver_ssp": (2, ("strategy.staleness=0",))}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -16,9 +16,15 @@ DIGITS = ("+recipe=digits_lenet", "epochs=1", "tracking=none", "precision=fp64",
 
 def test_strategy_with_a_server_runs_from_the_command_line(tmp_path: Path) -> None:
     done = trainer(
-        "--config-dir", VOCABULARY, *DIGITS, "strategy=toy_server", "checkpoint=none", "launch.nproc=2", "hydra.run.dir=served",
+        "--config-dir",
+        VOCABULARY,
+        *DIGITS,
+        "strategy=toy_server",
+        "checkpoint=none",
+        "launch.nproc=2",
+        "hydra.run.dir=served",
         cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 server, 2 workers" in done.stdout
     served = tmp_path / "served"

@@ -1,4 +1,5 @@
-"""Every strategy keeps the contract of trainer/strategies/contract.py: one launch per strategy and size, many questions."""
+"""Every strategy keeps the contract of trainer/strategies/contract.py: one launch per strategy and size, many
+questions."""
 
 from __future__ import annotations
 
@@ -26,9 +27,16 @@ SHARED = ("data.global_batch_size=15", "data.train_samples=47", "sampler.drop_la
 """Nothing divides: workers get 7 and 8 of 15, and in the last update 1 and none of 2."""
 UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
 SIZES = {
-    "single": [1], "collective": [2, 4], "local_sgd": [2, 4], "toy_server": [1, 2, 4], "pserver_sync": [1, 2, 4],
-    "pserver_async": [1, 2], "pserver_ssp": [1, 2], "pserver_geo": [1, 2], "averaging": [2],
-}  # fmt: skip
+    "single": [1],
+    "collective": [2, 4],
+    "local_sgd": [2, 4],
+    "toy_server": [1, 2, 4],
+    "pserver_sync": [1, 2, 4],
+    "pserver_async": [1, 2],
+    "pserver_ssp": [1, 2],
+    "pserver_geo": [1, 2],
+    "averaging": [2],
+}
 SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("collective", 4), ("pserver_sync", 1)]
 """Of ``make test-long``: other numbers of workers of strategies that are in ``make test`` with two, or with four."""
 GROUPED = ("collective", "local_sgd", "averaging")
@@ -48,17 +56,33 @@ EXACT = {
     "nobody_left": (*UNEQUAL, "data.train_samples=33"),
     "unequal_merged": (*UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2"),
     "unequal_merged_sum": (
-        *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2", "strategy.gradient_merge.avg=false",
+        *UNEQUAL,
+        "data.train_samples=41",
+        "strategy.gradient_merge.k_steps=2",
+        "strategy.gradient_merge.avg=false",
     ),
     "weighted": (*WEIGHTED, *UNEQUAL, "data.train_samples=41", "strategy.gradient_merge.k_steps=2"),
     "weighted_smoothed": (
-        "loss.weight=[3,0.5,0.2,1,2,0.1,1]", "loss.label_smoothing=0.2", *SHARED, "strategy.gradient_merge.k_steps=3",
+        "loss.weight=[3,0.5,0.2,1,2,0.1,1]",
+        "loss.label_smoothing=0.2",
+        *SHARED,
+        "strategy.gradient_merge.k_steps=3",
     ),
-}  # fmt: skip
+}
 COVERING = (
-    "plain", "plain_static", "merged", "padded", "unequal", "nobody_left", "shared_merged", "unequal_merged_sum", "sliced_clipped", "weighted",
-)  # fmt: skip
-"""Those of each strategy in ``make test``, and of four workers; ``WHOLE`` meet all there, and the others in ``make test-long``."""
+    "plain",
+    "plain_static",
+    "merged",
+    "padded",
+    "unequal",
+    "nobody_left",
+    "shared_merged",
+    "unequal_merged_sum",
+    "sliced_clipped",
+    "weighted",
+)
+"""Those of each strategy in ``make test``, and of four workers; ``WHOLE`` meet all there, and the others in ``make
+test-long``."""
 WHOLE = [("single", 1)]
 LINEAR = {
     **{name: EXACT[name] for name in ("plain", "merged", "merged_sum", "padded")},
@@ -70,15 +94,20 @@ LINEAR = {
 """What local SGD with k_steps=1 does exactly: weighted averages go together with momentum where weights stay equal."""
 LAYOUTS = {
     f"{precision}, {'channels_last' if last else 'contiguous'}": (
-        "model=layered", "max_steps=6", f"precision={precision}", f"execution.channels_last={str(last).lower()}",
+        "model=layered",
+        "max_steps=6",
+        f"precision={precision}",
+        f"execution.channels_last={str(last).lower()}",
     )
-    for precision in ("fp64", "fp32", "bf16") for last in (False, True)
-}  # fmt: skip
+    for precision in ("fp64", "fp32", "bf16")
+    for last in (False, True)
+}
 """Forced, so that they run on every CPU: in bf16 without instructions for it, torch computes by software."""
 ROUNDING = {"fp64": 1e-12, "fp32": 2e-5, "bf16": 0.02}
 """Greatest error of an element of a parameter, as a share of the way that the parameter's farthest element has come.
 
-An element of a gradient is a sum of many terms that were rounded at 2**-53, 2**-24 or 2**-9 some ten times (layers forward
+An element of a gradient is a sum of many terms that were rounded at 2**-53, 2**-24 or 2**-9 some ten times (layers
+forward
 and backward), and roundings of either sign cancel in it: sqrt(10) * 2**-9 = 0.6% in bf16, and 6 updates with momentum.
 Measured: 8e-15, 4e-6, 3e-3. Parameters of one worker alone, or in another order, are off by 0.3 and more.
 """
@@ -131,7 +160,8 @@ def layouts_among(strategy: str, workers: int) -> list[str]:
 
 
 def rest(strategy: str, workers: int) -> set[str]:
-    """Cases of a second launch, in ``make test-long``: without them, each strategy meets two of the layouts, and each layout several."""
+    """Cases of a second launch, in ``make test-long``: without them, each strategy meets two of the layouts, and each
+    layout several."""
     if (strategy, workers) in WHOLE:
         return set()
     grid = [name for name in LAYOUTS if name in layouts(strategy, workers)]
@@ -155,16 +185,38 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
         "settled_uneven": Case("settled", (*short, *UNEQUAL, "data.train_samples=33")),
         "started": Case("started", NORMS),
         "listening": Case("listening", short),
-    }  # fmt: skip
+    }
     if averages:
         asked["averaged"] = Case("settled", (*NORMS, *short, *average))
     if group:
         asked["same_seed"] = Case("started", ("strategy.init=same_seed",))
         asked["overflowing"] = Case("overflowing", ("precision=fp16", "limit_train_batches=1", "max_steps=100"))
     if strategy == "local_sgd":
-        asked["apart"] = Case("step_by_step", ("limit_train_batches=1", "strategy.k_steps=4", "strategy.begin_step=2", "data.train_samples=16", "max_steps=10"), {"epochs": 10})  # fmt: skip
+        asked["apart"] = Case(
+            "step_by_step",
+            (
+                "limit_train_batches=1",
+                "strategy.k_steps=4",
+                "strategy.begin_step=2",
+                "data.train_samples=16",
+                "max_steps=10",
+            ),
+            {"epochs": 10},
+        )
     if strategy == "pserver_geo":
-        asked["each"] = Case("settled_each", ("limit_train_batches=1", "strategy.k_steps=1", "strategy.overlap=false", "data.train_samples=16", "max_steps=10", "optimizer.momentum=0", *STATIC), {"epochs": 10})  # fmt: skip
+        asked["each"] = Case(
+            "settled_each",
+            (
+                "limit_train_batches=1",
+                "strategy.k_steps=1",
+                "strategy.overlap=false",
+                "data.train_samples=16",
+                "max_steps=10",
+                "optimizer.momentum=0",
+                *STATIC,
+            ),
+            {"epochs": 10},
+        )
     return asked
 
 
@@ -185,7 +237,9 @@ SEVERAL = [(strategy, workers) for strategy, workers in GROUPS if workers > 1]
 
 def marked(cases: list[Any]) -> list[Any]:
     """Parameters that begin with a strategy and a number of workers; those that ``make test`` leaves out are marked."""
-    return [pytest.param(*one, marks=[pytest.mark.long] * (one[:2] in SWEPT or one[-1] in rest(*one[:2]))) for one in cases]  # fmt: skip
+    return [
+        pytest.param(*one, marks=[pytest.mark.long] * (one[:2] in SWEPT or one[-1] in rest(*one[:2]))) for one in cases
+    ]
 
 
 TWO_OR_FOUR = [2, pytest.param(4, marks=pytest.mark.long)]
@@ -202,7 +256,8 @@ class Evidence(Protocol):
 
 @pytest.fixture(scope="module")
 def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    """What the processes of a strategy answered, by case and then by rank; each group is launched once, and once for its ``rest``."""
+    """What the processes of a strategy answered, by case and then by rank; each group is launched once, and once for
+    its ``rest``."""
 
     @cache
     def gathered(strategy: str, workers: int, of_the_rest: bool) -> dict[str, Any] | Exception:
@@ -256,7 +311,7 @@ def test_every_registered_strategy_is_in_this_suite() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "workers", "case"), marked([(s, w, case) for s, w in GROUPS for case in exact_cases(s, w)])
-)  # fmt: skip
+)
 def test_exact_strategy_equals_one_process_on_the_global_batch(
     evidence: Evidence, strategy: str, workers: int, case: str
 ) -> None:
@@ -271,7 +326,9 @@ def test_exact_strategy_equals_one_process_on_the_global_batch(
         assert answer["validation"] == pytest.approx(validation, abs=1e-10), f"rank {rank}"
 
 
-@pytest.mark.parametrize(("strategy", "workers", "case"), marked([(s, w, case) for s, w in GROUPS for case in layouts(s, w)]))  # fmt: skip
+@pytest.mark.parametrize(
+    ("strategy", "workers", "case"), marked([(s, w, case) for s, w in GROUPS for case in layouts(s, w)])
+)
 def test_every_precision_and_memory_format_equals_one_process_in_float64(
     evidence: Evidence, strategy: str, workers: int, case: str
 ) -> None:
@@ -291,7 +348,9 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
             assert cosine > 0.3, name
         return
     for name in truth:
-        np.testing.assert_allclose(moved[name], way[name], rtol=0, atol=ROUNDING[case[:4]] * np.abs(way[name]).max(), err_msg=name)  # fmt: skip
+        np.testing.assert_allclose(
+            moved[name], way[name], rtol=0, atol=ROUNDING[case[:4]] * np.abs(way[name]).max(), err_msg=name
+        )
 
 
 @pytest.mark.parametrize("strategy", DECLARED)
@@ -299,8 +358,16 @@ def test_exactness_is_declared_where_it_is_proved(strategy: str) -> None:
     config = {"k_steps": 1, "gradient_merge": {}, "clip_norm": None}
     assert DECLARED[strategy](**config).traits.exact == (strategy not in ALONE)
     assert not builtin.LocalSgdDeclaration(k_steps=4).traits.exact
-    for lossy in ({"wire": "bf16"}, {"wire": "int8"}, {"evict_after": 9}, {"entry": {"count": 2, "probability": 1.0}}, {"entry": {"count": 1, "probability": 0.5}}):  # fmt: skip
-        assert not builtin.PserverSyncDeclaration(**{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy).traits.exact  # fmt: skip
+    for lossy in (
+        {"wire": "bf16"},
+        {"wire": "int8"},
+        {"evict_after": 9},
+        {"entry": {"count": 2, "probability": 1.0}},
+        {"entry": {"count": 1, "probability": 0.5}},
+    ):
+        assert not builtin.PserverSyncDeclaration(
+            **{"wire": "full", "evict_after": None, "entry": {"count": 1, "probability": 1.0}} | lossy
+        ).traits.exact
 
 
 @pytest.mark.parametrize("workers", TWO_OR_FOUR)

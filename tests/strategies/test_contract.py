@@ -23,9 +23,14 @@ from .launching import Case, launched, payload
 BASE = ("model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "tracking=none", "device=cpu")
 
 DECLARATIONS = [
-    builtin.SingleDeclaration, builtin.CollectiveDeclaration, builtin.LocalSgdDeclaration,
-    builtin.PserverSyncDeclaration, builtin.PserverAsyncDeclaration, builtin.PserverSspDeclaration, builtin.PserverGeoDeclaration,
-]  # fmt: skip
+    builtin.SingleDeclaration,
+    builtin.CollectiveDeclaration,
+    builtin.LocalSgdDeclaration,
+    builtin.PserverSyncDeclaration,
+    builtin.PserverAsyncDeclaration,
+    builtin.PserverSspDeclaration,
+    builtin.PserverGeoDeclaration,
+]
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS, ids=lambda d: d.__name__)

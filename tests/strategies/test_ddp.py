@@ -71,7 +71,7 @@ OTHERS = {
     "own norms": Case("settled", (*SIZE, "model=norm_net", "data.train_samples=25", *UNEVEN)),
     "unused": Case("failing", (*SIZE, *GATED, "model.gated=false")),
     "changing": Case("failing", (*SIZE, *GATED, "strategy.static_graph=true", "strategy.timeout_s=5")),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,9 @@ def test_unused_parameters_and_fewer_batches_equal_one_process(
 
 def test_unused_parameters_that_nobody_looks_for_end_with_the_key(together: dict[str, Any]) -> None:
     for answer in together["unused"]:
-        assert answer["error"].endswith("left parameters of the model without a gradient. Use strategy.find_unused_parameters=true.")  # fmt: skip
+        assert answer["error"].endswith(
+            "left parameters of the model without a gradient. Use strategy.find_unused_parameters=true."
+        )
     said = " ".join(answer["error"] for answer in together["changing"])
     assert "uses other parameters than its first (strategy.static_graph=true)" in said
 
@@ -216,6 +218,16 @@ def test_what_powersgd_left_out_follows_its_parameters_into_other_buckets() -> N
 
 def test_digits_are_learnt_from_compressed_gradients(warm: None, tmp_path: Path) -> None:
     hook = ("strategy.comm_hook=powersgd", "strategy.powersgd.rank=2", "strategy.powersgd.start_step=20")
-    result = trainer.run(["+recipe=digits_lenet", "strategy=collective", "launch.nproc=2", *hook, "tracking=none", "execution.threads=1", f"hydra.run.dir={tmp_path}"])  # fmt: skip
+    result = trainer.run(
+        [
+            "+recipe=digits_lenet",
+            "strategy=collective",
+            "launch.nproc=2",
+            *hook,
+            "tracking=none",
+            "execution.threads=1",
+            f"hydra.run.dir={tmp_path}",
+        ]
+    )
     assert result.metrics["val/acc1"] > 0.97
     assert points(tmp_path, "comm/compression")[-1] > 1.5

@@ -49,10 +49,18 @@ def averaged(workers: int, seed: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)])
 def test_geo_with_one_step_averages_the_workers_rows(workers: int, servers: int, tmp_path: Path) -> None:
     options = (
-        f"data.train_samples={workers * EACH}", f"data.global_batch_size={workers * EACH}", "data.work=static",
-        f"max_steps={EPOCHS}", "optimizer=sgd", f"optimizer.lr={LR}", "scheduler.warmup_steps=0", "scheduler.final=1",
-        "strategy.k_steps=1", "strategy.overlap=false", "strategy.slice_above=4",
-    )  # fmt: skip
+        f"data.train_samples={workers * EACH}",
+        f"data.global_batch_size={workers * EACH}",
+        "data.work=static",
+        f"max_steps={EPOCHS}",
+        "optimizer=sgd",
+        f"optimizer.lr={LR}",
+        "scheduler.warmup_steps=0",
+        "scheduler.final=1",
+        "strategy.k_steps=1",
+        "strategy.overlap=false",
+        "strategy.slice_above=4",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(launching.SERVERS, workers, servers)
         handed = hand_over("pserver_geo", workers, {"geo": Case("tables_each", options, {"epochs": EPOCHS}, base=BASE)})

@@ -10,7 +10,14 @@ import pytest
 from tests.strategies.launching import Case, launched
 
 STEPS = 24
-PLAIN = (f"data.train_samples={16 * STEPS}", "data.work=static", "epochs=1", "max_steps=null", "scheduler.warmup_steps=0", "optimizer=sgd")  # fmt: skip
+PLAIN = (
+    f"data.train_samples={16 * STEPS}",
+    "data.work=static",
+    "epochs=1",
+    "max_steps=null",
+    "scheduler.warmup_steps=0",
+    "optimizer=sgd",
+)
 KNOBS = {
     "plain": (),
     "merged": ("max_merge_var_num=4", "send_wait_times=3"),

@@ -28,25 +28,37 @@ SIDE_BY_SIDE = 4
 MEETINGS = ("all_reduce_sum", "step", "synchronize")
 MEET = [(s, m) for s in STRATEGIES for m in MEETINGS if m != "step" or s not in NEVER_WAIT]
 QUICK = [
-    ("collective", "all_reduce_sum"), ("collective", "step"), ("local_sgd", "step"), ("local_sgd", "synchronize"), ("toy_server", "step"),
-    ("pserver_sync", "step"), ("pserver_sync", "synchronize"), ("pserver_async", "all_reduce_sum"), ("pserver_geo", "synchronize"),
-    ("pserver_ssp", "step"), ("pserver_ssp", "all_reduce_sum"),
-]  # fmt: skip
+    ("collective", "all_reduce_sum"),
+    ("collective", "step"),
+    ("local_sgd", "step"),
+    ("local_sgd", "synchronize"),
+    ("toy_server", "step"),
+    ("pserver_sync", "step"),
+    ("pserver_sync", "synchronize"),
+    ("pserver_async", "all_reduce_sum"),
+    ("pserver_geo", "synchronize"),
+    ("pserver_ssp", "step"),
+    ("pserver_ssp", "all_reduce_sum"),
+]
 """Of ``make test``: each strategy, and each meeting in a process group and at servers; ``make test-long`` has all."""
 Waited = Callable[[bool], dict[tuple[str, str], Future[Any]]]
 
 
 @pytest.fixture(scope="module")
 def timeout_s() -> float:
-    """How long the workers wait for each other: longer where a step takes longer, because the machine has other work."""
+    """How long the workers wait for each other: longer where a step takes longer, because the machine has other
+    work."""
     return min(30.0, max(3.0, patient(1.5)))
 
 
 def overrides(timeout_s: float) -> tuple[str, ...]:
     return (
-        f"strategy.timeout_s={timeout_s:g}", "max_steps=100", "data.global_batch_size=12", "model=norm_net",
+        f"strategy.timeout_s={timeout_s:g}",
+        "max_steps=100",
+        "data.global_batch_size=12",
+        "model=norm_net",
         "data.work=static",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +74,12 @@ def waited(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactor
         told: dict[tuple[str, str], Future[Any]] = {}
         meetings = {s: [m for m in MEETINGS if (s, m) in MEET and ((s, m) in QUICK) == quick] for s in STRATEGIES}
         handed = {
-            s: hand_over(s, 3, {m: Case("late", overrides(timeout_s), {"meeting": m, "arrivals": arrivals}) for m in some})
-            for s, some in meetings.items() if some
-        }  # fmt: skip
+            s: hand_over(
+                s, 3, {m: Case("late", overrides(timeout_s), {"meeting": m, "arrivals": arrivals}) for m in some}
+            )
+            for s, some in meetings.items()
+            if some
+        }
         with ThreadPoolExecutor() as pool:
             for strategy, cases in handed.items():
                 ended = pool.submit(start, cases, tmp_path_factory.mktemp(strategy))
@@ -95,7 +110,8 @@ def test_worker_that_never_arrives_is_named_within_the_timeout(
 
 
 LEASED = ["pserver_async", "pserver_ssp", "pserver_geo"]
-"""Strategies that stand still in a leased block of work, too; in ``make test`` the first one, for blocks are leased alike."""
+"""Strategies that stand still in a leased block of work, too; in ``make test`` the first one, for blocks are leased
+alike."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +123,9 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], dict[str, Future[Ended]]]:  # fmt: skip
+def ended(
+    warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[bool], dict[str, Future[Ended]]]:
     """Launches of which worker 1 stands still; some wait side by side."""
 
     def run(handed: list[dict[str, Any]], folder: Path) -> Ended:
@@ -156,12 +174,21 @@ def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711", "a connection was closed at its other end"),
-        ("Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error", "Gloo connectFullMesh failed with no error"),
-        ("[../gloo/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete", "the time was over"),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711",
+            "a connection was closed at its other end",
+        ),
+        (
+            "Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error",
+            "Gloo connectFullMesh failed with no error",
+        ),
+        (
+            "[../gloo/unbound_buffer.cc:81] Timed out waiting 20000ms for recv operation to complete",
+            "the time was over",
+        ),
         ("[c10d] Connection reset by peer", "a connection was reset at its other end"),
     ],
-)  # fmt: skip
+)
 def test_why_a_meeting_failed_is_said_without_a_librarys_own_places(said: str, why: str) -> None:
     assert cause(said) == why
 
@@ -169,10 +196,16 @@ def test_why_a_meeting_failed_is_said_without_a_librarys_own_places(said: str, w
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("[pair.cc:5] Connection closed by peer [10.0.0.2]:1", "worker 1 did not arrive at a sum: after 10 s a connection was closed at its other end (strategy.timeout_s=20)"),
+        (
+            "[pair.cc:5] Connection closed by peer [10.0.0.2]:1",
+            (
+                "worker 1 did not arrive at a sum: after 10 s a connection was closed at its other end "
+                "(strategy.timeout_s=20)"
+            ),
+        ),
         ("[pair.cc:5] Timed out waiting 20000ms", "worker 1 did not arrive at a sum within 20 s (strategy.timeout_s)"),
     ],
-)  # fmt: skip
+)
 def test_a_meeting_that_ended_before_its_time_tells_when_and_why(said: str, told: str) -> None:
     group = ProcessGroup.__new__(ProcessGroup)
     group.options = SimpleNamespace(timeout_s=20.0)  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""Groups, schedules, clipping by value, scaled rates and averaged weights: several processes equal torch's own classes in one."""
+"""Groups, schedules, clipping by value, scaled rates and averaged weights: several processes equal torch's own classes
+in one."""
 
 from __future__ import annotations
 
@@ -25,9 +26,18 @@ from tests.strategies.truth import start, updates, validation
 
 STEPS = 20
 BASE = (
-    "model=lenet", "model.image_size=8", "data=tiny", "data.global_batch_size=16", "seed=3", "precision=fp64",
-    f"max_steps={STEPS}", "tracking=none", "execution.val_every=0", "execution.threads=1", "device=cpu",
-)  # fmt: skip
+    "model=lenet",
+    "model.image_size=8",
+    "data=tiny",
+    "data.global_batch_size=16",
+    "seed=3",
+    "precision=fp64",
+    f"max_steps={STEPS}",
+    "tracking=none",
+    "execution.val_every=0",
+    "execution.threads=1",
+    "device=cpu",
+)
 COSINE = ("scheduler=cosine", "scheduler.warmup_steps=3", "scheduler.final=0.1")
 UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false", "data.train_samples=37")
 Groups = list[dict[str, Any]]
@@ -54,15 +64,21 @@ class Wanted:
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """lr 0.004, doubled for a batch of 16 where 8 was meant; 0.8 for each layer; the first at a quarter; biases double."""
+    """lr 0.004, doubled for a batch of 16 where 8 was meant; 0.8 for each layer; the first at a quarter; biases
+    double."""
     lr, wd = 0.008, 0.05
     return torch.optim.AdamW(
         lenet(
             model,
-            (lr * 0.25 * 0.64, wd), (lr * 2 * 0.64, 0.0), (lr * 0.8, wd), (lr * 2 * 0.8, 0.0), (lr, wd), (lr * 2, 0.0),
+            (lr * 0.25 * 0.64, wd),
+            (lr * 2 * 0.64, 0.0),
+            (lr * 0.8, wd),
+            (lr * 2 * 0.8, 0.0),
+            (lr, wd),
+            (lr * 2, 0.0),
         ),
         lr=lr,
-    )  # fmt: skip
+    )
 
 
 def frozen(model: nn.Module) -> torch.optim.Optimizer:
@@ -73,39 +89,83 @@ def frozen(model: nn.Module) -> torch.optim.Optimizer:
 RUNS = {
     "rates": Wanted(
         (
-            "optimizer=adamw", "optimizer.lr=0.004", "optimizer.weight_decay=0.05", "optimizer.layer_decay=0.8",
-            "optimizer.lr_factors={features.0: 0.25, *.bias: 2}", "optimizer.lr_scaling=linear",
-            "optimizer.lr_base_batch=8", "strategy.clip_value=0.003", *COSINE,
+            "optimizer=adamw",
+            "optimizer.lr=0.004",
+            "optimizer.weight_decay=0.05",
+            "optimizer.layer_decay=0.8",
+            "optimizer.lr_factors={features.0: 0.25, *.bias: 2}",
+            "optimizer.lr_scaling=linear",
+            "optimizer.lr_base_batch=8",
+            "strategy.clip_value=0.003",
+            *COSINE,
         ),
-        adamw, 0.008, clip_value=0.003, decay=lambda n: min(0.9, 1 - (1 + n / 2) ** -0.75),
+        adamw,
+        0.008,
+        clip_value=0.003,
+        decay=lambda n: min(0.9, 1 - (1 + n / 2) ** -0.75),
     ),
     "frozen": Wanted(
         (
-            "optimizer=momentum", "optimizer.lr=0.1", "optimizer.weight_decay=0.01", "optimizer.lr_factors={features.0: 0}",
-            "optimizer.decay_norms_and_biases=true", "optimizer.lr_scaling=sqrt", "optimizer.lr_base_batch=64", *COSINE,
+            "optimizer=momentum",
+            "optimizer.lr=0.1",
+            "optimizer.weight_decay=0.01",
+            "optimizer.lr_factors={features.0: 0}",
+            "optimizer.decay_norms_and_biases=true",
+            "optimizer.lr_scaling=sqrt",
+            "optimizer.lr_base_batch=64",
+            *COSINE,
         ),
-        frozen, 0.05, decay=lambda n: 0.9,
+        frozen,
+        0.05,
+        decay=lambda n: 0.9,
     ),
     "unequal": Wanted(
-        ("optimizer=rmsprop", "optimizer.lr=0.002", "optimizer.alpha=0.9", "strategy.clip_value=0.003", *COSINE, *UNEQUAL),
-        lambda m: torch.optim.RMSprop(m.parameters(), lr=0.002, alpha=0.9), 0.002, clip_value=0.003, decay=lambda n: 0.8,
+        (
+            "optimizer=rmsprop",
+            "optimizer.lr=0.002",
+            "optimizer.alpha=0.9",
+            "strategy.clip_value=0.003",
+            *COSINE,
+            *UNEQUAL,
+        ),
+        lambda m: torch.optim.RMSprop(m.parameters(), lr=0.002, alpha=0.9),
+        0.002,
+        clip_value=0.003,
+        decay=lambda n: 0.8,
     ),
     "plateau": Wanted(
         (
-            "optimizer=nesterov", "optimizer.lr=0.05", "optimizer.weight_decay=0.01", "scheduler=plateau",
-            "scheduler.patience=0", "scheduler.min_delta=0.2", "scheduler.gamma=0.5", "execution.val_every_steps=2",
+            "optimizer=nesterov",
+            "optimizer.lr=0.05",
+            "optimizer.weight_decay=0.01",
+            "scheduler=plateau",
+            "scheduler.patience=0",
+            "scheduler.min_delta=0.2",
+            "scheduler.gamma=0.5",
+            "execution.val_every_steps=2",
         ),
         lambda m: torch.optim.SGD(lenet(m, *[(0.05, 0.01), (0.05, 0.0)] * 3), lr=0.05, momentum=0.9, nesterov=True),
-        0.05, decay=lambda n: 0.8, plateau=True, every=2,
+        0.05,
+        decay=lambda n: 0.8,
+        plateau=True,
+        every=2,
     ),
     "stopped": Wanted(
         (
-            "optimizer=adagrad", "optimizer.lr=0.01", "scheduler=one_cycle", "execution.val_every_steps=3",
-            "early_stop.metric=val/loss", "early_stop.patience=2", "early_stop.min_delta=100",
+            "optimizer=adagrad",
+            "optimizer.lr=0.01",
+            "scheduler=one_cycle",
+            "execution.val_every_steps=3",
+            "early_stop.metric=val/loss",
+            "early_stop.patience=2",
+            "early_stop.min_delta=100",
         ),
-        lambda m: torch.optim.Adagrad(m.parameters(), lr=0.01), 0.01, every=3, stops=9,
+        lambda m: torch.optim.Adagrad(m.parameters(), lr=0.01),
+        0.01,
+        every=3,
+        stops=9,
     ),
-}  # fmt: skip
+}
 AVERAGED = {
     "rates": ("ema.decay=0.9", "ema.warmup=true", "ema.gamma=2", "ema.power=0.75"),
     "frozen": ("ema.decay=0.9",),
@@ -120,10 +180,14 @@ STRATEGIES: dict[tuple[str, int, int], tuple[tuple[str, ...], tuple[str, ...]]] 
     ("collective", 2, 0): (tuple(RUNS), ()),
     ("local_sgd", 2, 0): (("frozen", "plateau"), ("strategy.k_steps=1",)),
     ("pserver_sync", 2, 2): (tuple(RUNS), SLICED),
-    ("pserver_async", 1, 2): (tuple(RUNS), (*SLICED, *STATIC, "strategy.independent_recv_thread=false", "strategy.send_queue_size=1")),
+    ("pserver_async", 1, 2): (
+        tuple(RUNS),
+        (*SLICED, *STATIC, "strategy.independent_recv_thread=false", "strategy.send_queue_size=1"),
+    ),
     ("pserver_geo", 1, 2): (tuple(RUNS), (*STATIC, "strategy.k_steps=3")),
-}  # fmt: skip
-"""Who does exactly what one process does: strategy, workers, servers: the runs, and the options that make them exact."""
+}
+"""Who does exactly what one process does: strategy, workers, servers: the runs, and the options that make them
+exact."""
 FOLLOWED = ("single", "collective", "local_sgd", "pserver_sync")
 """Strategies that keep an average of the weights."""
 
@@ -231,7 +295,9 @@ def test_any_number_of_processes_equals_torchs_own_classes_in_one(
             close(answer["averaged"], expected.averaged)
         validated = {k: v for k, v in answer["metrics"].items() if k.startswith("val")}
         prefixes = ("val/", "val_ema/") if averages else ("val/",)
-        assert validated == pytest.approx({k: v for k, v in expected.metrics.items() if k.startswith(prefixes)}, abs=1e-10)  # fmt: skip
+        assert validated == pytest.approx(
+            {k: v for k, v in expected.metrics.items() if k.startswith(prefixes)}, abs=1e-10
+        )
 
 
 def close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:

@@ -10,7 +10,12 @@ from trainer.config.run_config import RunConfig
 from trainer.strategies import builtin
 from trainer.strategies.builtin import PserverDeclaration
 
-MODES = [builtin.PserverSyncDeclaration, builtin.PserverAsyncDeclaration, builtin.PserverSspDeclaration, builtin.PserverGeoDeclaration]  # fmt: skip
+MODES = [
+    builtin.PserverSyncDeclaration,
+    builtin.PserverAsyncDeclaration,
+    builtin.PserverSspDeclaration,
+    builtin.PserverGeoDeclaration,
+]
 
 
 def refused(declared: PserverDeclaration, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

@@ -14,10 +14,20 @@ import trainer
 from tests.strategies.test_truth import losses
 
 CLICKS = (
-    "+recipe=wide_and_deep", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]",
-    "data.global_batch_size=64", "precision=fp64", "max_steps=12", "tracking=none", "device=cpu",
-    "execution.threads=1", "execution.log_every=1", "scheduler.warmup_steps=0",
-)  # fmt: skip
+    "+recipe=wide_and_deep",
+    "data.train_rows=1500",
+    "data.val_rows=301",
+    "data.hash_size=501",
+    "model.hidden=[8]",
+    "data.global_batch_size=64",
+    "precision=fp64",
+    "max_steps=12",
+    "tracking=none",
+    "device=cpu",
+    "execution.threads=1",
+    "execution.log_every=1",
+    "scheduler.warmup_steps=0",
+)
 Runs = Callable[..., tuple[dict[str, np.ndarray], list[float], dict[str, float]]]
 
 

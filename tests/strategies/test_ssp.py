@@ -15,7 +15,15 @@ STEPS = 30
 def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[tuple[str, float, int]]]]:
     """By bound, each of three workers' events; one of the workers is slow."""
     bounds = (0, 1, 4)
-    overrides = (f"data.train_samples={12 * STEPS}", "data.global_batch_size=12", "data.work=static", "epochs=1", "max_steps=null", "scheduler.warmup_steps=0", "optimizer=sgd")  # fmt: skip
+    overrides = (
+        f"data.train_samples={12 * STEPS}",
+        "data.global_batch_size=12",
+        "data.work=static",
+        "epochs=1",
+        "max_steps=null",
+        "scheduler.warmup_steps=0",
+        "optimizer=sgd",
+    )
     cases = {str(b): Case("traced", (*overrides, f"strategy.staleness={b}")) for b in bounds}
     results = launched("pserver_ssp", 3, cases, Path(tmp_path_factory.mktemp("ssp")))
     workers = [results["worker"][rank]["answers"] for rank in range(3)]

@@ -1,4 +1,5 @@
-"""What servers saved starts a run that fits it, whose schedule goes on; one that does not fit is refused with a sentence."""
+"""What servers saved starts a run that fits it, whose schedule goes on; one that does not fit is refused with a
+sentence."""
 
 from __future__ import annotations
 
@@ -12,10 +13,23 @@ from tests.strategies.launching import Case, composed, hand_over, start
 from trainer.errors import UserError
 
 BASE = (
-    "model=tabled", "data=clicks", "data.global_batch_size=24", "loss=binary_cross_entropy", "seed=3", "precision=fp64",
-    "scheduler=cosine", "scheduler.warmup_steps=5", "scheduler.final=0.1", "tracking=none", "execution.val_every=0",
-    "execution.threads=1", "device=cpu", "optimizer=momentum", "optimizer.lr=0.1", "optimizer.sparse=adagrad",
-)  # fmt: skip
+    "model=tabled",
+    "data=clicks",
+    "data.global_batch_size=24",
+    "loss=binary_cross_entropy",
+    "seed=3",
+    "precision=fp64",
+    "scheduler=cosine",
+    "scheduler.warmup_steps=5",
+    "scheduler.final=0.1",
+    "tracking=none",
+    "execution.val_every=0",
+    "execution.threads=1",
+    "device=cpu",
+    "optimizer=momentum",
+    "optimizer.lr=0.1",
+    "optimizer.sparse=adagrad",
+)
 FIRST = 12
 MERGED = ("strategy.max_merge_var_num=4", "strategy.send_wait_times=3")
 
@@ -67,17 +81,37 @@ def test_schedule_goes_on_where_it_was_in_other_modes_and_with_other_numbers_of_
 @pytest.mark.parametrize(
     ("before", "mode", "change", "sentence"),
     [
-        ("async", "sync", ("optimizer=adam",), r"SGD \(momentum_buffer\), and this run's optimizer is Adam \(exp_avg, exp_avg_sq, step\)"),
+        (
+            "async",
+            "sync",
+            ("optimizer=adam",),
+            r"SGD \(momentum_buffer\), and this run's optimizer is Adam \(exp_avg, exp_avg_sq, step\)",
+        ),
         ("async", "async", ("optimizer=sgd",), r"SGD \(momentum_buffer\), and this run's optimizer is SGD \(nothing\)"),
         ("async", "sync", ("precision=fp32",), "its parameters are float64, and this run's are float32"),
-        ("async", "sync", ("+model.hidden=6",), r"it holds 165 elements of hidden.weight, and this run's model has 198 elements of hidden.weight"),
+        (
+            "async",
+            "sync",
+            ("+model.hidden=6",),
+            r"it holds 165 elements of hidden.weight, and this run's model has 198 elements of hidden.weight",
+        ),
         ("async", "sync", ("+model.dim=4",), "it holds .* of"),
-        ("async", "sync", ("optimizer.lr_factors={hidden: 0}",), "it holds 165 elements of hidden.weight, and this run's model has no hidden.weight"),
-        ("async", "sync", ("optimizer.sparse=sgd",), r"= \[50, 3, 'adagrad'\] of table .*, and this run's model has .* = \[50, 3, 'sgd'\]"),
+        (
+            "async",
+            "sync",
+            ("optimizer.lr_factors={hidden: 0}",),
+            "it holds 165 elements of hidden.weight, and this run's model has no hidden.weight",
+        ),
+        (
+            "async",
+            "sync",
+            ("optimizer.sparse=sgd",),
+            r"= \[50, 3, 'adagrad'\] of table .*, and this run's model has .* = \[50, 3, 'sgd'\]",
+        ),
         ("async", "geo", (), "strategy=pserver_async saved it, and in pserver_geo optimizers are the workers'"),
         ("geo", "sync", (), "strategy=pserver_geo saved it, and in pserver_geo optimizers are the workers'"),
     ],
-)  # fmt: skip
+)
 def test_another_mode_optimizer_precision_or_model_is_refused_before_anything_starts(
     saved: Path, before: str, mode: str, change: tuple[str, ...], sentence: str
 ) -> None:
@@ -91,5 +125,12 @@ def test_another_mode_optimizer_precision_or_model_is_refused_before_anything_st
 
 def test_an_optimizer_of_the_same_kind_with_other_numbers_is_taken(saved: Path) -> None:
     folder = saved / "async" / "persistables"
-    ready: Any = composed(*BASE, "max_steps=3", "strategy=pserver_ssp", "launch.nproc=1", "optimizer.momentum=0.5", f"strategy.load_from={folder}")  # fmt: skip
+    ready: Any = composed(
+        *BASE,
+        "max_steps=3",
+        "strategy=pserver_ssp",
+        "launch.nproc=1",
+        "optimizer.momentum=0.5",
+        f"strategy.load_from={folder}",
+    )
     assert ready.checked.config.node("strategy")["load_from"] == str(folder)

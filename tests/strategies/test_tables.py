@@ -1,4 +1,5 @@
-"""Sparse tables at servers are the tables of one process: every optimizer, any number of workers and servers, any placement."""
+"""Sparse tables at servers are the tables of one process: every optimizer, any number of workers and servers, any
+placement."""
 
 from __future__ import annotations
 
@@ -22,27 +23,46 @@ from trainer.optim.sparse import RowwiseAdagrad
 
 STEPS = 25
 BASE = (
-    "model=tabled", "data=clicks", "data.global_batch_size=24", "loss=binary_cross_entropy", "seed=3", "precision=fp64",
-    f"max_steps={STEPS}", "scheduler=cosine", "scheduler.warmup_steps=5", "scheduler.final=0.1", "tracking=none",
-    "execution.val_every=0", "execution.threads=1", "device=cpu",
-)  # fmt: skip
+    "model=tabled",
+    "data=clicks",
+    "data.global_batch_size=24",
+    "loss=binary_cross_entropy",
+    "seed=3",
+    "precision=fp64",
+    f"max_steps={STEPS}",
+    "scheduler=cosine",
+    "scheduler.warmup_steps=5",
+    "scheduler.final=0.1",
+    "tracking=none",
+    "execution.val_every=0",
+    "execution.threads=1",
+    "device=cpu",
+)
 OPTIMIZERS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
     "sgd": (
         ("optimizer=sgd", "optimizer.lr=0.3"),
-        lambda p: torch.optim.SGD(p, lr=0.3), lambda p: torch.optim.SGD(p, lr=0.3),
+        lambda p: torch.optim.SGD(p, lr=0.3),
+        lambda p: torch.optim.SGD(p, lr=0.3),
     ),
     "momentum": (
         ("optimizer=momentum", "optimizer.lr=0.1", "optimizer.nesterov=true", "optimizer.sparse=adagrad"),
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), lambda p: torch.optim.Adagrad(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
     ),
     "adagrad": (
-        ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.initial_accumulator_value=0.1", "+optimizer.lr_decay=0.05"),
+        (
+            "optimizer=adagrad",
+            "optimizer.lr=0.1",
+            "optimizer.initial_accumulator_value=0.1",
+            "+optimizer.lr_decay=0.05",
+        ),
         lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, lr_decay=0.05),
         lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, lr_decay=0.05),
     ),
     "rowwise_adagrad": (
         ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.sparse=rowwise_adagrad"),
-        lambda p: torch.optim.Adagrad(p, lr=0.1), lambda p: RowwiseAdagrad(p, lr=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+        lambda p: RowwiseAdagrad(p, lr=0.1),
     ),
     "factors": (
         ("optimizer=adagrad", "optimizer.lr=0.1", "optimizer.lr_factors={rows: 0.5, plain: 0, bag.weight: 2}"),
@@ -56,9 +76,10 @@ OPTIMIZERS: dict[str, tuple[tuple[str, ...], Any, Any]] = {
     ),
     "adamw": (
         ("optimizer=adamw", "optimizer.lr=0.03", "optimizer.weight_decay=0.1", "optimizer.decay_norms_and_biases=true"),
-        lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1), lambda p: torch.optim.SparseAdam(p, lr=0.03),
+        lambda p: torch.optim.AdamW(p, lr=0.03, weight_decay=0.1),
+        lambda p: torch.optim.SparseAdam(p, lr=0.03),
     ),
-}  # fmt: skip
+}
 PLACEMENTS = {
     "whole": ("strategy.slice_above=null",),
     "sliced": ("strategy.slice_above=4",),
@@ -71,17 +92,24 @@ SHORT = [(1, 1), FULL]
 """Those of ``make test``; in ``make test-long`` they all meet every placement, and there are all other numbers, too."""
 SIZES = [(workers, servers) for workers in range(1, 5) for servers in range(1, 4)]
 MEETS = {
-    size: [(o, p) for n, o in enumerate(OPTIMIZERS) for m, p in enumerate(PLACEMENTS) if (number + n + m) % (2 if size == FULL else len(PLACEMENTS)) == 0]
+    size: [
+        (o, p)
+        for n, o in enumerate(OPTIMIZERS)
+        for m, p in enumerate(PLACEMENTS)
+        if (number + n + m) % (2 if size == FULL else len(PLACEMENTS)) == 0
+    ]
     for number, size in enumerate(SIZES)
-}  # fmt: skip
+}
 """Optimizers and placements of the short launch of each size."""
 REST = {size: [c for c in product(OPTIMIZERS, PLACEMENTS) if c not in MEETS[size]] for size in (*SHORT, (2, 1))}
 """Those of a second launch, in ``make test-long``."""
 LAUNCHES = {"short": MEETS, "rest": REST}
 CASES = [
     pytest.param(*size, part, *which, marks=[pytest.mark.long] * (part == "rest" or size not in SHORT))
-    for part, sizes in LAUNCHES.items() for size, found in sizes.items() for which in found
-]  # fmt: skip
+    for part, sizes in LAUNCHES.items()
+    for size, found in sizes.items()
+    for which in found
+]
 
 
 def case(optimizer: str, *more: str) -> Case:
@@ -113,7 +141,10 @@ def truth(optimizer: str, clip: float | None, seed: int, samples: int) -> dict[s
             )
             loss.backward()
             if clip is not None:
-                squares = [(p.grad.coalesce().values() if p.grad.is_sparse else p.grad).square().sum() for p in model.parameters()]  # fmt: skip
+                squares = [
+                    (p.grad.coalesce().values() if p.grad.is_sparse else p.grad).square().sum()
+                    for p in model.parameters()
+                ]
                 factor = min(1.0, clip / (sum(squares).sqrt().item() + 1e-6))
                 for p in model.parameters():
                     p.grad = (p.grad.coalesce() if p.grad.is_sparse else p.grad) * factor
@@ -130,7 +161,8 @@ def truth(optimizer: str, clip: float | None, seed: int, samples: int) -> dict[s
 
 @pytest.fixture(scope="module")
 def trained(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, str], Any]:
-    """The configuration, and what each worker ended with, for all cases of one launch of so many workers and servers."""
+    """The configuration, and what each worker ended with, for all cases of one launch of so many workers and
+    servers."""
 
     @cache
     def run(workers: int, servers: int, part: str) -> Any:
@@ -176,13 +208,15 @@ QUICK = {mode: list(OPTIMIZERS)[first :: len(MODES)] for first, mode in enumerat
 """Of ``make test``: each optimizer once; ``make test-long`` has each with each mode."""
 ALONE = [
     pytest.param(mode, optimizer, marks=[pytest.mark.long] * (optimizer not in QUICK[mode]))
-    for mode in MODES for optimizer in OPTIMIZERS
-]  # fmt: skip
+    for mode in MODES
+    for optimizer in OPTIMIZERS
+]
 
 
 @pytest.fixture(scope="module")
 def alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], dict[str, Any]]:
-    """The configuration, and what one worker with two servers ended with, by optimizer, for the cases of one launch of a mode."""
+    """The configuration, and what one worker with two servers ended with, by optimizer, for the cases of one launch of
+    a mode."""
 
     @cache
     def run(mode: str, quick: bool) -> dict[str, Any]:

@@ -17,19 +17,38 @@ from trainer.job.result import Result
 
 COMMON = ("tracking=none", "device=cpu", "execution.threads=1", "execution.log_every=1")
 DIGITS = (
-    "+recipe=digits_lenet", "precision=fp64", "max_steps=30", "data.global_batch_size=64", "sampler.drop_last=false",
+    "+recipe=digits_lenet",
+    "precision=fp64",
+    "max_steps=30",
+    "data.global_batch_size=64",
+    "sampler.drop_last=false",
     *COMMON,
-)  # fmt: skip
+)
 """23 updates an epoch of 1,438 samples: 22 of 64 and one of 30, which 4 workers share as 8, 8, 7 and 7."""
 AUGMENTED = (
-    "+recipe=digits_lenet", "data._target_=tests.strategies.tiny.TinyImages", "data.num_classes=7",
-    "+data.train_samples=96", "+data.val_samples=24", "+data.augment=true", "data.global_batch_size=16", "epochs=2",
+    "+recipe=digits_lenet",
+    "data._target_=tests.strategies.tiny.TinyImages",
+    "data.num_classes=7",
+    "+data.train_samples=96",
+    "+data.val_samples=24",
+    "+data.augment=true",
+    "data.global_batch_size=16",
+    "epochs=2",
     *COMMON,
-)  # fmt: skip
+)
 FLOWERS = (
-    "model=lenet", "model.in_channels=3", "model.image_size=32", "data=embedded_flowers", "data.image_size=32",
-    "data.per_class=1", "data.batch_size=8", "epochs=2", "limit_train_batches=2", "limit_val_batches=2", *COMMON,
-)  # fmt: skip
+    "model=lenet",
+    "model.in_channels=3",
+    "model.image_size=32",
+    "data=embedded_flowers",
+    "data.image_size=32",
+    "data.per_class=1",
+    "data.batch_size=8",
+    "epochs=2",
+    "limit_train_batches=2",
+    "limit_val_batches=2",
+    *COMMON,
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,8 @@ def test_gradient_merge_equals_a_larger_batch(runs: Runs, nproc: int) -> None:
 
 
 def test_a_global_batch_that_nothing_divides_takes_the_same_updates_in_single_precision(runs: Runs) -> None:
-    """44 updates an epoch, of 33 samples and one of 19. Bound: 50 updates, each off by some roundings of 2**-24 of its sums."""
+    """44 updates an epoch, of 33 samples and one of 19. Bound: 50 updates, each off by some roundings of 2**-24 of its
+    sums."""
     uneven = (*DIGITS, "precision=fp32", "data.global_batch_size=33", "max_steps=50")
     alone, together = runs(*uneven), runs(*uneven, "launch.nproc=2", "strategy.gradient_merge.k_steps=2")
     assert alone.result.steps == together.result.steps == 50

@@ -68,7 +68,8 @@ class NormNet(nn.Module):
 
 
 class Gated(nn.Module):
-    """Samples go one way or the other by their first pixel, so that a step may use one branch alone; ``never`` is never used.
+    """Samples go one way or the other by their first pixel, so that a step may use one branch alone; ``never`` is never
+    used.
 
     ``gated=False``: all samples go the first way.
     """
@@ -103,7 +104,8 @@ class Flat(nn.Module):
 
 
 class Layered(nn.Module):
-    """Convolutions, which channels_last lays out otherwise, and weights that lie transposed or with gaps in memory whatever
+    """Convolutions, which channels_last lays out otherwise, and weights that lie transposed or with gaps in memory
+    whatever
     the format; no batch norm, so that workers together are one process on the whole batch."""
 
     def __init__(self, num_classes: int, image_size: int) -> None:

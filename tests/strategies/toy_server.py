@@ -51,7 +51,9 @@ class ToyServer(Declaration):
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
         if config.launch.servers not in (None, 1):
-            refused.append(UserError(f"launch.servers={config.launch.servers}", "toy_server has one server", "launch.servers=1"))  # fmt: skip
+            refused.append(
+                UserError(f"launch.servers={config.launch.servers}", "toy_server has one server", "launch.servers=1")
+            )
         if config.precision == "fp16":
             refused.append(UserError("precision=fp16", "the server knows no loss scale", "precision=bf16"))
         return refused
@@ -180,7 +182,9 @@ def gather(listening: socket.socket, token: str, size: int, timeout_s: float) ->
                 connection.close()
                 continue
         except TimeoutError:
-            raise RunFailed(f"{_workers(set(range(size)) - set(connections))} did not connect to server 0 within {timeout_s:g} s") from None  # fmt: skip
+            raise RunFailed(
+                f"{_workers(set(range(size)) - set(connections))} did not connect to server 0 within {timeout_s:g} s"
+            ) from None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _, rank = receive(connection)
         connection.settimeout(None)
@@ -207,8 +211,11 @@ class Server:
         self.round: Round | None = None
         self.lost: set[int] = set()
         self.meetings: dict[str, Callable[[list[Any]], Any]] = {
-            "start": self.start, "step": self.step, "all_reduce_sum": sum, "synchronize": self.synchronize,
-        }  # fmt: skip
+            "start": self.start,
+            "step": self.step,
+            "all_reduce_sum": sum,
+            "synchronize": self.synchronize,
+        }
 
     def attend(self, rank: int, connection: socket.socket) -> None:
         """Answer one worker until it leaves."""

@@ -1,4 +1,5 @@
-"""The independent truth: training written out by hand for one process, and for local SGD's replicas one after another."""
+"""The independent truth: training written out by hand for one process, and for local SGD's replicas one after
+another."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def by_hand(config: dict[str, Any], workers: int) -> Truth:
     data = {k: config["data"][k] for k in ("train_samples", "val_samples", "num_classes", "global_batch_size")}
     shared = () if data["global_batch_size"] is not None else (workers, config["data"]["batch_size"])
     strategy = [config["strategy"][k] for k in ("gradient_merge", "clip_norm")]
-    others = [config[k] for k in ("seed", "model", "sampler", "optimizer", "scheduler", "max_steps", "limit_train_batches", "loss")]  # fmt: skip
+    others = [
+        config[k]
+        for k in ("seed", "model", "sampler", "optimizer", "scheduler", "max_steps", "limit_train_batches", "loss")
+    ]
     which = json.dumps([data, shared, strategy, others], sort_keys=True, default=str)
     if which not in KNOWN:
         KNOWN[which] = _by_hand(config, workers)
@@ -112,8 +116,13 @@ def updates(config: dict[str, Any], workers: int) -> Iterator[list[np.ndarray]]:
 
 
 def whole_updates(config: dict[str, Any]) -> Iterator[list[np.ndarray]]:
-    """The same where the global batch is given: consecutive pieces of the epoch's order, of which only the size counts."""
-    samples, size, k = config["data"]["train_samples"], config["data"]["global_batch_size"], config["strategy"]["gradient_merge"]["k_steps"]  # fmt: skip
+    """The same where the global batch is given: consecutive pieces of the epoch's order, of which only the size
+    counts."""
+    samples, size, k = (
+        config["data"]["train_samples"],
+        config["data"]["global_batch_size"],
+        config["strategy"]["gradient_merge"]["k_steps"],
+    )
     step = epoch = 0
     while True:
         order = np.random.default_rng((config["seed"], epoch)).permutation(samples)
@@ -136,7 +145,9 @@ def gradient(model: nn.Module, parameters: Parameters, loss: torch.Tensor) -> Pa
 
 
 @torch.no_grad()
-def descend(config: dict[str, Any], step: int, parameters: Parameters, momentum: Parameters, gradients: Parameters) -> None:  # fmt: skip
+def descend(
+    config: dict[str, Any], step: int, parameters: Parameters, momentum: Parameters, gradients: Parameters
+) -> None:
     """SGD with momentum and L2 decay, learning rate from a warm-up and half a cosine."""
     optimizer, scheduler = config["optimizer"], config["scheduler"]
     warmup, total, final = scheduler["warmup_steps"], config["max_steps"], scheduler["final"]

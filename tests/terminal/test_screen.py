@@ -73,7 +73,15 @@ def everything() -> None:
     out.print(LONG, style="bold red")
     out.facts("Plan of x", [("strategy", LONG), ("run folder", FOLDER), ("left out", f"1 image: {FOLDER}/" + "x" * 20)])
     out.fact("results", f"{FOLDER}  (curves.png, confusion.png, mistakes.png, model.safetensors, result.json)")
-    out.rows("Sweep", ["job", "overrides", "status", "val/loss", "best val/acc1", "seconds"], [["0", f"data.root={FOLDER} optimizer.lr=0.1", "done", "0.1", "0.9582", "20.6"], ["1", "a=1", "not started", "", "", ""]], 1)  # fmt: skip
+    out.rows(
+        "Sweep",
+        ["job", "overrides", "status", "val/loss", "best val/acc1", "seconds"],
+        [
+            ["0", f"data.root={FOLDER} optimizer.lr=0.1", "done", "0.1", "0.9582", "20.6"],
+            ["1", "a=1", "not started", "", "", ""],
+        ],
+        1,
+    )
     out.command("repeat", ["python", "-m", "trainer", f"data.root={FOLDER}", f"weights={FOLDER}/model.safetensors"], 10)
 
 
@@ -81,7 +89,12 @@ def test_at_80_columns_no_path_and_no_id_is_broken(monkeypatch: pytest.MonkeyPat
     with Terminal().shown(monkeypatch) as lines:
         everything()
     assert max(map(len, lines)) <= 80
-    for whole, times in ((FOLDER, 10), (RUN, 2), (f"{FOLDER}/workerlog.0", 2), (f"weights={FOLDER}/model.safetensors", 1)):  # fmt: skip
+    for whole, times in (
+        (FOLDER, 10),
+        (RUN, 2),
+        (f"{FOLDER}/workerlog.0", 2),
+        (f"weights={FOLDER}/model.safetensors", 1),
+    ):
         assert sum(line.count(whole) for line in lines) == times, whole
     assert not [line for line in lines if line != line.rstrip()]
     [first] = [line for line in lines if line.startswith("repeat")]
@@ -89,9 +102,13 @@ def test_at_80_columns_no_path_and_no_id_is_broken(monkeypatch: pytest.MonkeyPat
 
 
 JOBS = [
-    Row(("+recipe=x", f"optimizer.lr={n}e-4"), Result("done", "", metrics={m: 1234.5 for m in METRICS}, best={"val/acc1": 0.5}, seconds=1234.5), "val/acc1")
+    Row(
+        ("+recipe=x", f"optimizer.lr={n}e-4"),
+        Result("done", "", metrics={m: 1234.5 for m in METRICS}, best={"val/acc1": 0.5}, seconds=1234.5),
+        "val/acc1",
+    )
     for n in (1, 2)
-] + [Row(("+recipe=x", "optimizer.lr=3e-4"), Result("not started", ""))]  # fmt: skip
+] + [Row(("+recipe=x", "optimizer.lr=3e-4"), Result("not started", ""))]
 
 
 @pytest.mark.parametrize("columns", [200, 80, 60])
@@ -109,7 +126,11 @@ def test_a_sweeps_table_fits_the_terminal_and_says_what_is_left_out(
     assert [row.endswith("1234.5") for row in rows if "done" in row] == [True, True]
     assert [f"optimizer.lr={n}e-4" for n in (1, 2, 3)] == re.findall(r"optimizer\.lr=\S+", "".join(rows))
     told = " ".join(lines)
-    assert [m for m in METRICS if m not in header.replace("best val/acc1", "") and f"with {m}" not in told and f", {m}" not in told] == []  # fmt: skip
+    assert [
+        m
+        for m in METRICS
+        if m not in header.replace("best val/acc1", "") and f"with {m}" not in told and f", {m}" not in told
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +156,13 @@ def test_what_is_redirected_is_neither_wrapped_nor_padded(tmp_path: Path, monkey
     assert lines[-1] == f"repeat    python -m trainer data.root={FOLDER} weights={FOLDER}/model.safetensors"
 
 
-STATUS = {"state": "running", "epoch": 3, "step": 44, "total": 88, "metrics": {"train/loss": 0.5, "train/acc1": 0.25, "perf/samples_per_s": 99.4}}  # fmt: skip
+STATUS = {
+    "state": "running",
+    "epoch": 3,
+    "step": 44,
+    "total": 88,
+    "metrics": {"train/loss": 0.5, "train/acc1": 0.25, "perf/samples_per_s": 99.4},
+}
 BEST = {"metric": "val/acc1", "value": 0.95, "step": 22}
 
 
@@ -143,16 +170,28 @@ BEST = {"metric": "val/acc1", "value": 0.95, "step": 22}
     ("status", "peers", "said"),
     [
         (None, {}, ["starting: importing", "0/88"]),
-        ({"state": "starting", "doing": "first update, compiling the model", "step": 0}, {}, ["first update, compiling the model"]),
+        (
+            {"state": "starting", "doing": "first update, compiling the model", "step": 0},
+            {},
+            ["first update, compiling the model"],
+        ),
         (STATUS, {}, ["epoch 3", "44/88", "loss 0.5000  acc1 0.2500  99 samples/s"]),
         (STATUS | {"step": 89, "total": 89}, {}, ["89/89"]),
-        (STATUS | {"best": BEST}, {1: 40, 0: 44, 10: 7}, ["best acc1 0.9500", "worker 0: 44  worker 1: 40  worker 10: 7"]),
+        (
+            STATUS | {"best": BEST},
+            {1: 40, 0: 44, 10: 7},
+            ["best acc1 0.9500", "worker 0: 44  worker 1: 40  worker 10: 7"],
+        ),
     ],
     ids=["importing", "compiling", "running", "beyond", "apart"],
-)  # fmt: skip
+)
 def test_the_bar_fills_the_line_and_says_what_there_is(
-    status: dict[str, Any] | None, peers: dict[int, int], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    status: dict[str, Any] | None,
+    peers: dict[int, int],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if status is not None:
         (tmp_path / "status.json").write_text(json.dumps(status))
     for rank, step in peers.items():
@@ -176,9 +215,19 @@ def test_quiet_shows_neither_plan_nor_bar_nor_lines_and_warnings_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan: Any = SimpleNamespace(
-        lacks=[], concern="too many outputs", insecure=False, facts=SimpleNamespace(attention="", stand_in="drawn flowers"), strategy="single",
-        roles={"worker": 1}, device="cpu", chosen=SimpleNamespace(precision="fp32"), total_steps=1, global_batch_size=32, run_dir="x", left_out=["launch.nproc=2"],
-    )  # fmt: skip
+        lacks=[],
+        concern="too many outputs",
+        insecure=False,
+        facts=SimpleNamespace(attention="", stand_in="drawn flowers"),
+        strategy="single",
+        roles={"worker": 1},
+        device="cpu",
+        chosen=SimpleNamespace(precision="fp32"),
+        total_steps=1,
+        global_batch_size=32,
+        run_dir="x",
+        left_out=["launch.nproc=2"],
+    )
     plan_table.show_plan(plan, "quiet")
     plan_table.show_briefly(plan, "quiet")
     said = "ATTENTION: too many outputs\nATTENTION: drawn flowers\n"
@@ -216,8 +265,10 @@ def test_debug_shows_what_every_process_prints_with_its_name(
     assert shown("quiet") == []
     assert shown("normal") == ["I am 0", "and done"]
     assert shown("debug") == sorted(
-        f"{who} | {line}" for who, n in (("worker 0", 0), ("worker 1", 1), ("server 0", 0)) for line in (f"I am {n}", "and done")
-    )  # fmt: skip
+        f"{who} | {line}"
+        for who, n in (("worker 0", 0), ("worker 1", 1), ("server 0", 0))
+        for line in (f"I am {n}", "and done")
+    )
 
 
 def test_a_broken_run_says_where_its_folder_and_its_best_weights_are(
@@ -234,18 +285,33 @@ def test_a_broken_run_says_where_its_folder_and_its_best_weights_are(
     assert capsys.readouterr().out == "\nleft      run  (workerlog.N)\n"
     (tmp_path / "run" / "checkpoints" / "best.safetensors").touch()
     last_lines.say_broken(ready)
-    assert capsys.readouterr().out.splitlines()[2] == "best      run/checkpoints/best.safetensors  (val/acc1 0.95000 at update 22)"  # fmt: skip
+    assert (
+        capsys.readouterr().out.splitlines()[2]
+        == "best      run/checkpoints/best.safetensors  (val/acc1 0.95000 at update 22)"
+    )
 
 
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("sqlite:///{here}/mlflow.db", "mlflow ui   then http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=trainer"),
-        ("sqlite:////other/mlflow.db", "mlflow ui --backend-store-uri sqlite:////other/mlflow.db   then http://127.0.0.1:5000/#/"),
-        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=trainer"),
+        (
+            "sqlite:///{here}/mlflow.db",
+            (
+                "mlflow ui   then "
+                "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=trainer"
+            ),
+        ),
+        (
+            "sqlite:////other/mlflow.db",
+            "mlflow ui --backend-store-uri sqlite:////other/mlflow.db   then http://127.0.0.1:5000/#/",
+        ),
+        (
+            "http://127.0.0.1:8080/",
+            "http://127.0.0.1:8080/#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=trainer",
+        ),
     ],
     ids=["here", "elsewhere", "server"],
-)  # fmt: skip
+)
 def test_the_address_opens_the_view_of_trainings(
     uri: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

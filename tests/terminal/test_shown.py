@@ -1,4 +1,5 @@
-"""What others wrote (names, paths, a user's own prints) is shown as text: no markup, no control character, no formula."""
+"""What others wrote (names, paths, a user's own prints) is shown as text: no markup, no control character, no
+formula."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_no_control_character_stays_as_it_is() -> None:
     assert one_line("a\nb\tc\r\n") == "a\\nb\\tc\\x0d\\n"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "=HYPERLINK(0)", "-x", "--5", "1e5=", "-1.5e"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "=HYPERLINK(0)", "-x", "--5", "1e5=", "-1.5e"]
+)
 def test_a_cell_that_a_spreadsheet_would_compute_is_quoted(text: str) -> None:
     assert (cell(text) == text) == (text[0] not in "=+-@\t\r")
     assert cell(text)[0] in ("'", "1")
@@ -54,7 +57,16 @@ def test_rows_of_any_names_are_read_back_as_so_many_rows(tmp_path: Path) -> None
     content = (tmp_path / "t.csv").read_bytes().decode("utf-8")
     assert len(content.split("\r\n")) == len(names) + 2 and "\x1b" not in content
     rows = list(csv.reader(io.StringIO(content, newline="")))
-    assert [row[0] for row in rows[1:]] == ["a\\nb", "c\\x0d\\nd", 'quote"d', "comma,ed", "\\xff.png", "'=cmd|' /C calc'!A0", "\\x1b[2J", "\\u202egnp.exe"]  # fmt: skip
+    assert [row[0] for row in rows[1:]] == [
+        "a\\nb",
+        "c\\x0d\\nd",
+        'quote"d',
+        "comma,ed",
+        "\\xff.png",
+        "'=cmd|' /C calc'!A0",
+        "\\x1b[2J",
+        "\\u202egnp.exe",
+    ]
     assert [row[1] for row in rows[1:]] == [str(i) for i in range(len(names))]
     assert not list(tmp_path.glob(".*")), "no part of it is left"
 

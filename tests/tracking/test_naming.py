@@ -18,15 +18,21 @@ RECIPE = "+recipe=digits_lenet"
         ([RECIPE], "digits_lenet"),
         ([RECIPE, "optimizer.lr=0.1", "data.batch_size=64", "strategy=local_sgd"], "lr=0.1 b64 local_sgd"),
         ([RECIPE, "launch.nproc=2", "strategy=pserver_async", "launch.servers=1"], "w2 pserver_async s1"),
-        ([RECIPE, "tracking.uri=http://x", "hydra.run.dir=a/b", "+tracking.tags.a=b", "verbosity=quiet"], "digits_lenet"),
-        ([RECIPE, "compile=true", "precision=bf16", "data.shuffle=false", "~model.dropout"], "compile bf16 no shuffle +1"),
+        (
+            [RECIPE, "tracking.uri=http://x", "hydra.run.dir=a/b", "+tracking.tags.a=b", "verbosity=quiet"],
+            "digits_lenet",
+        ),
+        (
+            [RECIPE, "compile=true", "precision=bf16", "data.shuffle=false", "~model.dropout"],
+            "compile bf16 no shuffle +1",
+        ),
         ([RECIPE, "optimizer.lr=0.1", "scheduler.lr=0.2"], "optimizer…=0.1 scheduler.…=0.2"),
         ([RECIPE, "model._target_='own_net.Net'", "epochs=3"], "_target_=own_net.Net 3ep"),
         ([RECIPE, "a.one=1", "a.two=2", "a.three=3", "a.four=4", "a.five=5"], "one=1 two=2 three=3 four=4 +1"),
         ([RECIPE, "data.path='a\nb\x1b[31m'"], "path=a b [31m"),
         ([RECIPE, "seed=3", "seed=4"], "seed=4"),
     ],
-)  # fmt: skip
+)
 def test_a_run_is_called_by_what_differs(overrides: list[str], name: str) -> None:
     assert run_name("digits_lenet", overrides) == name and len(name) <= 30
 

@@ -24,15 +24,21 @@ from trainer.tracking import reopened_run, run_lookup
 from trainer.tracking.describe import _lived
 
 TYPED = (
-    "+recipe=digits_lenet", "epochs=1", "execution.log_every=1", "checkpoint.every_steps=10", "checkpoint.background=false",
-    "tracking.log_model=false", "tracking.system_every_s=null",
+    "+recipe=digits_lenet",
+    "epochs=1",
+    "execution.log_every=1",
+    "checkpoint.every_steps=10",
+    "checkpoint.background=false",
+    "tracking.log_model=false",
+    "tracking.system_every_s=null",
     "callbacks=[{_target_: tests.faults.gate.Gate, at: 27, until: go}]",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder in which ``run`` was killed by SIGKILL at update 27 of 44 and went on; and what the second life showed."""
+    """A folder in which ``run`` was killed by SIGKILL at update 27 of 44 and went on; and what the second life
+    showed."""
     folder = tmp_path_factory.mktemp("resumed")
     run = folder / "run"
     process = start(*TYPED, "hydra.run.dir=run", cwd=folder)
@@ -157,7 +163,10 @@ def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp
     more = ["epochs=2", "max_steps=48", "resume.allow_changes=true"]
     done = trainer(*typed, *more, "hydra.run.dir=copy", cwd=tmp_path)
     said = " ".join(done.stdout.split())
-    assert f"MLflow: {tmp_path}/copy is a copy of {tmp_path}/run, which has the run {first.info.run_id}; this folder gets one of its own" in said, done.stdout + done.stderr  # fmt: skip
+    assert (
+        f"MLflow: {tmp_path}/copy is a copy of {tmp_path}/run, which has the run {first.info.run_id}; this "
+        f"folder gets one of its own"
+    ) in said, done.stdout + done.stderr
     before, other = sorted(mlflow_runs(tmp_path), key=lambda run: run.info.run_id != first.info.run_id)
     assert at_server(tmp_path, before) == points and before.data.tags["trainer.run_dir"] == str(tmp_path / "run")
     assert at_server(tmp_path, other) == in_file(tmp_path / "copy")
@@ -173,7 +182,9 @@ def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp
     assert {max(step for _, step in at_server(tmp_path, run)) for run in (before, other)} == {48, 50}
 
 
-@pytest.mark.parametrize(("more", "why"), [((), "there is no such run at"), (("tracking=none",), "tracking=none asks no server")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "why"), [((), "there is no such run at"), (("tracking=none",), "tracking=none asks no server")]
+)
 def test_a_run_that_mlflow_does_not_know_is_a_sentence(
     resumed: tuple[Path, str], more: tuple[str, ...], why: str
 ) -> None:

@@ -121,13 +121,19 @@ def test_the_packed_model_has_what_it_imports_and_predicts_elsewhere(
         assert not any(b"c4nary" in sources.read(name) for name in names)
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     assert sum(path.is_file() for path in folder.rglob("*")) - len(FILES) <= 11, "MLflow lists each file"
-    assert [p for p in folder.rglob("*") if p.is_file() and (b"c4nary" in p.read_bytes() or b"root:x:0" in p.read_bytes())] == []  # fmt: skip
+    assert [
+        p for p in folder.rglob("*") if p.is_file() and (b"c4nary" in p.read_bytes() or b"root:x:0" in p.read_bytes())
+    ] == []
     np.save(tmp_path / "in.npy", np.float32([[1.0, 2.0, 3.0, 4.0]]))
     bare = {k: v for k, v in environment().items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(folder), str(tmp_path / "in.npy"), str(tmp_path / "out.npy")],
-        cwd=tmp_path, env={**bare, "PYTHONPATH": os.pathsep.join([])}, capture_output=True, text=True, timeout=2000,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**bare, "PYTHONPATH": os.pathsep.join([])},
+        capture_output=True,
+        text=True,
+        timeout=2000,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         str(code / "own_pkg" / "net.py"),

@@ -146,9 +146,16 @@ def test_each_point_is_there_once_after_any_schedule(
 def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path: Path) -> None:
     """Once after points were sent; the second one at once, before it has read what it is told."""
     process = start(
-        "+recipe=digits_lenet", "hydra.run.dir=run", "epochs=6", "execution.log_every=1", "execution.threads=1", "tracking.log_model=false",
-        "callbacks=[{_target_:tests.faults.gate.Gate,at:200,until:go}]", cwd=tmp_path, spares=3,
-    )  # fmt: skip
+        "+recipe=digits_lenet",
+        "hydra.run.dir=run",
+        "epochs=6",
+        "execution.log_every=1",
+        "execution.threads=1",
+        "tracking.log_model=false",
+        "callbacks=[{_target_:tests.faults.gate.Gate,at:200,until:go}]",
+        cwd=tmp_path,
+        spares=3,
+    )
     wait_for(lambda: read(tmp_path / "run" / "tracking.json").get("sent_bytes", 0) > 0, 60, "points are sent")
     first = recorder_of(process.pid)
     assert first is not None
@@ -180,7 +187,9 @@ def test_a_recorder_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: py
     assert len(said) == client.MOST_STARTS and "ended with exit code 1, the 6th of this command" in said[-1]
 
 
-def test_a_recorder_that_dies_before_its_launcher_knows_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_recorder_that_dies_before_its_launcher_knows_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start, listen, noticed = client.Tracker._start, client.Tracker._start_again, Event()
 
     def slow(self: client.Tracker) -> Any:
@@ -238,7 +247,9 @@ def test_a_killed_launcher_leaves_the_folder_to_its_recorder(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("forked", [True, False])
-def test_what_a_launcher_has_sent_before_it_was_killed_is_read(forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_what_a_launcher_has_sent_before_it_was_killed_is_read(
+    forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The recorder, which was busy, finds both at once: that the launcher is dead, and what it had sent."""
     inbox, store = killed(tmp_path, monkeypatch, tmp_path, forked=forked), Store()
     (tmp_path / "status.json").write_text('{"state": "running"}')
@@ -305,7 +316,9 @@ def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
     assert read(tmp_path / "status.json") == {"state": "running"} and not store.runs
 
 
-def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inbox = killed(tmp_path, monkeypatch, tmp_path)
     assert not Hold(tmp_path).take()
     inbox.way.close()

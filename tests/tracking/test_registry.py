@@ -24,9 +24,13 @@ from trainer.tracking import registry
 from trainer.tracking.mlflow_run import Follower
 
 TYPED = (
-    "+recipe=digits_lenet", "epochs=3", "precision=fp32", "tracking.system_every_s=null", "tracking.registered_model=digits",
+    "+recipe=digits_lenet",
+    "epochs=3",
+    "precision=fp32",
+    "tracking.system_every_s=null",
+    "tracking.registered_model=digits",
     "callbacks=[{_target_: tests.tracking.test_registry.Spoiler}]",
-)  # fmt: skip
+)
 
 
 class Spoiler:

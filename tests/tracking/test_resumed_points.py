@@ -167,9 +167,13 @@ def cut(run_dir: Path, kept: int) -> None:
 
 
 SENT: list[list[str]] = [
-    [], ["log_batch before"] * 9, ["log_batch half"], ["log_batch half", "log_batch half"], ["log_batch after"] * 5,
+    [],
+    ["log_batch before"] * 9,
+    ["log_batch half"],
+    ["log_batch half", "log_batch half"],
+    ["log_batch after"] * 5,
     ["log_batch half", "history", "log_batch after", "history"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("failing", SENT, ids=str)
@@ -320,7 +324,9 @@ def test_resend_refuses_what_it_cannot_read_and_leaves_nothing(
         assert recorder.main(["resend", str(tmp_path)]) == 0 and store.points["run0"]
 
 
-def test_an_experiment_that_another_run_makes_meanwhile_is_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_an_experiment_that_another_run_makes_meanwhile_is_no_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     class Raced(Store):
         asked = 0
 

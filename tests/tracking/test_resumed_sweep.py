@@ -14,9 +14,18 @@ from mlflow import MlflowClient
 from tests.runs import mlflow_runs, trainer
 
 TYPED = (
-    "-m", "+recipe=digits_lenet", "epochs=1", "limit_train_batches=4", "limit_val_batches=1", "execution.threads=1", "checkpoint.every_steps=2",
-    "checkpoint.background=false", "tracking.log_model=false", "tracking.system_every_s=null", "hydra.sweep.dir=sweep",
-)  # fmt: skip
+    "-m",
+    "+recipe=digits_lenet",
+    "epochs=1",
+    "limit_train_batches=4",
+    "limit_val_batches=1",
+    "execution.threads=1",
+    "checkpoint.every_steps=2",
+    "checkpoint.background=false",
+    "tracking.log_model=false",
+    "tracking.system_every_s=null",
+    "hydra.sweep.dir=sweep",
+)
 LRS, AUTO = "optimizer.lr=0.1,0.05", "resume=auto"
 
 

@@ -57,15 +57,30 @@ def test_eval_of_a_checkpoint_gives_the_numbers_of_the_runs_own_validation(name:
 
 def test_a_run_that_has_only_checkpoints_is_taken_by_its_newest_whole_one(tmp_path: Path) -> None:
     run, images = tmp_path / "run", image_folder(tmp_path / "images")
-    recipe = ["+recipe=resnet50_imagefolder", "model=convnet", "~model.zero_init_residual", f"data.root={images}", "data.image_size=32", "tracking=none", "precision=fp32"]  # fmt: skip
+    recipe = [
+        "+recipe=resnet50_imagefolder",
+        "model=convnet",
+        "~model.zero_init_residual",
+        f"data.root={images}",
+        "data.image_size=32",
+        "tracking=none",
+        "precision=fp32",
+    ]
     package.run([*recipe, "max_steps=2", "data.batch_size=4", "checkpoint.every_steps=1", f"hydra.run.dir={run}"])
     looked = [*recipe, "mode=predict", f"predict.input={images}/val"]
     package.run([*looked, f"weights={run}", f"hydra.run.dir={tmp_path}/done"])
     (run / "model.safetensors").unlink()
     package.run([*looked, f"weights={run}", f"hydra.run.dir={tmp_path}/newest"])
-    assert (tmp_path / "newest" / "predictions.csv").read_bytes() == (tmp_path / "done" / "predictions.csv").read_bytes()  # fmt: skip
+    assert (tmp_path / "newest" / "predictions.csv").read_bytes() == (
+        tmp_path / "done" / "predictions.csv"
+    ).read_bytes()
     newest, before = store.found(run / "checkpoints")
-    assert [weights_file(path) for path in (run, run / "checkpoints", newest, before)] == [newest, newest, newest, before]  # fmt: skip
+    assert [weights_file(path) for path in (run, run / "checkpoints", newest, before)] == [
+        newest,
+        newest,
+        newest,
+        before,
+    ]
     (newest / "worker-0.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"worker-0\.safetensors: 0 bytes, but \d+ were written"):
         package.run([*looked, f"weights={newest}"])
@@ -92,9 +107,16 @@ def test_what_is_no_workers_part_is_refused_with_a_sentence(tmp_path: Path) -> N
 
 
 CLICKS = [
-    "+recipe=wide_and_deep", "tracking=none", "data.train_rows=1500", "data.val_rows=301", "data.hash_size=501", "model.hidden=[8]", "data.batch_size=16",
-    "strategy.slice_above=100", "checkpoint.background=false",
-]  # fmt: skip
+    "+recipe=wide_and_deep",
+    "tracking=none",
+    "data.train_rows=1500",
+    "data.val_rows=301",
+    "data.hash_size=501",
+    "model.hidden=[8]",
+    "data.batch_size=16",
+    "strategy.slice_above=100",
+    "checkpoint.background=false",
+]
 """Most rows of the tables are touched by no batch, and one dense parameter is cut over all servers."""
 SERVED = {
     "sync": ["strategy=pserver_sync", "launch.nproc=2", "launch.servers=2", "optimizer=adam"],
@@ -134,7 +156,15 @@ def test_a_checkpoint_of_servers_is_evaluated_exported_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    command = (*CLICKS, *SERVED["sync"], "epochs=1", "limit_train_batches=6", "execution.val_every_steps=3", "checkpoint.every_steps=3", "checkpoint.keep_last=9")  # fmt: skip
+    command = (
+        *CLICKS,
+        *SERVED["sync"],
+        "epochs=1",
+        "limit_train_batches=6",
+        "execution.val_every_steps=3",
+        "checkpoint.every_steps=3",
+        "checkpoint.keep_last=9",
+    )
     ended = runs.trainer(*command, "hydra.run.dir=run", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     wanted = validations(run)

@@ -1,4 +1,5 @@
-"""Files of weights from outside: what would take any memory, or does not go into a model, is one sentence with the file's name."""
+"""Files of weights from outside: what would take any memory, or does not go into a model, is one sentence with the
+file's name."""
 
 from __future__ import annotations
 
@@ -51,22 +52,50 @@ def of_kind(kind: str, size: int) -> bytes:
 
 def many(pickle: bytes, times: int = 2000) -> bytes:
     """A long list of pairs, and a function that is called on it many times."""
-    pairs = b"](" + b"".join(b"K" + bytes([n % 256]) + b"M" + struct.pack("<H", n) + b"\x86" for n in range(1000)) + b"eq\x00"  # fmt: skip
+    pairs = (
+        b"]("
+        + b"".join(b"K" + bytes([n % 256]) + b"M" + struct.pack("<H", n) + b"\x86" for n in range(1000))
+        + b"eq\x00"
+    )
     return b"\x80\x02" + pickle + b"q\x01" + pairs + b"]" + b"h\x01h\x00\x85Ra" * times + b"."
 
 
 AMPLIFIED = {
     "bytearray": (b"\x80\x02cbuiltins\nbytearray\n" + a_number(LARGE) + b"\x85R.", "calls builtins.bytearray"),
-    "storage": (b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85R.", "calls torch.storage.UntypedStorage"),
-    "a new storage": (b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85\x81.", "calls torch.storage.UntypedStorage"),
+    "storage": (
+        b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85R.",
+        "calls torch.storage.UntypedStorage",
+    ),
+    "a new storage": (
+        b"\x80\x02ctorch.storage\nUntypedStorage\n" + a_number(LARGE) + b"\x85\x81.",
+        "calls torch.storage.UntypedStorage",
+    ),
     "tensor": (b"\x80\x02ctorch\nFloatTensor\n" + a_number(LARGE) + b"\x85R.", "calls torch.FloatTensor"),
-    "from the memo": (b"\x80\x02cbuiltins\nbytearray\nq\x00h\x00" + a_number(LARGE) + b"\x85R.", "calls builtins.bytearray"),
-    "quantised": (b"\x80\x02ctorch._utils\n_rebuild_qtensor\n" + a_number(LARGE) + b"\x85R.", "calls torch._utils._rebuild_qtensor"),
-    "any function of any type": (b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\ncbuiltins\nbytearray\n" + a_number(LARGE) + b"\x86R.", "calls torch._tensor._rebuild_from_type_v2"),
-    "copies of a text": (b"\x80\x02c_codecs\nencode\nq\x01" + text(b"a" * 9999) + b"q\x00" + text(b"latin1") + b"q\x02]" + b"h\x01h\x00h\x02\x86Ra" * 999 + b".", "copies more than it has"),
+    "from the memo": (
+        b"\x80\x02cbuiltins\nbytearray\nq\x00h\x00" + a_number(LARGE) + b"\x85R.",
+        "calls builtins.bytearray",
+    ),
+    "quantised": (
+        b"\x80\x02ctorch._utils\n_rebuild_qtensor\n" + a_number(LARGE) + b"\x85R.",
+        "calls torch._utils._rebuild_qtensor",
+    ),
+    "any function of any type": (
+        b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\ncbuiltins\nbytearray\n" + a_number(LARGE) + b"\x86R.",
+        "calls torch._tensor._rebuild_from_type_v2",
+    ),
+    "copies of a text": (
+        b"\x80\x02c_codecs\nencode\nq\x01"
+        + text(b"a" * 9999)
+        + b"q\x00"
+        + text(b"latin1")
+        + b"q\x02]"
+        + b"h\x01h\x00h\x02\x86Ra" * 999
+        + b".",
+        "copies more than it has",
+    ),
     "copies of a mapping": (many(b"ccollections\nOrderedDict\n"), "copies more than it has"),
     "copies of a set": (many(b"cbuiltins\nset\n"), "copies more than it has"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", AMPLIFIED)
@@ -93,7 +122,11 @@ def test_what_an_archive_has_several_times_is_refused(tmp_path: Path) -> None:
     content = saved.getvalue()
     start = content.index(b"PK\x01\x02")
     end = content.index(b"PK\x05\x06") if b"PK\x06\x06" not in content else content.index(b"PK\x06\x06")
-    entry = next(start + n for n in range(end - start) if content[start + n : start + n + 4] == b"PK\x01\x02" and b"data/0" in content[start + n : start + n + 80])  # fmt: skip
+    entry = next(
+        start + n
+        for n in range(end - start)
+        if content[start + n : start + n + 4] == b"PK\x01\x02" and b"data/0" in content[start + n : start + n + 80]
+    )
     size = 46 + sum(struct.unpack("<3H", content[entry + 28 : entry + 34]))
     extra = content[entry : entry + size] * 20
     tail = bytearray(content[content.index(b"PK\x05\x06") :])
@@ -113,10 +146,21 @@ def test_checkpoints_of_usual_trainings_are_read(tmp_path: Path) -> None:
     optimizer.step()
     steps = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 1, 2])
     whole = {
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps.state_dict(), "epoch": 3, "best": 0.5,
-        "rng": torch.get_rng_state(), "shape": torch.Size((1, 2)), "names": {"a", "b"}, "raw": b"\xff\x00", "more": Counter("ab"),
-        "device": torch.device("cpu"), "type": torch.float32, "ordered": OrderedDict(a=1), "none": None,
-    }  # fmt: skip
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "steps": steps.state_dict(),
+        "epoch": 3,
+        "best": 0.5,
+        "rng": torch.get_rng_state(),
+        "shape": torch.Size((1, 2)),
+        "names": {"a", "b"},
+        "raw": b"\xff\x00",
+        "more": Counter("ab"),
+        "device": torch.device("cpu"),
+        "type": torch.float32,
+        "ordered": OrderedDict(a=1),
+        "none": None,
+    }
     for kept in (whole, model.state_dict(), {"state_dict": dict(model.named_parameters())}):
         torch.save(kept, tmp_path / "w.pt")
         found = tensor_files.read(tmp_path / "w.pt", "weights=w.pt")
@@ -129,17 +173,32 @@ def test_checkpoints_of_usual_trainings_are_read(tmp_path: Path) -> None:
 
 
 ODD = {
-    "F4.safetensors": (of_kind("F4", 2), r"weight is of the type (F4|float4_e2m1fn_x2), which no model can take|cannot be read as safetensors"),
+    "F4.safetensors": (
+        of_kind("F4", 2),
+        r"weight is of the type (F4|float4_e2m1fn_x2), which no model can take|cannot be read as safetensors",
+    ),
     "F6.safetensors": (of_kind("F6_E2M3", 3), r"weight is of the type F6|cannot be read as safetensors"),
     "complex.safetensors": (of_kind("C64", 32), r"complex numbers where the model's are real \(weight\)"),
-    "beyond.safetensors": (safetensors({"weight": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}), "cannot be read as safetensors"),
-    "zero.safetensors": (safetensors({"weight": {"dtype": "F32", "shape": [2**40, 0, 2**40], "data_offsets": [0, 0]}}), "weight is |cannot be read|does not go into"),
-    "meta.pt": (torch.empty(2, 2, device="meta"), r"calls torch\._utils\._rebuild_meta_tensor_no_storage|no plain tensor"),
+    "beyond.safetensors": (
+        safetensors({"weight": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}),
+        "cannot be read as safetensors",
+    ),
+    "zero.safetensors": (
+        safetensors({"weight": {"dtype": "F32", "shape": [2**40, 0, 2**40], "data_offsets": [0, 0]}}),
+        "weight is |cannot be read|does not go into",
+    ),
+    "meta.pt": (
+        torch.empty(2, 2, device="meta"),
+        r"calls torch\._utils\._rebuild_meta_tensor_no_storage|no plain tensor",
+    ),
     "sparse.pt": (torch.eye(2).to_sparse(), r"calls torch\.serialization\._get_layout"),
     "rows.pt": (torch.eye(2).to_sparse_csr(), r"calls torch\.serialization\._get_layout"),
-    "quantised.pt": (torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.quint8), r"calls torch\._utils\._rebuild_qtensor"),
+    "quantised.pt": (
+        torch.quantize_per_tensor(torch.eye(2), 0.1, 0, torch.quint8),
+        r"calls torch\._utils\._rebuild_qtensor",
+    ),
     "complex.pt": (torch.eye(2, dtype=torch.complex64), r"complex numbers where the model's are real"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -152,7 +211,11 @@ def test_tensors_that_no_model_takes_are_one_sentence_that_names_the_file(name: 
     else:
         torch.save({"weight": content}, path)
     model = torch.nn.Linear(2, 2, bias=False)
-    for use in (lambda: fit.check(path, model, "m"), lambda: fit.load(path, model), lambda: fit.into(model, tensor_files.read(path, f"weights={path}"), f"weights={path}")):  # fmt: skip
+    for use in (
+        lambda: fit.check(path, model, "m"),
+        lambda: fit.load(path, model),
+        lambda: fit.into(model, tensor_files.read(path, f"weights={path}"), f"weights={path}"),
+    ):
         with pytest.raises(UserError, match=says) as caught:
             use()
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""Weights as other trainers leave them: the same tensors are loaded from each, or one sentence has the command that makes a file of them."""
+"""Weights as other trainers leave them: the same tensors are loaded from each, or one sentence has the command that
+makes a file of them."""
 
 from __future__ import annotations
 
@@ -60,15 +61,27 @@ READ: dict[str, tuple[Any, str]] = {
     "wrapped and compiled": (before("_orig_mod.module."), "names without module."),
     "lightning": ({"state_dict": before("model."), "hyper_parameters": Hyper(lr=0.1), "epoch": 3}, "its state_dict"),
     "lightning of a compiled model": ({"state_dict": before("model._orig_mod.")}, "names without model."),
-    "lightning with a weighted loss": ({"state_dict": {**before("net."), "criterion.weight": torch.ones(5)}}, "not of the model: criterion.weight"),
+    "lightning with a weighted loss": (
+        {"state_dict": {**before("net."), "criterion.weight": torch.ones(5)}},
+        "not of the model: criterion.weight",
+    ),
     "compiled parts": (inside("_orig_mod"), ""),
     "fsdp": (inside("_fsdp_wrapped_module"), ""),
     "a prefix of one's own": (before("student.backbone."), "names without student.backbone."),
     "averaged by torch": ({**before("module."), "n_averaged": torch.tensor(3)}, "not of the model: n_averaged"),
     "teacher beside it": ({**before("teacher.", OTHER), **before("student.")}, "names without student."),
-    "model": ({"model": STATE, "optimizer": OPTIMIZER, "args": argparse.Namespace(lr=0.1)}, "skipped: args (argparse.Namespace)"),
-    "model_state_dict": ({"epoch": 3, "model_state_dict": STATE, "optimizer_state_dict": OPTIMIZER}, "its model_state_dict"),
-    "timm": ({"state_dict": STATE, "state_dict_ema": OTHER, "metric": np.float64(71.2), "optimizer": OPTIMIZER}, "its state_dict; state_dict_ema is not used"),
+    "model": (
+        {"model": STATE, "optimizer": OPTIMIZER, "args": argparse.Namespace(lr=0.1)},
+        "skipped: args (argparse.Namespace)",
+    ),
+    "model_state_dict": (
+        {"epoch": 3, "model_state_dict": STATE, "optimizer_state_dict": OPTIMIZER},
+        "its model_state_dict",
+    ),
+    "timm": (
+        {"state_dict": STATE, "state_dict_ema": OTHER, "metric": np.float64(71.2), "optimizer": OPTIMIZER},
+        "its state_dict; state_dict_ema is not used",
+    ),
     "the average first": ({"ema": OTHER, "model": STATE}, "its model; ema is not used"),
     "the average alone": ({"model_ema": STATE, "epoch": 3}, "its model_ema"),
     "weights": ({"weights": STATE}, "its weights"),
@@ -77,11 +90,24 @@ READ: dict[str, tuple[Any, str]] = {
     "deeper": ({"state": {"model": STATE, "step": 3}}, "its state.model"),
     "with numbers among the tensors": ({**STATE, "epoch": 3, "arch": "small"}, "no tensors: epoch, arch"),
     "with objects of all kinds": (
-        {"model": STATE, "best": np.zeros(3), "path": Path("x"), "when": datetime.datetime(2026, 1, 1), "more": defaultdict(list, a=[1]), "log": Hyper(a=Hyper(b=1))},
-        "skipped: best (numpy._core.multiarray._reconstruct), path (pathlib.PosixPath), when (datetime.datetime), more (collections.defaultdict) and 1 more",
+        {
+            "model": STATE,
+            "best": np.zeros(3),
+            "path": Path("x"),
+            "when": datetime.datetime(2026, 1, 1),
+            "more": defaultdict(list, a=[1]),
+            "log": Hyper(a=Hyper(b=1)),
+        },
+        (
+            "skipped: best (numpy._core.multiarray._reconstruct), path (pathlib.PosixPath), when "
+            "(datetime.datetime), more (collections.defaultdict) and 1 more"
+        ),
     ),
-    "a tensor of another kind": ({"state_dict": before("module."), "best_acc1": torch.tensor(70.0), "optimizer": OPTIMIZER}, "its state_dict"),
-}  # fmt: skip
+    "a tensor of another kind": (
+        {"state_dict": before("module."), "best_acc1": torch.tensor(70.0), "optimizer": OPTIMIZER},
+        "its state_dict",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", READ)
@@ -105,12 +131,14 @@ def test_a_file_is_what_its_first_bytes_say(tmp_path: Path) -> None:
 
 
 STRAY = {
-    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n": "is a pointer of Git LFS, and not the file. Type instead: git lfs pull --include ",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n": (
+        "is a pointer of Git LFS, and not the file. Type instead: git lfs pull --include "
+    ),
     b"<!DOCTYPE html><html><body>404</body></html>": "is a web page: a download that has failed",
     b"\x89HDF\r\n\x1a\n" + bytes(80): "is HDF5, as Keras writes it, which is not read",
     b"\x1f\x8b\x08" + bytes(80): "is packed by gzip. Type instead: gunzip -c ",
     b"": "is empty",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("content", STRAY)
@@ -130,12 +158,18 @@ class Both(nn.Module):
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "several": ({"generator": STATE, "discriminator": OTHER}, "holds several state_dicts (generator, discriminator)"),
-    "twice": ({**before("encoder_q."), **before("encoder_p.", OTHER)}, "holds the model 2 times: names begin with encoder_q., encoder_p."),
+    "twice": (
+        {**before("encoder_q."), **before("encoder_p.", OTHER)},
+        "holds the model 2 times: names begin with encoder_q., encoder_p.",
+    ),
     "no tensors": ({"epoch": 3, "lr": 0.1}, "holds epoch, lr and no state_dict, name -> tensor"),
     "arrays": ({"conv1.weight": np.zeros(3)}, "arrays of numpy"),
     "a function of the system": ({"model": STATE, "x": Bomb("x")}, "which plain tensors do not need"),
-    "another model": ({"a.weight": torch.zeros(1)}, "does not fit the model (Small): of its 13 tensors 13 are missing, 1 are unknown to the model"),
-}  # fmt: skip
+    "another model": (
+        {"a.weight": torch.zeros(1)},
+        "does not fit the model (Small): of its 13 tensors 13 are missing, 1 are unknown to the model",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -160,7 +194,9 @@ def test_a_saved_model_gets_the_command_that_makes_a_file_of_its_tensors(kind: s
         torch.save(content, path, _use_new_zipfile_serialization=kind != "before 1.6")
     with pytest.raises(UserError) as refused:
         fit.check(path, model, "m")
-    says = {"script": "is a TorchScript program", "before 1.6": "before torch 1.6"}.get(kind, "holds a whole model (torch.nn.modules.container.Sequential)")  # fmt: skip
+    says = {"script": "is a TorchScript program", "before 1.6": "before torch 1.6"}.get(
+        kind, "holds a whole model (torch.nn.modules.container.Sequential)"
+    )
     assert says in str(refused.value)
     [_, *code] = shlex.split(refused.value.instead)
     subprocess.run([sys.executable, *code], cwd=tmp_path, check=True, capture_output=True)
@@ -173,7 +209,9 @@ def test_a_backbone_without_a_head_is_a_start_for_finetuning(tmp_path: Path) -> 
     torch.save(kept, tmp_path / "w.pt")
     assert check("resnet18", str(tmp_path / "w.pt"), num_classes=7) == "names without backbone.; begins anew: fc"
     model = finetuned("resnet18", str(tmp_path / "w.pt"), 7)
-    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items() if not name.startswith("fc."))  # fmt: skip
+    assert all(
+        torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items() if not name.startswith("fc.")
+    )
     with pytest.raises(UserError, match=r"of its 13 tensors 2 are missing"):
         torch.save({name: tensor for name, tensor in STATE.items() if "fc" not in name}, tmp_path / "w.pt")
         fit.check(tmp_path / "w.pt", Small(), "Small")
@@ -183,5 +221,7 @@ def test_weights_of_another_model_are_refused_before_anything_starts(tmp_path: P
     torch.save(architecture("resnet18", "x.pt", 10).state_dict(), tmp_path / "w.pt")
     with pytest.raises(UserError) as refused:
         check("mobilenet_v3_small", str(tmp_path / "w.pt"), num_classes=10)
-    assert "belongs to another model: of its 244 tensors 244 are missing" in str(refused.value) or "are missing" in str(refused.value)  # fmt: skip
+    assert "belongs to another model: of its 244 tensors 244 are missing" in str(refused.value) or "are missing" in str(
+        refused.value
+    )
     assert [note.split()[0] for note in refused.value.__notes__] == ["missing", "unknown"]

@@ -10,7 +10,9 @@ from trainer.errors import UserError
 from trainer.planning.eval_and_predict import weights_file
 
 
-@pytest.mark.parametrize("name", ["best.pdparams", "best.pdopt", "inference.pdmodel", "inference.pdiparams", "__model__"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["best.pdparams", "best.pdopt", "inference.pdmodel", "inference.pdiparams", "__model__"]
+)
 @pytest.mark.parametrize("folder", [False, True])
 def test_they_are_refused(name: str, folder: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")

@@ -30,7 +30,9 @@ class Away(Notes):
 @pytest.mark.parametrize(
     ("board", "lost", "kept"), [(Notes, "", 2.0), (Notes, "nothing was heard of it for 10 s", 1.0), (Away, "", 2.0)]
 )
-def test_worker_that_was_lost_while_it_wrote_replaces_nothing(board: Any, lost: str, kept: float, tmp_path: Path) -> None:  # fmt: skip
+def test_worker_that_was_lost_while_it_wrote_replaces_nothing(
+    board: Any, lost: str, kept: float, tmp_path: Path
+) -> None:
     seat: Any = SimpleNamespace(rank=0, store=board())
     strategy: Any = SimpleNamespace()
     (tmp_path / "checkpoints").mkdir()

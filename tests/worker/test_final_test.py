@@ -47,7 +47,11 @@ def measured(weights: Path) -> dict[str, float]:
     scores = model.eval()((test.inputs - MEAN[0]) / STD[0])
     labels, guesses = test.labels.numpy(), scores.argmax(1).numpy()
     loss = torch.nn.functional.cross_entropy(scores, test.labels).item()
-    return {"test/loss": loss, "test/acc1": truth.accuracy_score(labels, guesses), "test/f1": truth.f1_score(labels, guesses, average="macro")}  # fmt: skip
+    return {
+        "test/loss": loss,
+        "test/acc1": truth.accuracy_score(labels, guesses),
+        "test/f1": truth.f1_score(labels, guesses, average="macro"),
+    }
 
 
 def assert_of(found: dict[str, float], weights: Path) -> None:

@@ -1,4 +1,5 @@
-"""The plan's gradient buckets are those that torch's own DDP makes: one worker trains, a hook sees what is exchanged."""
+"""The plan's gradient buckets are those that torch's own DDP makes: one worker trains, a hook sees what is
+exchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def group() -> Iterator[None]:
 
 
 class Twisted(nn.Module):
-    """Used in another order than it is made, one layer twice and one never; a table with gradients by row, one frozen."""
+    """Used in another order than it is made, one layer twice and one never; a table with gradients by row, one
+    frozen."""
 
     def __init__(self, never: bool = True) -> None:
         super().__init__()
@@ -46,9 +48,14 @@ class Twisted(nn.Module):
 def of_ddp(model: nn.Module, inputs: torch.Tensor, told: CollectiveStrategy) -> Buckets:
     """What DDP exchanges in its third backward."""
     ddp = DistributedDataParallel(
-        model, broadcast_buffers=False, init_sync=False, bucket_cap_mb=told.bucket_cap_mb, static_graph=told.static_graph,
-        find_unused_parameters=told.find_unused_parameters, gradient_as_bucket_view=told.gradient_as_bucket_view,
-    )  # fmt: skip
+        model,
+        broadcast_buffers=False,
+        init_sync=False,
+        bucket_cap_mb=told.bucket_cap_mb,
+        static_graph=told.static_graph,
+        find_unused_parameters=told.find_unused_parameters,
+        gradient_as_bucket_view=told.gradient_as_bucket_view,
+    )
     seen: list[int | None] = []
 
     def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations as classes
@@ -92,9 +99,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]
     ("case", "dtype"),
     [
         pytest.param(case, dtype, marks=[pytest.mark.long] * ((number % 2 == 0) == (dtype is None)))
-        for number, case in enumerate(CASES) for dtype in (None, torch.float64)
+        for number, case in enumerate(CASES)
+        for dtype in (None, torch.float64)
     ],
-)  # fmt: skip
+)
 def test_buckets_of_the_plan_are_ddps(case: str, dtype: torch.dtype | None) -> None:
     make, shape, keys = CASES[case]
     told = CollectiveStrategy(**keys)
@@ -113,7 +121,9 @@ def test_hooks_of_the_exchange_change_no_bucket(hook: str) -> None:
     told = CollectiveStrategy(bucket_cap_mb=0.05, comm_hook=hook)
     torch.manual_seed(0)
     model = transformer()
-    ddp = DistributedDataParallel(copy.deepcopy(model), broadcast_buffers=False, init_sync=False, bucket_cap_mb=told.bucket_cap_mb)  # fmt: skip
+    ddp = DistributedDataParallel(
+        copy.deepcopy(model), broadcast_buffers=False, init_sync=False, bucket_cap_mb=told.bucket_cap_mb
+    )
     register(ddp, told)
     for _ in range(3):
         ddp(torch.randn(IMAGES)).sum().backward()

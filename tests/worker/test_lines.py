@@ -60,9 +60,16 @@ def training(lockstep: bool, log_every: int, epochs: int, **rhythm: Any) -> Trai
     model = Logits()
     rhythm = {"val_every": 0, "val_every_steps": None, "validates": False, **rhythm}
     return Training(
-        model=model, forward=model, task=Binary(nn.BCEWithLogitsLoss()), strategy=Recording(), feed=Clicks(), report=Lines(),
-        rhythm=Rhythm(epochs, epochs * len(SIZES), log_every, **rhythm), arithmetic=nullcontext, lockstep=lockstep,
-    )  # fmt: skip
+        model=model,
+        forward=model,
+        task=Binary(nn.BCEWithLogitsLoss()),
+        strategy=Recording(),
+        feed=Clicks(),
+        report=Lines(),
+        rhythm=Rhythm(epochs, epochs * len(SIZES), log_every, **rhythm),
+        arithmetic=nullcontext,
+        lockstep=lockstep,
+    )
 
 
 @pytest.mark.parametrize("lockstep", [True, False])

@@ -88,7 +88,14 @@ class FakeFeed:
         yield np.array([3]), self.batch(1)
 
     def batch(self, samples: int, share: float = 1.0, last: bool = True, whole: int = 0) -> Batch:
-        return Batch(torch.eye(CLASSES)[torch.arange(samples) % CLASSES], torch.zeros(samples, dtype=torch.int64), samples, share, last, whole)  # fmt: skip
+        return Batch(
+            torch.eye(CLASSES)[torch.arange(samples) % CLASSES],
+            torch.zeros(samples, dtype=torch.int64),
+            samples,
+            share,
+            last,
+            whole,
+        )
 
 
 class Lines:
@@ -113,9 +120,17 @@ class Lines:
         self.done.append((epoch, step))
 
     def training(
-        self, epoch: int, batch: int, step: int, metrics: dict[str, float], samples: float, lr: float, feed: Any,
-        gauges: dict[str, float], rest: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        epoch: int,
+        batch: int,
+        step: int,
+        metrics: dict[str, float],
+        samples: float,
+        lr: float,
+        feed: Any,
+        gauges: dict[str, float],
+        rest: bool = False,
+    ) -> None:
         self.samples += samples
         self.trained.append((epoch, batch, step, dict(metrics), lr))
 
@@ -147,11 +162,17 @@ def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1,
     model, kept = Watched(), []
     total = rhythm.pop("total_steps", epochs * len(groups))
     run = Training(
-        model=model, forward=model, task=Classification(nn.CrossEntropyLoss(), CLASSES), strategy=Recording(),
-        feed=FakeFeed(groups), report=Lines(),
+        model=model,
+        forward=model,
+        task=Classification(nn.CrossEntropyLoss(), CLASSES),
+        strategy=Recording(),
+        feed=FakeFeed(groups),
+        report=Lines(),
         rhythm=Rhythm(epochs, total, **{"log_every": 1, "val_every": 1, "val_every_steps": None, **rhythm}),
-        arithmetic=nullcontext, lockstep=lockstep, keep_best=lambda: kept.append(run.step),
-    )  # fmt: skip
+        arithmetic=nullcontext,
+        lockstep=lockstep,
+        keep_best=lambda: kept.append(run.step),
+    )
     run.kept = kept
     return run
 
@@ -160,9 +181,21 @@ def test_verbs_come_in_the_contracts_order() -> None:
     run = training([[2, 4]], log_every=10)
     fit(run)
     assert run.strategy.calls == [
-        "weight 6", "prepare", "not last", "backward", "end", "prepare", "last", "backward", "end", "step 6",
-        "all_reduce_sum", "synchronize", "all_reduce_sum", "synchronize",
-    ]  # fmt: skip
+        "weight 6",
+        "prepare",
+        "not last",
+        "backward",
+        "end",
+        "prepare",
+        "last",
+        "backward",
+        "end",
+        "step 6",
+        "all_reduce_sum",
+        "synchronize",
+        "all_reduce_sum",
+        "synchronize",
+    ]
     plain = nn.functional.cross_entropy(torch.eye(3)[torch.arange(4) % 3], torch.zeros(4, dtype=torch.int64)).item()
     assert run.strategy.weights[1] == pytest.approx(plain * 2.0 * 4 / 6)
 
@@ -241,8 +274,12 @@ def test_a_line_averages_the_last_batches_whatever_their_epoch() -> None:
     run = training([[1], [2], [3], [3], [3], [3], [1]], log_every=5, epochs=3)
     fit(run)
     assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
-        (0, 0, 1), (0, 5, 6), (1, 3, 11), (2, 1, 16), (2, 6, 21),
-    ]  # fmt: skip
+        (0, 0, 1),
+        (0, 5, 6),
+        (1, 3, 11),
+        (2, 1, 16),
+        (2, 6, 21),
+    ]
     sizes = [1, 2, 3, 3, 3, 3, 1] * 3
     hits = [m["acc1"] for _, _, _, m, _ in run.report.trained]
     spans = [(0, 1), (1, 6), (6, 11), (11, 16), (16, 21)]
@@ -255,8 +292,11 @@ def test_what_is_left_at_the_end_is_averaged_with_the_line_before() -> None:
     run = training([[1], [2], [3], [3]], log_every=3, epochs=2)
     fit(run)
     assert [(step, m["acc1"]) for _, _, step, m, _ in run.report.trained] == [
-        (1, 1.0), (4, pytest.approx(3 / 8)), (7, pytest.approx(3 / 6)), (8, pytest.approx(4 / 9)),
-    ]  # fmt: skip
+        (1, 1.0),
+        (4, pytest.approx(3 / 8)),
+        (7, pytest.approx(3 / 6)),
+        (8, pytest.approx(4 / 9)),
+    ]
     assert run.report.samples == 2 * 18
 
 
@@ -264,8 +304,11 @@ def test_merged_batches_are_counted_as_batches() -> None:
     run = training([[1, 1], [1, 1], [1, 1], [1]], log_every=4, epochs=2)
     fit(run)
     assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
-        (0, 1, 1), (0, 5, 3), (1, 3, 6), (1, 6, 8),
-    ]  # fmt: skip
+        (0, 1, 1),
+        (0, 5, 3),
+        (1, 3, 6),
+        (1, 6, 8),
+    ]
 
 
 def test_placeholder_batch_takes_part_and_counts_nothing() -> None:
@@ -406,7 +449,8 @@ def test_the_first_batch_whose_time_is_that_of_starting_has_no_rate(tmp_path: Pa
 def test_lines_come_in_the_order_of_updates_whatever_ends_the_run(
     val_every_steps: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Batch 4 is left when the run ends: by its last update, or by a validation, after which its line would come too late."""
+    """Batch 4 is left when the run ends: by its last update, or by a validation, after which its line would come too
+    late."""
     from trainer.run_folder.report import Report
 
     for early in (None, EarlyStop("val/loss", 1, 1e9)):

@@ -92,10 +92,19 @@ def training(kind: str, data: list[Any], tmp_path: Path | None = None, loss: nn.
     strategy = Single({}, SimpleNamespace(rank=0, size=1))  # type: ignore[arg-type]
     strategy.setup(model, lambda module: Updater(optimizer_of(module), factor))  # type: ignore[arg-type]
     return Training(
-        model=model, forward=model, task=Classification(loss or nn.CrossEntropyLoss(), 3), strategy=strategy,
-        feed=Batches(data), report=Lines(), rhythm=Rhythm(1, len(data), 1, 0, None), arithmetic=nullcontext,
-        lockstep=True, ema=AveragedWeights(model, 0.9), guard=KINDS[kind](), run_dir=tmp_path,
-    )  # type: ignore[arg-type] # fmt: skip
+        model=model,
+        forward=model,
+        task=Classification(loss or nn.CrossEntropyLoss(), 3),
+        strategy=strategy,
+        feed=Batches(data),
+        report=Lines(),
+        rhythm=Rhythm(1, len(data), 1, 0, None),
+        arithmetic=nullcontext,
+        lockstep=True,
+        ema=AveragedWeights(model, 0.9),
+        guard=KINDS[kind](),
+        run_dir=tmp_path,
+    )  # type: ignore[arg-type]
 
 
 def by_hand(

@@ -15,9 +15,16 @@ import trainer
 from trainer.errors import RunFailed
 
 DIGITS = (
-    "+recipe=digits_lenet", "tracking=none", "device=cpu", "execution.threads=1", "max_steps=4", "execution.val_every=0",
-    "verbosity=quiet", "~model.in_channels", "~model.image_size",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "tracking=none",
+    "device=cpu",
+    "execution.threads=1",
+    "max_steps=4",
+    "execution.val_every=0",
+    "verbosity=quiet",
+    "~model.in_channels",
+    "~model.image_size",
+)
 ERRORS: dict[str, Exception] = {
     "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
     "cpu": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
@@ -40,7 +47,15 @@ class Greedy(nn.Module):
 
 
 def run(folder: str, *more: str) -> Any:
-    return trainer.run([*DIGITS, "model._target_=tests.worker.test_out_of_memory.Greedy", "+model.most=16", f"hydra.run.dir={folder}", *more])  # fmt: skip
+    return trainer.run(
+        [
+            *DIGITS,
+            "model._target_=tests.worker.test_out_of_memory.Greedy",
+            "+model.most=16",
+            f"hydra.run.dir={folder}",
+            *more,
+        ]
+    )
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu", "python"])

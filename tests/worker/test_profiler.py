@@ -26,10 +26,19 @@ SLEEP_S = 0.02
 NS = 1e-6
 """Of a millisecond: the beginnings and the lengths in a trace are rounded to it."""
 SLOW = (
-    "+recipe=digits_lenet", "data._target_=tests.worker.test_profiler.SlowImages", "data.num_classes=7", "model.image_size=8",
-    "+data.train_samples=96", "+data.val_samples=24", "+data.augment=false", "data.batch_size=4", "max_steps=20",
-    "execution.threads=1", "execution.val_every_steps=4", "device=cpu",
-)  # fmt: skip
+    "+recipe=digits_lenet",
+    "data._target_=tests.worker.test_profiler.SlowImages",
+    "data.num_classes=7",
+    "model.image_size=8",
+    "+data.train_samples=96",
+    "+data.val_samples=24",
+    "+data.augment=false",
+    "data.batch_size=4",
+    "max_steps=20",
+    "execution.threads=1",
+    "execution.val_every_steps=4",
+    "device=cpu",
+)
 LOOKED_AT = ("profile=true", "execution.profile_after=5", "execution.profile_steps=4")
 
 
@@ -74,7 +83,8 @@ STEP = [
     event("trainer/communication", 78_000, 84_000),
     {"ph": "i", "name": "a moment", "ts": 5_000},
 ]
-"""100 ms: of the exchange the first 10 ms are covered by an operator, 15 in backward, 2 in optimizer, 4 in no part are not."""
+"""100 ms: of the exchange the first 10 ms are covered by an operator, 15 in backward, 2 in optimizer, 4 in no part are
+not."""
 
 
 def milliseconds(events: list[dict[str, Any]]) -> dict[str, float]:

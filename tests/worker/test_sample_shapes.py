@@ -97,11 +97,21 @@ FLAT = (f"data._target_={HERE}.Flat",)
         ("Net", (), "its layer body.0 (Conv2d) got (N, 1, 8, 8): ", "+model.channels=1"),
         ("Net", ("+model.channels=1", "+model.side=32"), "its layer head (Linear) got (N, 320): ", "model.side=8"),
         ("Net", ("+model.channels=2", "+model.side=4"), "body.0 (Conv2d)", "model.channels=1 model.side=8"),
-        ("Rows", (*FLAT, "+model.features=13"), "(12,), which twelve numbers has: its layer layers.0 (Linear) got (N, 12): ", "model.features=12"),
+        (
+            "Rows",
+            (*FLAT, "+model.features=13"),
+            "(12,), which twelve numbers has: its layer layers.0 (Linear) got (N, 12): ",
+            "model.features=12",
+        ),
         ("Words", (*FLAT, "+model.length=9"), "its layer head (Linear) got (N, 48): ", "model.length=12"),
-        ("Plain", (), "does not take samples of (1, 8, 8), which scikit-learn's handwritten digits has: mm: mat1 and mat2 shapes", ""),
+        (
+            "Plain",
+            (),
+            "does not take samples of (1, 8, 8), which scikit-learn's handwritten digits has: mm: mat1 and mat2 shapes",
+            "",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_layer_what_came_and_the_key_to_set_are_named(
     model: str, overrides: tuple[str, ...], why: str, instead: str
 ) -> None:

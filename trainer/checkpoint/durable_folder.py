@@ -1,7 +1,8 @@
 """A folder of files that is there whole or not at all, wherever the machine stops.
 
 Files are written into ``<folder>.partial``, each with a seal (its size and checksum) beside it. Once all are there, a
-marker that holds all seals is written, and ``.partial`` takes the folder's name. An older folder of that name steps aside as
+marker that holds all seals is written, and ``.partial`` takes the folder's name. An older folder of that name steps
+aside as
 ``<folder>.previous`` until then, where :func:`whole` finds it should the machine stop in between.
 """
 
@@ -93,11 +94,13 @@ def is_written(folder: Path, name: str) -> bool:
 
 
 def complete(folder: Path, names: Sequence[str], version: int, place: Path | None = None) -> None:
-    """Make a durable folder of the files that were written: all of them, under its name, at once. Called once, at the end.
+    """Make a durable folder of the files that were written: all of them, under its name, at once. Called once, at the
+    end.
 
     Args:
         version: of the files' format, which :func:`whole` asks for.
-        place: the folder that it becomes, where several may write one and each under a name of its own; None: ``folder``.
+        place: the folder that it becomes, where several may write one and each under a name of its own; None:
+        ``folder``.
 
     Raises:
         UserError: one is missing or damaged, or the place holds something else.
@@ -131,7 +134,8 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 
 def whole(folder: Path, version: int, verify: bool = True, but: str = "") -> Path:
-    """The complete folder of that name, or the one before it where the machine stopped while it was replaced. Where it is replaced
+    """The complete folder of that name, or the one before it where the machine stopped while it was replaced. Where it
+    is replaced
     just now, the new one.
 
     Args:
@@ -193,7 +197,8 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
 
 
 def is_name(name: object) -> bool:
-    """Whether that can be the name of a file in a folder: no path, not the folder itself or the one above, of 255 bytes at most."""
+    """Whether that can be the name of a file in a folder: no path, not the folder itself or the one above, of 255 bytes
+    at most."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     try:

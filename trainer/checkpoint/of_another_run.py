@@ -32,6 +32,8 @@ def still_there(resume: str, run_dir: Path) -> Iterator[None]:
         error = raised
     if not marker or marker_of(folder) != marker:
         why = "the run that wrote this checkpoint has removed it since it was found (checkpoint.keep_last)"
-        raise RunFailed(f"resume={folder}: {why}. Type instead: resume={folder.parent.parent}, whose newest is then taken") from error  # fmt: skip
+        raise RunFailed(
+            f"resume={folder}: {why}. Type instead: resume={folder.parent.parent}, whose newest is then taken"
+        ) from error
     if error is not None:
         raise error

@@ -67,7 +67,11 @@ class Retired(UserError):
     """The error for a copy that was found, and that the run which wrote it has removed since."""
 
     def __init__(self, place: str) -> None:
-        super().__init__(place, "the run that wrote this copy has removed it since it was found", "the same command once more, or the run's newest one")  # fmt: skip
+        super().__init__(
+            place,
+            "the run that wrote this copy has removed it since it was found",
+            "the same command once more, or the run's newest one",
+        )
 
 
 class Remote:
@@ -90,7 +94,7 @@ class Remote:
         try:
             self.files, self.root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
         except (ImportError, ValueError) as error:
-            raise UserError(f"checkpoint.to={address}", first_line(error), PACKAGES.get(protocol, USAGE)) from error  # fmt: skip
+            raise UserError(f"checkpoint.to={address}", first_line(error), PACKAGES.get(protocol, USAGE)) from error
 
     def found(self) -> list[str]:
         """Names of the whole checkpoints, the newest first.
@@ -136,7 +140,9 @@ class Remote:
         try:
             return sum(int(seal.get("bytes", 0)) for seal in json_text.loads(marker).get("files", {}).values())
         except (ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.address}/{name}/{durable_folder.MARKER}", f"it cannot be read ({why(error)})") from error  # fmt: skip
+            raise UserError(
+                f"{self.address}/{name}/{durable_folder.MARKER}", f"it cannot be read ({why(error)})"
+            ) from error
 
     def put(self, folder: Path, run_dir: Path, names: Sequence[str], moves: Callable[[], None] = lambda: None) -> None:
         """Copy a whole checkpoint there; what is there of that name is replaced.

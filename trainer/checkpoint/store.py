@@ -1,6 +1,7 @@
 """The checkpoints of a run: a sealed folder for each, which is the newest whole one, and which are kept.
 
-checkpoints/step-000000120/   checkpoint.json, worker-N.safetensors, best.safetensors, and what else the strategy's processes keep
+checkpoints/step-000000120/   checkpoint.json, worker-N.safetensors, best.safetensors, and what else the strategy's
+processes keep
 checkpoints/latest            the name of the newest
 """
 
@@ -43,7 +44,8 @@ PART = re.compile(r"worker-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class BestMetric:
-    """The metric that marks the best model: its value after this very update, if it was measured then; whether less is better."""
+    """The metric that marks the best model: its value after this very update, if it was measured then; whether less is
+    better."""
 
     metric: str
     value: float | None
@@ -68,10 +70,12 @@ class About:
         versions: of Python, the trainer and packages that wrote it.
         precision: of the forward pass: what ``auto`` stood for.
         lease_batches: batches in a leased block.
-        best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
+        best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did
+        not tell.
         data: the fingerprint of the data; empty: their source has none.
         run_id: of the MLflow run; empty: it is not tracked, or the server had not given it one yet.
-        updates: of the worker whose updates are told; where work is leased each worker has its own number, and ``step`` is above them all.
+        updates: of the worker whose updates are told; where work is leased each worker has its own number, and ``step``
+        is above them all.
             None: of an older trainer.
     """
 
@@ -126,7 +130,8 @@ def parts(folder: Path) -> list[str]:
 def found(checkpoints: Path) -> list[Path]:
     """The folders of checkpoints, the newest first; whether they are whole is another question.
 
-    One that has stepped aside for another of the same update, and for which the other has not come, counts (:func:`check`).
+    One that has stepped aside for another of the same update, and for which the other has not come, counts
+    (:func:`check`).
     """
     folders = [path.name for path in _entries(checkpoints) if path.is_dir()]
     names = {name.removesuffix(".previous") for name in folders}
@@ -149,7 +154,8 @@ def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: No
 
 
 def remains(checkpoints: Path) -> list[Path]:
-    """The folders that hold something of a checkpoint, whole or damaged: the newest first, then those that were given up."""
+    """The folders that hold something of a checkpoint, whole or damaged: the newest first, then those that were given
+    up."""
     given_up = [path for path in _entries(checkpoints) if OF_GIVEN_UP.fullmatch(path.name) and path.is_dir()]
     return [path for path in (*found(checkpoints), *reversed(given_up)) if _holds_something(path)]
 
@@ -159,14 +165,16 @@ def _holds_something(folder: Path) -> bool:
 
 
 def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint; where there is none, the newest of which only the best weights so far are damaged: checkpoints
+    """The newest whole checkpoint; where there is none, the newest of which only the best weights so far are damaged:
+    checkpoints
     share them by links. None: there is no checkpoint yet.
 
     Args:
         say: as of :func:`newest_whole`.
 
     Raises:
-        UserError: there are some, and none is whole. A disk that fails now may be read later, so nobody begins over them.
+        UserError: there are some, and none is whole. A disk that fails now may be read later, so nobody begins over
+        them.
     """
     passed: list[str] = []
     newest = newest_whole(checkpoints, passed.append)
@@ -176,10 +184,15 @@ def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | Non
         return newest
     if (newest := next((path for path in found(checkpoints) if is_whole(path, True, but=BEST)), None)) is not None:
         say(
-            f"{newest} is taken all the same: only the best weights so far are damaged. They are lost, and the next better ones are kept"
+            f"{newest} is taken all the same: only the best weights so far are damaged. They are lost, and "
+            f"the next better ones are kept"
         )
         return newest
-    why = f"none of its checkpoints is whole ({passed[0]})" if passed else f"holds {there[0].name} alone, of a training that was given up"  # fmt: skip
+    why = (
+        f"none of its checkpoints is whole ({passed[0]})"
+        if passed
+        else f"holds {there[0].name} alone, of a training that was given up"
+    )
     raise UserError(str(checkpoints), why, "the same command when they can be read, or resume=fresh to write over them")
 
 
@@ -232,7 +245,9 @@ def check(folder: Path, verify: bool = True, but: str = "") -> Path:
         raise UserError(str(error.filename or folder), f"it cannot be read ({why(error)})") from error
     step = about(whole).step
     if step_of(folder.name) not in (-1, step):
-        raise UserError(str(folder), f"it holds the checkpoint of update {step}", f"the name {folder_of(folder.parent, step).name}")  # fmt: skip
+        raise UserError(
+            str(folder), f"it holds the checkpoint of update {step}", f"the name {folder_of(folder.parent, step).name}"
+        )
     return whole
 
 
@@ -266,7 +281,16 @@ def told_by(text: bytes, path: str) -> About:
         found = About(**{**_known(About, told), "watched": BestMetric(**_known(BestMetric, told.get("watched", {})))})
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
-    numbers = (found.step, found.epoch, found.update, found.samples, found.points, found.workers, found.global_batch_size, found.total_steps)  # fmt: skip
+    numbers = (
+        found.step,
+        found.epoch,
+        found.update,
+        found.samples,
+        found.points,
+        found.workers,
+        found.global_batch_size,
+        found.total_steps,
+    )
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError(path, "it tells a number that is none")
     value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
@@ -287,7 +311,8 @@ def _known(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
-    """Make the parts of a run's checkpoint that are written a whole one, and the newest (unless who completes it was stopped
+    """Make the parts of a run's checkpoint that are written a whole one, and the newest (unless who completes it was
+    stopped
     meanwhile, and others have saved a newer one).
 
     Raises:
@@ -306,8 +331,10 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
     """Remove older checkpoints, each at once, and what was never completed; returns those that are gone.
 
     Args:
-        newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched value. Where
-            they all share a file, the newest one without it stays, too: should that file be damaged, there is another checkpoint.
+        newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched
+        value. Where
+            they all share a file, the newest one without it stays, too: should that file be damaged, there is another
+            checkpoint.
     """
     older = [path for path in found(checkpoints) if (path / durable_folder.MARKER).is_file()]
     whole = [path for path in older if path == newest or is_whole(path)]
@@ -322,12 +349,14 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
 
 
 def forget_unfinished(checkpoints: Path) -> None:
-    """Of a run's checkpoints, remove those that were not completed, when nobody writes one: before the run goes on, and at its end."""
+    """Of a run's checkpoints, remove those that were not completed, when nobody writes one: before the run goes on, and
+    at its end."""
     _forget_unfinished(checkpoints, None)
 
 
 def set_aside_newer(checkpoint: Path) -> None:
-    """Before a run goes on from a checkpoint: newer ones beside it are of a training that is given up (``aside-step-...``)."""
+    """Before a run goes on from a checkpoint: newer ones beside it are of a training that is given up
+    (``aside-step-...``)."""
     step = about(checkpoint).step
     for path in found(checkpoint.parent):
         if step_of(path.name) <= step:
@@ -379,7 +408,8 @@ def is_whole(folder: Path, verify: bool = False, but: str = "") -> bool:
 
 
 def _share_a_file(one: Path, other: Path) -> bool:
-    """Whether two checkpoints have a file that is the same on the disk, by links; but for the best weights, without which they go on."""
+    """Whether two checkpoints have a file that is the same on the disk, by links; but for the best weights, without
+    which they go on."""
     own, others = ({path.stat().st_ino for path in of.iterdir() if path.name != BEST} for of in (one, other))
     return bool(own & others)
 

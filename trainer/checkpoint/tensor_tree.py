@@ -1,4 +1,5 @@
-"""Nested states (dicts, lists, tuples, numbers, texts, tensors, arrays) as one safetensors file. Reading it runs no code."""
+"""Nested states (dicts, lists, tuples, numbers, texts, tensors, arrays) as one safetensors file. Reading it runs no
+code."""
 
 from __future__ import annotations
 
@@ -22,10 +23,26 @@ DEEPEST = 100
 """Levels of a state that are written and read."""
 LARGEST = 10**4000
 """Python reads no longer numbers."""
-KINDS = frozenset((
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.bool,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8,
-))  # fmt: skip
+KINDS = frozenset(
+    (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.complex64,
+        torch.bool,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint64,
+        torch.uint32,
+        torch.uint16,
+        torch.uint8,
+    )
+)
 """What safetensors can hold of torch."""
 
 
@@ -33,7 +50,8 @@ class Packed:
     """A state, copied: what happens to its tensors afterwards changes nothing here.
 
     Args:
-        state: dicts (with keys that are texts, numbers or tuples of them), lists and tuples of plain values, tensors and
+        state: dicts (with keys that are texts, numbers or tuples of them), lists and tuples of plain values, tensors
+        and
             numpy arrays.
 
     Raises:
@@ -129,7 +147,8 @@ def _not_held(path: str, what: str) -> TypeError:
 def read(path: Path, keys: Collection[str] | None = None) -> Any:
     """Read a nested state (dicts, lists, tensors) from the safetensors file that it was written to.
 
-    Its tensors are copied out of the file. There they begin at any eighth byte, and matrix products round otherwise on memory that
+    Its tensors are copied out of the file. There they begin at any eighth byte, and matrix products round otherwise on
+    memory that
     begins elsewhere than torch's own: a run that goes on would not end as one that was never stopped.
 
     Args:
@@ -146,7 +165,8 @@ def read(path: Path, keys: Collection[str] | None = None) -> Any:
 
 
 def outline(path: Path, keys: Collection[str]) -> Any:
-    """Read a nested state like :func:`read`, but with tensors on the meta device, of their shape and dtype: no values are read.
+    """Read a nested state like :func:`read`, but with tensors on the meta device, of their shape and dtype: no values
+    are read.
 
     Raises:
         UserError: it is no such file.
@@ -232,7 +252,8 @@ class _Unpacking:
 
 
 def _order(tensor: torch.Tensor) -> list[list[int]]:
-    """The axes from the outermost in memory to the innermost, where they lie otherwise than usual, as with channels_last."""
+    """The axes from the outermost in memory to the innermost, where they lie otherwise than usual, as with
+    channels_last."""
     if tensor.is_contiguous() or not tensor.numel():
         return []
     strides = tensor.stride()

@@ -48,7 +48,8 @@ class BackgroundWriter:
 
 
 def write_part(folder: Path, name: str, packed: Packed) -> str:
-    """Write a worker's part of a checkpoint. Returns why it cannot be written, and leaves that for the one who completes the
+    """Write a worker's part of a checkpoint. Returns why it cannot be written, and leaves that for the one who
+    completes the
     checkpoint; returns nothing if it is written."""
     try:
         durable_folder.write(folder, name, packed.write)
@@ -62,7 +63,8 @@ def write_part(folder: Path, name: str, packed: Packed) -> str:
 def complete(
     folder: Path, about: str, names: Sequence[str], patience_s: float, gone: Callable[[str], bool] = lambda name: False
 ) -> str:
-    """Wait until all processes have written their parts of a checkpoint, and complete it; returns why it was given up, or nothing.
+    """Wait until all processes have written their parts of a checkpoint, and complete it; returns why it was given up,
+    or nothing.
 
     Args:
         about: for ``checkpoint.json``.
@@ -109,7 +111,8 @@ def failure_of(folder: Path, name: str) -> Path:
 
 
 def leave_failure(folder: Path, name: str, why_not: str) -> bool:
-    """Tell the one who completes a checkpoint that a process's part of it will not come. Returns whether that is told, or there is
+    """Tell the one who completes a checkpoint that a process's part of it will not come. Returns whether that is told,
+    or there is
     nobody to tell any more."""
     partial = durable_folder.partial_of(folder)
     if partial.is_symlink() or not partial.is_dir():

@@ -40,7 +40,11 @@ def _models(one: Path, other: Path) -> Iterator[tuple[str, str]]:
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same dtype and the same values; NaN equals NaN."""
-    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num()) and torch.equal(one.isnan(), other.isnan())  # fmt: skip
+    return (
+        one.dtype == other.dtype
+        and torch.equal(one.nan_to_num(), other.nan_to_num())
+        and torch.equal(one.isnan(), other.isnan())
+    )
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

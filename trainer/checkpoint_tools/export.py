@@ -42,7 +42,11 @@ def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UserError(str(out), "is a folder" if out.is_dir() else f"there is no folder {out.parent}", "a file")
     if kind == "onnx" and not all(find_spec(name) for name in ONNX):
-        raise UserError("--format onnx", f"needs the packages {' and '.join(ONNX)}, which are not installed", "pip install 'trainer[onnx]'")  # fmt: skip
+        raise UserError(
+            "--format onnx",
+            f"needs the packages {' and '.join(ONNX)}, which are not installed",
+            "pip install 'trainer[onnx]'",
+        )
     model, told = built(folder, averaged), ""
     if kind == "safetensors":
         save(model, out)
@@ -67,7 +71,11 @@ def built(folder: Path, averaged: bool) -> nn.Module:
         try:
             model = skeleton.built(bare)
         except Exception as error:  # whatever importing the user's classes raises
-            raise UserError(str(folder.parent.parent / skeleton.FILE), f"cannot be built: {first_line(error)}", "the folder where the run was started, or PYTHONPATH=FOLDER of the model's module") from error  # fmt: skip
+            raise UserError(
+                str(folder.parent.parent / skeleton.FILE),
+                f"cannot be built: {first_line(error)}",
+                "the folder where the run was started, or PYTHONPATH=FOLDER of the model's module",
+            ) from error
     values = checkpoint_weights.read(folder, averaged)
     own = model.state_dict(keep_vars=True)
     found = {id(own[name]): value for name, value in values.items() if name in own}
@@ -94,12 +102,18 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
             content, found = (_as_onnx if kind == "onnx" else _as_pt2)(program, inputs)
             differs = "" if isinstance(found, str) else _difference(found, wanted)
     except Exception as error:  # whatever torch.export makes of a model of the user's
-        raise UserError(str(folder), f"torch.export cannot make a program of its model: {first_line(error)[:200]}", "--format safetensors") from error  # fmt: skip
+        raise UserError(
+            str(folder),
+            f"torch.export cannot make a program of its model: {first_line(error)[:200]}",
+            "--format safetensors",
+        ) from error
     if differs:
         raise UserError(str(folder), f"the program differs from the model {differs}", "--format safetensors")
     with replacing(out) as part:
         part.write_bytes(content)
-    checked = "are those of the model" if isinstance(found, torch.Tensor) else f"were not compared with the model's: {found}"  # fmt: skip
+    checked = (
+        "are those of the model" if isinstance(found, torch.Tensor) else f"were not compared with the model's: {found}"
+    )
     return f", any batch size; its outputs {checked}"
 
 
@@ -154,15 +168,21 @@ def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
     try:
         facts = Facts.of(json_text.read(run / "plan.json").get("facts"))
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(str(run), "it has neither example.npz nor a plan.json that tells the shape of a sample", "--format safetensors") from error  # fmt: skip
+        raise UserError(
+            str(run),
+            "it has neither example.npz nor a plan.json that tells the shape of a sample",
+            "--format safetensors",
+        ) from error
     shape = facts.val_shape or facts.shape
     draw = torch.Generator().manual_seed(0)
     if not isinstance(shape, dict):
         return torch.randn((2, *shape), generator=draw, dtype=dtype)
     return {
-        name: torch.zeros((2, *size), dtype=torch.int64) if name in facts.integers else torch.randn((2, *size), generator=draw, dtype=dtype)
+        name: torch.zeros((2, *size), dtype=torch.int64)
+        if name in facts.integers
+        else torch.randn((2, *size), generator=draw, dtype=dtype)
         for name, size in shape.items()
-    }  # fmt: skip
+    }
 
 
 def _unused(content: bytes) -> Any:

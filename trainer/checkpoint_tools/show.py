@@ -1,4 +1,5 @@
-"""``python -m trainer.checkpoints list``, ``show``, ``verify`` and ``fetch``: checkpoints here or at an address, without torch."""
+"""``python -m trainer.checkpoints list``, ``show``, ``verify`` and ``fetch``: checkpoints here or at an address,
+without torch."""
 
 from __future__ import annotations
 

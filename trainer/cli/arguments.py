@@ -20,7 +20,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the command line of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
     Raises:
-        UserError: an unknown flag, one of fleetrun's, one that does not go together with another, or a word that is not UTF-8.
+        UserError: an unknown flag, one of fleetrun's, one that does not go together with another, or a word that is not
+        UTF-8.
     """
     _check_words(argv)
     for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
@@ -65,20 +66,29 @@ def _check_completion(overrides: list[str]) -> None:
     """``--shell-completion`` takes one of three words and a shell; a query comes from the shell itself."""
     verb, _, shell = (overrides or [""])[0].partition("=")
     if verb not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
-        raise UserError("--shell-completion", "takes install or uninstall, and the shell", "--shell-completion install=bash")  # fmt: skip
+        raise UserError(
+            "--shell-completion", "takes install or uninstall, and the shell", "--shell-completion install=bash"
+        )
     if verb == "query" and "COMP_LINE" not in os.environ:
-        raise UserError(f"--shell-completion {overrides[0]}", "the shell asks this, with COMP_LINE in the environment", f"--shell-completion install={shell}")  # fmt: skip
+        raise UserError(
+            f"--shell-completion {overrides[0]}",
+            "the shell asks this, with COMP_LINE in the environment",
+            f"--shell-completion install={shell}",
+        )
 
 
 def _as_key(flag: str, value: str) -> str:
-    """The override that somebody means who typed a flag: ``--plan`` is ``plan=true``, ``--lr 0.1`` is ``optimizer.lr=0.1``."""
+    """The override that somebody means who typed a flag: ``--plan`` is ``plan=true``, ``--lr 0.1`` is
+    ``optimizer.lr=0.1``."""
     from trainer.config import keys
 
     name = flag.lstrip("-").replace("-", "_")
     if name == "recipe":
         return quoted(f"+recipe={value or 'NAME'}")
     known = [key for section in keys.sections() for key in section.keys]
-    found = next((k for k in known if k.path == name), None) or next((k for k in known if k.path.rpartition(".")[2] == name), None)  # fmt: skip
+    found = next((k for k in known if k.path == name), None) or next(
+        (k for k in known if k.path.rpartition(".")[2] == name), None
+    )
     if found is None or not flag.startswith("--"):
         return ""
     return quoted(f"{found.path}={value or ('true' if found.kind is bool else 'VALUE')}")

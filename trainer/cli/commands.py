@@ -120,7 +120,8 @@ def _executed(
 
 @contextlib.contextmanager
 def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
-    """Context manager: an error of the run gets a note, which is shown after it as the last line: how the run goes on."""
+    """Context manager: an error of the run gets a note, which is shown after it as the last line: how the run goes
+    on."""
     from trainer.cli.last_lines import how_to_go_on
 
     try:

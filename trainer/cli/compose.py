@@ -56,7 +56,11 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
     if config_dir is not None:
         own = Path(config_dir).resolve()
         if not own.is_dir():
-            raise UserError(f"--config-dir {config_dir}", "there is no such folder", "--config-dir FOLDER with your recipe/, model/, ...")  # fmt: skip
+            raise UserError(
+                f"--config-dir {config_dir}",
+                "there is no such folder",
+                "--config-dir FOLDER with your recipe/, model/, ...",
+            )
         search_path.prepend("command-line", f"file://{own}", before_schema)
     outer = GlobalHydra.get_state()
     GlobalHydra.instance().clear()
@@ -160,7 +164,8 @@ def _check_schema(app: Hydra, config: DictConfig) -> None:
 
 
 def _folder(config: DictConfig, key: str) -> Any:
-    """What a config names by a key such as ``hydra.run.dir``; what is wrong with ``name``, which is in it, is said of ``name``."""
+    """What a config names by a key such as ``hydra.run.dir``; what is wrong with ``name``, which is in it, is said of
+    ``name``."""
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationResolutionError
 
@@ -172,7 +177,8 @@ def _folder(config: DictConfig, key: str) -> Any:
 
 
 def check_sources(config: DictConfig) -> None:
-    """Raise OmegaConf's own error, which :func:`trainer.cli.explain.sentences` explains, for an interpolation that leads nowhere."""
+    """Raise OmegaConf's own error, which :func:`trainer.cli.explain.sentences` explains, for an interpolation that
+    leads nowhere."""
     from omegaconf import OmegaConf
 
     with only(config, hydra=False):
@@ -180,7 +186,8 @@ def check_sources(config: DictConfig) -> None:
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Turn the config that Hydra has composed into a plain dict with all interpolations resolved, without the ``hydra`` node.
+    """Turn the config that Hydra has composed into a plain dict with all interpolations resolved, without the ``hydra``
+    node.
 
     Raises:
         UserError: an interpolation that leads nowhere, or a value that is not UTF-8, as from the environment.
@@ -200,7 +207,8 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def place(config: DictConfig, folder: Path | None = None) -> None:
-    """Make a composed config the one that ``${hydra:...}`` reads; ``hydra.runtime.output_dir`` is its folder, if it is known."""
+    """Make a composed config the one that ``${hydra:...}`` reads; ``hydra.runtime.output_dir`` is its folder, if it is
+    known."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict, read_write
 
@@ -236,7 +244,10 @@ def named_folder(config: DictConfig, key: str) -> Path:
         check_text(f"{what} {where}", where, "a folder whose path is UTF-8")  # Hydra's files name both
     given = _folder(config, key)
     if "://" in str(given):  # as a path it would be a folder called s3: here
-        why = "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to an address"
+        why = (
+            "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to "
+            "an address"
+        )
         raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME {typed('checkpoint.to', given)}")
     if given is None or not str(given).strip():
         raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")

@@ -1,4 +1,5 @@
-"""Says which file of the user's Hydra cannot read as it was meant, and how to mend it: its encoding, a BOM, no ``@package``."""
+"""Says which file of the user's Hydra cannot read as it was meant, and how to mend it: its encoding, a BOM, no
+``@package``."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def not_global(vocabulary: Vocabulary) -> UserError | None:
             if content.startswith(BOM) and content[len(BOM) :].lstrip().startswith(HEADER.encode()):
                 why = "its file begins with a byte order mark, so that its first line is not read"
                 return UserError(what, why, f"sed -i '1s/^\\xEF\\xBB\\xBF//' {quoted(str(file))}")
-            return UserError(what, "its file does not say that its keys belong to the whole config", f'"{HEADER}" as its first line')  # fmt: skip
+            return UserError(
+                what, "its file does not say that its keys belong to the whole config", f'"{HEADER}" as its first line'
+            )
     return None
 
 

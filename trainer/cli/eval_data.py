@@ -1,4 +1,5 @@
-"""Finds the data of ``eval RUN [DATA]`` and ``predict RUN INPUT``: those of the run, from wherever the command is typed, or DATA."""
+"""Finds the data of ``eval RUN [DATA]`` and ``predict RUN INPUT``: those of the run, from wherever the command is
+typed, or DATA."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def own_data(
         if refuse and any(isinstance(path, str) and _exists(path) for path in paths):
             listed = ",".join(override("", path)[1:] for path in there)
             instead = command([f"data.{key}={listed if isinstance(value, str) else f'[{listed}]'}"])
-            raise UserError(f"data.{key}={value}", f"is relative to {started_in}, where the run was started, and is there here, too", f"{asked} {instead}")  # fmt: skip
+            raise UserError(
+                f"data.{key}={value}",
+                f"is relative to {started_in}, where the run was started, and is there here, too",
+                f"{asked} {instead}",
+            )
         changed[key] = [literal(path) for path in there] if isinstance(value, list) else literal(there[0])
     return {**data, **changed}
 
@@ -56,7 +61,8 @@ def _is_here(started_in: str) -> bool:
 
 
 def _there(path: Any, started_in: str) -> Any:
-    """The whole path of what a run named from the folder where it was started, if it is there and is not the same here."""
+    """The whole path of what a run named from the folder where it was started, if it is there and is not the same
+    here."""
     if not isinstance(path, str) or "://" in path or os.path.isabs(os.path.expanduser(path)):
         return path
     there = os.path.join(glob.escape(started_in) if _is_pattern(path) else started_in, path)
@@ -84,7 +90,8 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
     Args:
         place: DATA.
         asked: the command without DATA, for advice.
-        split: ``val`` or ``test``, as typed. Where a folder has no validation images, those of its test are measured, or all that
+        split: ``val`` or ``test``, as typed. Where a folder has no validation images, those of its test are measured,
+        or all that
             it has.
 
     Raises:
@@ -106,7 +113,8 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
 
 
 def _measured(place: str) -> str | None:
-    """The part of a folder that is measured whole: ``.`` is all of it; None: it has training and validation images, as a run's has."""
+    """The part of a folder that is measured whole: ``.`` is all of it; None: it has training and validation images, as
+    a run's has."""
     from trainer.data.images.listing import class_folders
     from trainer.data.images.split_folders import split_folders
 

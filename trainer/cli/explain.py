@@ -59,7 +59,11 @@ def _unreadable(vocabulary: Vocabulary) -> UserError | None:
         numbers = any(v is None or isinstance(v, (int, float)) for v in parts)
         if group in vocabulary.groups and numbers and not override.is_delete():
             options = vocabulary.options(group)
-            return UserError(typed, f"must be an option of {group}: {', '.join(options)}", f"{group}={vocabulary.usual_option(group, typed)}")  # fmt: skip
+            return UserError(
+                typed,
+                f"must be an option of {group}: {', '.join(options)}",
+                f"{group}={vocabulary.usual_option(group, typed)}",
+            )
     return None
 
 
@@ -67,7 +71,9 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
     name, equals, value = typed.partition("=")
     if not equals:
         if name.lstrip("+") == "recipe":
-            return UserError(typed, f"needs the name of a recipe: {', '.join(vocabulary.options('recipe'))}", "+recipe=NAME")  # fmt: skip
+            return UserError(
+                typed, f"needs the name of a recipe: {', '.join(vocabulary.options('recipe'))}", "+recipe=NAME"
+            )
         if name in vocabulary.options("recipe"):
             return UserError(typed, "a recipe is chosen with +recipe", f"+recipe={name}")
         near = keys.nearest_key(name, vocabulary.keys())
@@ -83,7 +89,11 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
     if value.startswith(("{", "[")):
         return _malformed_container(typed, name, value)
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return UserError(typed, "Hydra cannot read this value; text with special characters goes into quotes", quoted(f'{name}="{escaped}"'))  # fmt: skip
+    return UserError(
+        typed,
+        "Hydra cannot read this value; text with special characters goes into quotes",
+        quoted(f'{name}="{escaped}"'),
+    )
 
 
 def _malformed_container(typed: str, name: str, value: str) -> UserError:
@@ -115,7 +125,8 @@ def _broken_file(chain: list[BaseException]) -> UserError | None:
     """A YAML file that is none."""
     for error in chain:
         if mark := getattr(error, "problem_mark", None):
-            return UserError(f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}", f"this is no YAML: {error.problem}")  # type: ignore[attr-defined]  # fmt: skip
+            place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
+            return UserError(place, f"this is no YAML: {getattr(error, 'problem', error)}")
     return None
 
 
@@ -133,7 +144,9 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     options = vocabulary.options(group)
     if group == "schema" and (of := re.search(r"In '([^']+)': Could not load", found.string)):
         near = keys.nearest(name, options, 0.4)
-        return UserError(f"/schema/{name} (in {of[1]}.yaml)", "there are no such keys", near and f"/schema/{near}@_here_")  # fmt: skip
+        return UserError(
+            f"/schema/{name} (in {of[1]}.yaml)", "there are no such keys", near and f"/schema/{near}@_here_"
+        )
     typed = "+recipe=" if group == "recipe" else f"{group}="
     word = "recipe" if group == "recipe" else "option"
     source = "" if any(name in o for o in vocabulary.overrides) else f" (in +recipe={vocabulary.recipe})"
@@ -143,7 +156,9 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     if not near and options:
         near = "NAME" if group == "recipe" else vocabulary.usual_option(group, f"{typed}{name}")
     more = " (any of torch.optim, by optimizer.name=NAME)" if group == "optimizer" and options[-1:] == ["torch"] else ""
-    return UserError(f"{typed}{name}{source}", f"there is no such {word}; there is {', '.join(options)}{more}", near and typed + near)  # fmt: skip
+    return UserError(
+        f"{typed}{name}{source}", f"there is no such {word}; there is {', '.join(options)}{more}", near and typed + near
+    )
 
 
 def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
@@ -160,12 +175,20 @@ def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     group, recipe = found[1], vocabulary.recipe
     if recipe:
-        return UserError(f"+recipe={recipe}", f"it chooses no {group}; there is {', '.join(vocabulary.options(group))}", f"{group}=OPTION")  # fmt: skip
+        return UserError(
+            f"+recipe={recipe}",
+            f"it chooses no {group}; there is {', '.join(vocabulary.options(group))}",
+            f"{group}=OPTION",
+        )
     if minus := [o for o in vocabulary.overrides if o.startswith("recipe=")]:
         return UserError(minus[0], "a recipe is added to the config, with a plus", f"+{minus[0]}")
     if any(o in ("mode=eval", "mode=predict") for o in vocabulary.overrides):
         return _no_training_said(vocabulary)
-    return UserError("nothing to train", f"no recipe and no {group} chosen (python -m trainer --help lists them)", f"+recipe=digits_lenet, or {group}=OPTION")  # fmt: skip
+    return UserError(
+        "nothing to train",
+        f"no recipe and no {group} chosen (python -m trainer --help lists them)",
+        f"+recipe=digits_lenet, or {group}=OPTION",
+    )
 
 
 def _no_training_said(vocabulary: Vocabulary) -> UserError:
@@ -182,7 +205,11 @@ def _no_training_said(vocabulary: Vocabulary) -> UserError:
 
 
 def _no_config(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
-    return UserError(f"--config-name {found[1]}", f"there is no {found[1]}.yaml at the top of --config-dir, and trainer's own is config", "--config-name config")  # fmt: skip
+    return UserError(
+        f"--config-name {found[1]}",
+        f"there is no {found[1]}.yaml at the top of --config-dir, and trainer's own is config",
+        "--config-name config",
+    )
 
 
 def _twice(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
@@ -246,7 +273,11 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
     what = f"{path} (in {file}.yaml)" if file else typed
     option = vocabulary.chosen.get(group) if name and group in vocabulary.groups else None
     if path.rpartition(".")[2] in RESUMING:
-        return UserError(what, "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER", "hydra.run.dir=FOLDER resume=auto")  # fmt: skip
+        return UserError(
+            what,
+            "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER",
+            "hydra.run.dir=FOLDER resume=auto",
+        )
     given = vocabulary.given(path)
     if group in keys.OF_OTHERS:
         return UserError(what, *keys.OF_OTHERS[group])
@@ -258,15 +289,28 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
     if other and (
         owners := [o for o in vocabulary.options(group) if o in option and other in vocabulary.option_keys(group, o)]
     ):
-        return UserError(what, f"there is no such key; {group}={owners[0]} has {group}.{other}", f"{group}={owners[0]} {quoted(f'{group}.{other}={value}')}")  # fmt: skip
+        return UserError(
+            what,
+            f"there is no such key; {group}={owners[0]} has {group}.{other}",
+            f"{group}={owners[0]} {quoted(f'{group}.{other}={value}')}",
+        )
     if name in vocabulary.option_keys(group, option) and (entries := keys.find(path)) and entries.kind is dict:
         return UserError(what, "holds entries of your own, and a new one takes a plus", quoted(f"+{path}={value}"))
     if owners := [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]:
-        return UserError(what, f"{group}={option} has no such key, {group}={owners[0]} has it", f"{group}={owners[0]} {quoted(f'{path}={value}')}", [path])  # fmt: skip
+        return UserError(
+            what,
+            f"{group}={option} has no such key, {group}={owners[0]} has it",
+            f"{group}={owners[0]} {quoted(f'{path}={value}')}",
+            [path],
+        )
     parent = keys.find(path.rpartition(".")[0])
     if parent is not None:
         inside = parent.kind is dict
-        return UserError(what, f"is not in {parent.path} yet" if inside else f"there is no such key; {parent.path} is a value", quoted(f"+{path}={value}" if inside else f"{parent.path}={value}"))  # fmt: skip
+        return UserError(
+            what,
+            f"is not in {parent.path} yet" if inside else f"there is no such key; {parent.path} is a value",
+            quoted(f"+{path}={value}" if inside else f"{parent.path}={value}"),
+        )
     known = vocabulary.option_keys(group, option)
     why = f"there is no such key; {group}={option} has {', '.join(k for k in known if k != '_target_')}"
     if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], given):
@@ -309,7 +353,7 @@ def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> Us
     return _wrong_value(vocabulary, path, error, file, override)
 
 
-def _wrong_value(vocabulary: Vocabulary, path: str, error: Any, file: str, override: Override | None) -> UserError:  # fmt: skip
+def _wrong_value(vocabulary: Vocabulary, path: str, error: Any, file: str, override: Override | None) -> UserError:
     value = override.get_value_string() if override is not None else keys.spelled(error.value)
     what = f"{path}={value}" + (f" (in {file}.yaml)" if file else "")
     declared = keys.find(path)
@@ -335,7 +379,11 @@ def _no_source(vocabulary: Vocabulary, path: str, text: str) -> UserError:
     instead = declared.instead(None) if declared is not None else ""
     if found := re.search(r"Interpolation key '([^']+)' not found", text):
         near = keys.nearest_key(found[1], vocabulary.keys())
-        return UserError(what, f"there is no key {found[1]} to take the value from", quoted(f"{path}=${{{near}}}") if near else instead)  # fmt: skip
+        return UserError(
+            what,
+            f"there is no key {found[1]} to take the value from",
+            quoted(f"{path}=${{{near}}}") if near else instead,
+        )
     return UserError(what, text.split("\n")[0], instead)
 
 

@@ -33,7 +33,10 @@ NOT_NEEDED = {
     "http_port": "the processes meet without it, hosts at launch.master_port",
 }
 NOT_THERE = {
-    "elastic_server": "the number of processes does not change while a run lasts. Of those that die, launch.max_restarts starts all again",
+    "elastic_server": (
+        "the number of processes does not change while a run lasts. Of those that die, launch.max_restarts starts "
+        "all again"
+    ),
     "heter_workers": "there are servers and workers, and no third role",
     "heter_worker_num": "there are servers and workers, and no third role",
     "heter_devices": "there are servers and workers, and no third role",
@@ -41,7 +44,14 @@ NOT_THERE = {
     "npus": "device is cpu or cuda",
 }
 WITHOUT_VALUE = ("use_paddlecloud", "print_config")
-VALUES = {"ips": "ADDRESS,ADDRESS", "cluster_node_ips": "ADDRESS,ADDRESS", "log_dir": "FOLDER", "started_port": "PORT", "servers": "ADDRESS:PORT,...", "workers": "ADDRESS:PORT,..."}  # fmt: skip
+VALUES = {
+    "ips": "ADDRESS,ADDRESS",
+    "cluster_node_ips": "ADDRESS,ADDRESS",
+    "log_dir": "FOLDER",
+    "started_port": "PORT",
+    "servers": "ADDRESS:PORT,...",
+    "workers": "ADDRESS:PORT,...",
+}
 """What stands for a value that was not typed; else N."""
 
 

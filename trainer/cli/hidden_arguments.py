@@ -30,4 +30,6 @@ def cover() -> None:
 
 def _starred(argument: bytes) -> bytes:
     """The same number of bytes."""
-    return starred(os.fsdecode(argument), lambda hidden: "*" * len(os.fsencode(hidden))).encode("utf-8", "surrogateescape")  # fmt: skip
+    return starred(os.fsdecode(argument), lambda hidden: "*" * len(os.fsencode(hidden))).encode(
+        "utf-8", "surrogateescape"
+    )

@@ -15,23 +15,55 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 USED = (
-    "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.searchpath", "hydra.mode",
-    "hydra.sweeper.params", "hydra.sweeper.max_batch_size", "hydra.job.config.override_dirname",
-)  # fmt: skip
+    "hydra.run.dir",
+    "hydra.sweep.dir",
+    "hydra.sweep.subdir",
+    "hydra.output_subdir",
+    "hydra.searchpath",
+    "hydra.mode",
+    "hydra.sweeper.params",
+    "hydra.sweeper.max_batch_size",
+    "hydra.job.config.override_dirname",
+)
 """Keys of Hydra's that do here what they do in Hydra."""
-ONE_AFTER_THE_OTHER = "there is no such option here: a sweep runs its jobs one after the other; for several at a time start several commands, each with a part of the values"  # fmt: skip
-GRID = "there is no such option here: a sweep takes every combination of the values that are typed; a search such as Optuna's calls trainer.run from Python"
-OWN_LOG = "there is no such option here: a run prints to the screen and to workerlog.N in its folder, and configures no logging of Hydra's"
+ONE_AFTER_THE_OTHER = (
+    "there is no such option here: a sweep runs its jobs one after the other; for several at a time start several "
+    "commands, each with a part of the values"
+)
+GRID = (
+    "there is no such option here: a sweep takes every combination of the values that are typed; a search such as "
+    "Optuna's calls trainer.run from Python"
+)
+OWN_LOG = (
+    "there is no such option here: a run prints to the screen and to workerlog.N in its folder, and configures no "
+    "logging of Hydra's"
+)
 FEATURES: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "hydra.job.env_set": (({},), "trainer sets no environment variables", "NAME=VALUE python -m trainer ..."),
-    "hydra.job.env_copy": (([],), "all processes of a run have the variables of this command", "without hydra.job.env_copy"),
+    "hydra.job.env_copy": (
+        ([],),
+        "all processes of a run have the variables of this command",
+        "without hydra.job.env_copy",
+    ),
     "hydra.callbacks": (({}, None), "Hydra's callbacks are not called", "callbacks=[{_target_:my_package.MyCallback}]"),
-    "hydra.job.chdir": ((False, None), "a run stays in the working folder, where its config's paths begin", "hydra.job.chdir=false"),
+    "hydra.job.chdir": (
+        (False, None),
+        "a run stays in the working folder, where its config's paths begin",
+        "hydra.job.chdir=false",
+    ),
     "hydra.job.name": (("trainer",), "a run is called by the key name", "name=NAME"),
     "hydra.verbose": ((False, None), "Hydra's loggers are off", "verbosity=debug"),
-    "hydra.launcher._target_": (("hydra._internal.core_plugins.basic_launcher.BasicLauncher",), ONE_AFTER_THE_OTHER, "hydra/launcher=basic"),
-    "hydra.sweeper._target_": (("hydra._internal.core_plugins.basic_sweeper.BasicSweeper",), GRID, "hydra/sweeper=basic"),
-}  # fmt: skip
+    "hydra.launcher._target_": (
+        ("hydra._internal.core_plugins.basic_launcher.BasicLauncher",),
+        ONE_AFTER_THE_OTHER,
+        "hydra/launcher=basic",
+    ),
+    "hydra.sweeper._target_": (
+        ("hydra._internal.core_plugins.basic_sweeper.BasicSweeper",),
+        GRID,
+        "hydra/sweeper=basic",
+    ),
+}
 """By key: the values that ask for nothing, and why it is refused, and what to type instead."""
 OPTIONS = {
     "hydra/launcher": ("basic", ONE_AFTER_THE_OTHER),
@@ -111,4 +143,6 @@ def _is_hydras(key: str) -> bool:
 
 
 def _is_used(key: str) -> bool:
-    return any(key == known or key.startswith(f"{known}.") for known in (*USED, *FEATURES, "hydra.launcher", "hydra.sweeper"))  # fmt: skip
+    return any(
+        key == known or key.startswith(f"{known}.") for known in (*USED, *FEATURES, "hydra.launcher", "hydra.sweeper")
+    )

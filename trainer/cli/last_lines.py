@@ -42,9 +42,18 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     if result.stand_in:
         out.print(f"ATTENTION: {result.stand_in}", style="bold red")
     if result.skipped:
-        out.print(f"ATTENTION: {counted(result.skipped, 'update')} skipped, not finite (on_nonfinite=skip)", style="bold yellow")  # fmt: skip
+        out.print(
+            f"ATTENTION: {counted(result.skipped, 'update')} skipped, not finite (on_nonfinite=skip)",
+            style="bold yellow",
+        )
     if result.rewinds:
-        out.print(f"ATTENTION: the run went back {counted(result.rewinds, 'time')}, its numbers were not finite (on_nonfinite=rewind)", style="bold yellow")  # fmt: skip
+        out.print(
+            (
+                f"ATTENTION: the run went back {counted(result.rewinds, 'time')}, its numbers were not finite "
+                f"(on_nonfinite=rewind)"
+            ),
+            style="bold yellow",
+        )
     early = result.ended.startswith(EARLY)
     if early and ready.checked.config.verbosity == "quiet":  # else the first worker has said so
         out.print(result.ended, style="bold yellow")
@@ -82,7 +91,8 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
 
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:
-    """The last line after that error: the command that resumes the run, or that a pre-empted run without a checkpoint begins again."""
+    """The last line after that error: the command that resumes the run, or that a pre-empted run without a checkpoint
+    begins again."""
     if not (resumes := how_to_resume(ready, overrides)) and isinstance(error, RunPreempted):
         without = "there is no checkpoint yet" if ready.plan.mode == "train" else "nothing is kept of it"
         return f"{without}: the same command begins the run again"
@@ -98,11 +108,14 @@ def say_broken(ready: Ready) -> None:
     out.fact("left", f"{shown(folder)}  ({', '.join(_left(folder, ready.plan.mode))})", INDENT, "")
     best, weights = read_status(folder).get("best"), folder / "checkpoints" / "best.safetensors"
     if best and weights.is_file():
-        out.fact("best", f"{shown(weights)}  ({best['metric']} {best['value']:.5f} at update {best['step']})", INDENT, "")  # fmt: skip
+        out.fact(
+            "best", f"{shown(weights)}  ({best['metric']} {best['value']:.5f} at update {best['step']})", INDENT, ""
+        )
 
 
 def _of_worker(plan: Plan, result: Result) -> str:
-    """Of which worker the updates are, where each takes as many as it gets work for; with those planned for each on average."""
+    """Of which worker the updates are, where each takes as many as it gets work for; with those planned for each on
+    average."""
     if not plan.whose or plan.workers == 1 or result.ended.startswith(EARLY):
         return plan.whose
     return f"{plan.whose} ({plan.total_steps} per worker on average: whoever is faster gets more work)"
@@ -116,10 +129,15 @@ def _done(result: Result, ready: Ready) -> str:
     shown += "" if result.validation else " (not validated: validation=false)"
     if result.mode != "train":
         done = counted(result.samples, LOOKED_AT["rows" if "predict/rows" in result.metrics else result.mode])
-        return f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}".rstrip()
+        return (
+            f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}"
+        ).rstrip()
     watched = ready.plan.best
     best = f" (best {watched.removeprefix('val/')} {result.best[watched]:.5f})" if watched in result.best else ""
-    return f"{counted(result.steps, 'update')}{_of_worker(ready.plan, result)}, {counted(result.samples, 'sample')} in {result.seconds:.1f} s. {shown}{best}"
+    return (
+        f"{counted(result.steps, 'update')}{_of_worker(ready.plan, result)}, {counted(result.samples, 'sample')} "
+        f"in {result.seconds:.1f} s. {shown}{best}"
+    )
 
 
 def _left(folder: Path, mode: str) -> list[str]:
@@ -147,6 +165,7 @@ def short(path: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path for a run's last lines: quoted for a shell where that is needed, and no flag if its name begins with a dash."""
+    """A path for a run's last lines: quoted for a shell where that is needed, and no flag if its name begins with a
+    dash."""
     written = short(path)
     return one_line(quoted(f"./{written}" if written.startswith("-") else written))

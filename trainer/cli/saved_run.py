@@ -1,6 +1,7 @@
 """``python -m trainer eval RUN [DATA]`` and ``predict RUN INPUT``: the config comes from the folder of the run.
 
-The values of the run become one more option of each group, ``as_in_run``, in Hydra's store. So what follows on the command
+The values of the run become one more option of each group, ``as_in_run``, in Hydra's store. So what follows on the
+command
 line is checked, and changes the config, as it does after a recipe.
 """
 
@@ -51,7 +52,8 @@ SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
 
 @dataclass(frozen=True)
 class Chosen:
-    """What Hydra composes: the primary config, the overrides, and the words before these in the command that repeats it."""
+    """What Hydra composes: the primary config, the overrides, and the words before these in the command that repeats
+    it."""
 
     config_name: str
     overrides: list[str]
@@ -107,7 +109,11 @@ class Words:
             )
         for override in overrides:
             if (key := key_of(override)) in ("recipe", "mode"):
-                raise UserError(override, f"{verb} takes the {key} from the run" if key == "recipe" else f"{verb} is a mode", f"{command([verb, named[0]])} without {override}")  # fmt: skip
+                raise UserError(
+                    override,
+                    f"{verb} takes the {key} from the run" if key == "recipe" else f"{verb} is a mode",
+                    f"{command([verb, named[0]])} without {override}",
+                )
         return Words(verb, named[0], named[1] if len(named) > 1 else "", overrides)
 
 
@@ -118,7 +124,8 @@ def _is_override(word: str) -> bool:
 
 @contextlib.contextmanager
 def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
-    """Context manager: yields what these words of a command line ask for; for ``eval`` and ``predict`` the run's config is stored.
+    """Context manager: yields what these words of a command line ask for; for ``eval`` and ``predict`` the run's config
+    is stored.
 
     The run's own modules can be imported inside.
 
@@ -149,7 +156,8 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
     except UserError as error:
         if "no module" in str(error).lower() and (gone := [folder for folder in own_code if folder not in code]):
             error.add_note(
-                f"The run's own classes were in {', '.join(gone)}, which is gone. If they are elsewhere: PYTHONPATH=FOLDER before the command"
+                f"The run's own classes were in {', '.join(gone)}, which is gone. If they are elsewhere: "
+                f"PYTHONPATH=FOLDER before the command"
             )
         raise
     finally:
@@ -228,7 +236,8 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 def _with_links(finished: Any, composed: Any) -> Any:
-    """The finished value, or the composed one where that is taken from other keys, or where the finished one is hidden."""
+    """The finished value, or the composed one where that is taken from other keys, or where the finished one is
+    hidden."""
     if isinstance(finished, Mapping):
         others = composed if isinstance(composed, Mapping) else {}
         return {key: _with_links(value, others.get(key)) for key, value in finished.items()}
@@ -253,9 +262,7 @@ def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
     weights = Path(str(config.get("weights")))
     trained = weights.parents[1] if weights.parent.name == CHECKPOINTS else weights.parent
     raise UserError(
-        asked.command,
-        f"is a run of mode={config.get('mode')}, which leaves no weights",
-        asked.command_of(trained),
+        asked.command, f"is a run of mode={config.get('mode')}, which leaves no weights", asked.command_of(trained)
     )
 
 
@@ -275,7 +282,9 @@ def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], 
     for key, value in leaves(kept, ""):
         if HIDDEN in str(value) and not is_of(key, typed):
             empty = {"callbacks": "[]", "metrics": "{}"}.get(key.partition(".")[0], "VALUE")
-            raise UserError(f"{key} of {asked.run}", "is a secret, which no run's folder keeps", f"{asked.command} {key}={empty}")  # fmt: skip
+            raise UserError(
+                f"{key} of {asked.run}", "is a secret, which no run's folder keeps", f"{asked.command} {key}={empty}"
+            )
     predict = {"input": literal(asked.input)} if asked.verb == "predict" and asked.input else {}
     return {**kept, "mode": asked.verb, "weights": literal(os.path.abspath(path)), "predict": predict}
 
@@ -288,7 +297,8 @@ def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[st
 
 
 def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str, Any]:
-    """The run's model, without building its class again where the run has left a skeleton; one that is changed is built."""
+    """The run's model, without building its class again where the run has left a skeleton; one that is changed is
+    built."""
     path = run / SKELETON
     if any(is_of(key_of(override), ["model"]) for override in asked.overrides):
         return model
@@ -304,7 +314,8 @@ def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str,
 
 @contextlib.contextmanager
 def _stored(config: Mapping[str, Any]) -> Iterator[str]:
-    """Context manager: the config is in Hydra's store, as a primary config and an option of each group; yields its name."""
+    """Context manager: the config is in Hydra's store, as a primary config and an option of each group; yields its
+    name."""
     from hydra.core.config_store import ConfigStore
 
     store: Any = ConfigStore.instance()

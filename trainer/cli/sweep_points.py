@@ -59,7 +59,8 @@ def expand(master: DictConfig) -> list[list[str]]:
 
 
 def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[Point]:
-    """Check every point of a sweep, each without the overrides that only other points can take, and all beside each other.
+    """Check every point of a sweep, each without the overrides that only other points can take, and all beside each
+    other.
 
     Raises:
         UserError: a point cannot run, two are the same or have one folder, or no point has a use for an override.
@@ -122,7 +123,10 @@ def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) ->
             raise UserError(_job(number, jobs), f"would have {file} as a folder, which is a file", BY_NUMBER)
     for place, number in taken.items():
         if above := [taken[parent] for parent in map(str, Path(place).parents) if parent in taken]:
-            why = f"would write into the folder of {_job(above[0], jobs)}: {points[number].subdir} is below {points[above[0]].subdir}"
+            why = (
+                f"would write into the folder of {_job(above[0], jobs)}: {points[number].subdir} is below "
+                f"{points[above[0]].subdir}"
+            )
             raise UserError(_job(number, jobs), why, BY_NUMBER)
 
 
@@ -145,7 +149,8 @@ def _strange(overrides: list[str], error: UserError, kept: set[str]) -> list[str
 
 
 def _decisive(jobs: list[list[str]]) -> set[str]:
-    """Overrides that are swept over while the options that have a use for them stay: left out, two points were the same."""
+    """Overrides that are swept over while the options that have a use for them stay: left out, two points were the
+    same."""
     common = set.intersection(*map(set, jobs)) if jobs else set()
     swept = {o for job in jobs for o in job if o not in common}
     groups = {key_of(o) for o in swept}
@@ -186,7 +191,8 @@ def _subdir(config: DictConfig, number: int) -> str:
 
 
 def swept_keys(master: DictConfig) -> set[str]:
-    """The config keys in which the points of a sweep differ: those with several values, typed or in the sweeper's config."""
+    """The config keys in which the points of a sweep differ: those with several values, typed or in the sweeper's
+    config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))

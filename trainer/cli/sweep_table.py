@@ -118,7 +118,8 @@ def _linked(text: str, job: Row) -> str:
 def leave_best(jobs: Sequence[Row], folder: Path) -> None:
     """Write the best job's metric as a point of the sweep's own run: MLflow's list shows it in the jobs' column.
 
-    Its step is the job's number. The list shows the value of the highest step, so after points of an earlier life it is a higher one.
+    Its step is the job's number. The list shows the value of the highest step, so after points of an earlier life it is
+    a higher one.
     """
     best = best_of(jobs)
     if best is None:

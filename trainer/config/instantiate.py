@@ -16,7 +16,8 @@ from trainer.errors import UserError, first_line
 EXTRAS = ("timm",)
 """Packages that come with an extra of their name."""
 NESTED = (*schema.CONSTRUCTED, "callbacks", "metrics")
-"""Where a mapping with a ``_target_`` may be an argument of another one; in the data, ``data.transforms`` has its own reader."""
+"""Where a mapping with a ``_target_`` may be an argument of another one; in the data, ``data.transforms`` has its own
+reader."""
 OWN_INIT = "has an __init__ of its own that does not keep the keys. Leave __init__ alone: the keys are in self.config"
 FETCHED: dict[str, dict[str, Any]] = {
     "timm": {"pretrained": False, "checkpoint_path": ""},
@@ -56,14 +57,20 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
             if ours:
                 raise UserError(what, OWN_INIT) from error
             name = f"{key}.{found[1]}"
-            raise UserError(name, f"{node['_target_']} takes no such argument (~{name} takes away what a recipe brings)") from error  # fmt: skip
+            raise UserError(
+                name, f"{node['_target_']} takes no such argument (~{name} takes away what a recipe brings)"
+            ) from error
         said, wrong = first_line(error), blamed(lambda some: target(*args, **{**some, **kwargs}), arguments)
         if wrong is not None:
-            raise UserError(f"{key}.{wrong}={arguments[wrong]}", f"{node['_target_']} does not take this value: {said}", _default(target, key, wrong)) from error  # fmt: skip
+            raise UserError(
+                f"{key}.{wrong}={arguments[wrong]}",
+                f"{node['_target_']} does not take this value: {said}",
+                _default(target, key, wrong),
+            ) from error
         given = ", ".join(f"{k}={v}" for k, v in arguments.items())
         raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
     if kind is not None and not isinstance(made, kind):
-        raise UserError(what, f"gave a {type(made).__name__}, not a {_named(kind)}")  # fmt: skip
+        raise UserError(what, f"gave a {type(made).__name__}, not a {_named(kind)}")
     if ours and not hasattr(made, "config"):
         raise UserError(what, OWN_INIT)
     return made
@@ -134,7 +141,8 @@ def _default(target: Any, key: str, name: str) -> str:
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the model's config node, to be instantiated without fetching pretrained weights, as saved ones follow.
 
-    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm and
+    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm
+    and
     torchvision have an argument for it.
     """
     target = str(node["_target_"])
@@ -146,7 +154,8 @@ def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def needs_skeleton(node: Mapping[str, Any]) -> bool:
-    """Whether building the model again may fetch or read pretrained weights for all that is known: it is the user's own, or
+    """Whether building the model again may fetch or read pretrained weights for all that is known: it is the user's
+    own, or
     of a package that :func:`for_saved_weights` does not know, and names no ``without_pretrained``."""
     target = str(node["_target_"])
     plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
@@ -179,7 +188,9 @@ def locate(target: str, key: str = "_target_") -> Any:
                 raise UserError(f"{key}={target}", f"importing {module_name} failed: {error}") from error
             continue
         except Exception as error:
-            raise UserError(f"{key}={target}", f"importing {module_name} failed: {type(error).__name__}: {error}") from error  # fmt: skip
+            raise UserError(
+                f"{key}={target}", f"importing {module_name} failed: {type(error).__name__}: {error}"
+            ) from error
         for number, part in enumerate(parts[cut:]):
             if not hasattr(found, part):
                 names = [n for n in dir(found) if not n.startswith("_")]
@@ -193,9 +204,17 @@ def no_module(key: str, target: str) -> UserError:
     """The error for a ``_target_`` whose package is not installed, nor in the working directory or on PYTHONPATH."""
     package, _, rest = target.partition(".")
     if package in EXTRAS:
-        return UserError(f"{key}={target}", f"needs {package}, which is not installed", f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')")  # fmt: skip
+        return UserError(
+            f"{key}={target}",
+            f"needs {package}, which is not installed",
+            f"pip install 'trainer[{package}]' (in a checkout: '.[{package}]')",
+        )
     nearest = difflib.get_close_matches(package, ("torch", "torchvision", "trainer"), 1, 0.6)
-    return UserError(f"{key}={target}", f"there is no module {package!r} here (is it on PYTHONPATH?)", f"{key}={nearest[0]}.{rest}" if nearest else "")  # fmt: skip
+    return UserError(
+        f"{key}={target}",
+        f"there is no module {package!r} here (is it on PYTHONPATH?)",
+        f"{key}={nearest[0]}.{rest}" if nearest else "",
+    )
 
 
 def missing(key: str, target: str, owner: str, name: str, names: list[str]) -> UserError:

@@ -15,13 +15,27 @@ from trainer.config import schema
 from trainer.visible import one_line
 
 SYNONYMS = {
-    "gpu": "cuda", "double": "fp64", "float64": "fp64", "float32": "fp32", "float": "fp32", "32": "fp32",
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "16": "fp16", "yes": "true", "no": "false",
-}  # fmt: skip
+    "gpu": "cuda",
+    "double": "fp64",
+    "float64": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "16": "fp16",
+    "yes": "true",
+    "no": "false",
+}
 WORDS = {
-    bool: "true or false", str: "text", int: "a whole number", float: "a number", list: "a list",
+    bool: "true or false",
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
     dict: "a mapping such as {a:1}",
-}  # fmt: skip
+}
 TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 MEANT = {
     "train": "path",
@@ -34,9 +48,12 @@ MEANT = {
 """Names of keys that others use for what is ours."""
 OF_OTHERS = {
     "logger": ("metrics go to files of the run's folder and to MLflow, and to no other service", "tracking=mlflow"),
-    "trainer": ("what others give to a trainer object are keys of the run, such as epochs, device and launch.nproc", "epochs=N"),
+    "trainer": (
+        "what others give to a trainer object are keys of the run, such as epochs, device and launch.nproc",
+        "epochs=N",
+    ),
     "datamodule": ("the data are a group of their own", "data=OPTION"),
-}  # fmt: skip
+}
 """Groups of other projects: how this one differs, and what to type instead."""
 LIMITS = ("ge", "gt", "le", "lt")
 MOST = 10**12
@@ -381,5 +398,6 @@ def is_of(key: str, groups: Iterable[str]) -> bool:
 
 
 def key_of(override: str) -> str:
-    """The config key that an override sets: ``+optimizer.lr=0.1`` gives ``optimizer.lr``, and ``db@data.x=3`` ``db``."""
+    """The config key that an override sets: ``+optimizer.lr=0.1`` gives ``optimizer.lr``, and ``db@data.x=3``
+    ``db``."""
     return override.lstrip("+~").partition("=")[0].partition("@")[0]

@@ -16,7 +16,8 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def own_code(config: RunConfig) -> list[str]:
-    """The folders of ``sys.path`` from which the modules of the config's ``_target_``s come, without installed packages."""
+    """The folders of ``sys.path`` from which the modules of the config's ``_target_``s come, without installed
+    packages."""
     searched = {os.path.realpath(entry or "."): None for entry in sys.path}
     found: dict[str, None] = {}
     for target in _targets(config.plain()):

@@ -2,7 +2,8 @@
 
 A value is secret because of where it stands: under a key that sounds so, in a mapping or list under such a key, in an
 address (user, password, query), in ``pwd=...``, in ``Authorization: ...``. There it is always hidden. Wherever else it
-stands it is hidden too, unless it is so short or so plain that it would be found in texts that have nothing to do with it.
+stands it is hidden too, unless it is so short or so plain that it would be found in texts that have nothing to do with
+it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def of_command_line(argv: Iterable[str]) -> set[str]:
 
 
 def of_environment(variables: Mapping[str, str]) -> set[str]:
-    """Collect the secret values among the environment variables; the place of a file that is there, as SSH_AUTH_SOCK, is none."""
+    """Collect the secret values among the environment variables; the place of a file that is there, as SSH_AUTH_SOCK,
+    is none."""
     return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES and not _is_place(v)})
 
 
@@ -171,7 +173,9 @@ def _cover(node: Any, known: frozenset[str]) -> Any:
         return {_key(k, known): _cover(v, known) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
         return [_cover(value, known) for value in node]
-    return node if node is None or isinstance(node, bool) or (isinstance(node, str) and from_elsewhere(node)) else HIDDEN  # fmt: skip
+    return (
+        node if node is None or isinstance(node, bool) or (isinstance(node, str) and from_elsewhere(node)) else HIDDEN
+    )
 
 
 def without(line: str, known: Iterable[str] = ()) -> str:
@@ -266,12 +270,28 @@ def _escaped(value: str) -> set[str]:
         for quoted in (quote(clean), quote(clean, safe=""), quote_plus(clean))
     }
     other = {unicodedata.normalize(form, value) for form in ("NFC", "NFD")}
-    return lower | other | {
-        ascii(value)[1:-1], value.encode("unicode_escape").decode(), repr(value.encode("utf-8", "surrogateescape"))[2:-1],
-        json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1], visible(value), one_line(value),
-        quote(clean), quote(clean, safe=""), quote_plus(clean), value.replace("'", "''"), value.replace("'", "'\"'\"'"),
-        value.replace("'", "\\'"), value.replace('"', '""'), value.replace('"', '\\"'),
-    }  # fmt: skip
+    return (
+        lower
+        | other
+        | {
+            ascii(value)[1:-1],
+            value.encode("unicode_escape").decode(),
+            repr(value.encode("utf-8", "surrogateescape"))[2:-1],
+            json.dumps(value)[1:-1],
+            json.dumps(value, ensure_ascii=False)[1:-1],
+            repr(value)[1:-1],
+            visible(value),
+            one_line(value),
+            quote(clean),
+            quote(clean, safe=""),
+            quote_plus(clean),
+            value.replace("'", "''"),
+            value.replace("'", "'\"'\"'"),
+            value.replace("'", "\\'"),
+            value.replace('"', '""'),
+            value.replace('"', '\\"'),
+        }
+    )
 
 
 def scrub(folder: Path, patterns: Iterable[str], known: Iterable[str]) -> None:

@@ -1,4 +1,5 @@
-"""Which keys hold secrets: those whose name contains one of ten words, or ends in one of a few more, but for a short list."""
+"""Which keys hold secrets: those whose name contains one of ten words, or ends in one of a few more, but for a short
+list."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 WORDS = ("pass", "pwd", "secret", "cred", "apikey", "accesskey", "privkey", "privatekey", "token", "auth")
-"""A key that contains one of these is a secret's, ``db_pass``, ``myPassword`` and ``oauth2`` too; ``_``, ``-`` and case are no matter."""
+"""A key that contains one of these is a secret's, ``db_pass``, ``myPassword`` and ``oauth2`` too; ``_``, ``-`` and case
+are no matter."""
 STRONG = ("passw", "passphrase", "passcode", *WORDS[1:8])
 """What can mean nothing else: there short numbers and plain words are secret as well."""
 ENDS = (
@@ -18,9 +20,11 @@ ENDS = (
 """What says the same as the last word of a key."""
 INNOCENT = re.compile(
     r"""(?<![a-z])(?:
-    (?:de)?tokeni[sz](?:er|ers|ed|e|ation) | authors? | authorship | authentic(?:ity)? | secretary | secret(?:es?|ed|ions?) | secret_file
+    (?:de)?tokeni[sz](?:er|ers|ed|e|ation) | authors? | authorship | authentic(?:ity)? | secretary
+    | secret(?:es?|ed|ions?) | secret_file
     | credits? | (?:in)?credib(?:le|ly|ility) | (?:ac|dis)credit[a-z]* | sacred | (?:mon|don|tur|hoc|joc|whis)key
-    | pass(?:es|ing|ed|ages?|engers?|ive|ions?|ports?|erines?|through) | (?:by|com|encom|sur|tres|over|under)pass(?:es|ing|ed|ion)?
+    | pass(?:es|ing|ed|ages?|engers?|ive|ions?|ports?|erines?|through)
+    | (?:by|com|encom|sur|tres|over|under)pass(?:es|ing|ed|ion)?
     )(?![a-z])""",
     re.VERBOSE,
 )
@@ -36,22 +40,43 @@ OF_MODELS = re.compile(
     )""",
     re.VERBOSE,
 )
-"""Names of models and data: a word of ours before a noun (``token_mode``), tokens of a text, entries of a mapping. There the value
+"""Names of models and data: a word of ours before a noun (``token_mode``), tokens of a text, entries of a mapping.
+There the value
 decides. Names in capitals are of environment variables, where these words mean what they say."""
 _ENDS = re.compile(rf"(?:(?:^|_)(?:{'|'.join(ENDS)})|key)\d*$")
 PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
 """A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
 TELLS_NOTHING = (
-    "", "none", "null", "true", "false", "auto", "default", "yes", "no", "on", "off", "ok", "env", "value", "name", "path",
-    "text", "option", "folder", "file", "another",
-)  # fmt: skip
+    "",
+    "none",
+    "null",
+    "true",
+    "false",
+    "auto",
+    "default",
+    "yes",
+    "no",
+    "on",
+    "off",
+    "ok",
+    "env",
+    "value",
+    "name",
+    "path",
+    "text",
+    "option",
+    "folder",
+    "file",
+    "another",
+)
 """Values that are no secret, whatever their key is."""
 _LONG = re.compile(r"[A-Za-z0-9]{12,}")
 _SWITCH = re.compile(r"[A-Za-z](?=\d)|\d(?=[A-Za-z])")
 
 
 def sounds_secret(key: str, value: Any = "") -> bool:
-    """Whether a key (the last part of its path) is a secret's, by its name; of a key as models have them, by its value too."""
+    """Whether a key (the last part of its path) is a secret's, by its name; of a key as models have them, by its value
+    too."""
     found, _, by_value = _told_by(key)
     return found or (by_value and _is_random(value))
 

@@ -1,6 +1,7 @@
 """Finds the secrets in a text: in addresses, in headers, in ``name=value`` and in ``name: value``.
 
-Everything here takes time in proportion to the text, whatever it is: others write it, and it is on its way to the screen.
+Everything here takes time in proportion to the text, whatever it is: others write it, and it is on its way to the
+screen.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ HIDDEN = "(hidden)"
 LEAST_OF_WEAK = 5
 LONGEST_GLIMPSE = 100
 
-HEADER = re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]{0,40}(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+)")  # fmt: skip
+HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie2?|x-[\w-]{0,40}(?:key|token|auth|secret|signature))(\s*:\s*)([^\r\n'\"]+)"
+)
 SCHEME_OF_LOGIN = re.compile(r"(?i)\b(bearer|basic|negotiate)(\s+)([A-Za-z0-9._~+/=-]{6,})")
 TOKEN = re.compile(
     r"(?<![\w-])(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|gl(?:pat|dt|rt|cbt|ptt|ft|soat)-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]{0,60}\d)[\w-]{16,}|[sr]k_(?:live|test)_[A-Za-z0-9]{10,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|"
     r"(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|npm_[A-Za-z0-9]{20,}|pypi-[\w-]{30,}|dapi[0-9a-f]{32}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*)|"
     r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+|(?<=/api/webhooks/)\d+/[\w-]{20,}"
 )
-"""Tokens that say by themselves what they are: of GitHub, GitLab, Hugging Face, OpenAI and its like, Stripe, Groq, Replicate, Slack, AWS,
+"""Tokens that say by themselves what they are: of GitHub, GitLab, Hugging Face, OpenAI and its like, Stripe, Groq,
+Replicate, Slack, AWS,
 Google, npm, PyPI, Databricks, JWTs, and the paths of webhooks of Slack and Discord."""
 FLAG = re.compile(r"(?<![\w-])--?([A-Za-z][\w-]*)[ \t]+(?=[^-\s])")
 """A flag of a command and its value: ``--password X``."""
 URI = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)([^\s'\"<>`]+)")
 WHOLE_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*://)(.+)", re.DOTALL)
-NAMED = re.compile(r"(?<![\w./@-])([+~]{0,2}|--?)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ -]*)\4\s*:\s*(?=\S)")  # fmt: skip
+NAMED = re.compile(
+    r"(?<![\w./@-])([+~]{0,2}|--?)([A-Za-z_][\w./@-]*)([\"']?)=(?=\S)|(?<![\w./-])([\"'])([A-Za-z_][\w./@ "
+    r"-]*)\4\s*:\s*(?=\S)"
+)
 LINE = re.compile(r"(?m)^([ \t]*(?:- )?)([A-Za-z_][\w.-]*)(:[ \t]+)(\S[^\n]*)$")
 INSIDE = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)(:\s*)('[^'\n]*'|\"[^\"\n]*\"|[^\s,:{}\[\]'\"][^,{}\[\]\n]*)")
 FLOW = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?=[\[{])")
@@ -39,14 +46,30 @@ QUOTED = re.compile(r"'(?:\\.|''|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\"")
 QUOTED_OR_ESCAPED = re.compile(rf"\\.|{QUOTED.pattern}")
 """An escaped quote begins nothing: from each one the search would go on to the end of the text."""
 MEASURED = re.compile(r"\(.*|\d{0,4}(?:[.,]\d+)*%?(?:[ \t]+(?:[A-Za-z/%]+|\d+(?:[.,]\d+)*)[.,;]?)*", re.DOTALL)
-"""``12,345 in 3 s``, and the arguments of a function: what stands after ``tokens:`` or ``Signature:`` in a text of many words."""
+"""``12,345 in 3 s``, and the arguments of a function: what stands after ``tokens:`` or ``Signature:`` in a text of many
+words."""
 COUNTS = re.compile(r"(?i)tokens\d*$")
 FROM_ELSEWHERE = re.compile(r"\$\{[\w.:]+\}")
 """Where a value is taken from, as ``${oc.env:HF_TOKEN}``: tells nothing."""
 OPTIONS_OF_ADDRESSES = (
-    "timeout", "connect_timeout", "sslmode", "charset", "mode", "cache", "driver", "application_name", "format",
-    "version", "v", "page", "encoding", "region", "uri", "workflowtype", "viewstatesharekey",
-)  # fmt: skip
+    "timeout",
+    "connect_timeout",
+    "sslmode",
+    "charset",
+    "mode",
+    "cache",
+    "driver",
+    "application_name",
+    "format",
+    "version",
+    "v",
+    "page",
+    "encoding",
+    "region",
+    "uri",
+    "workflowtype",
+    "viewstatesharekey",
+)
 
 
 def is_secret(key: str, value: Any) -> bool:
@@ -135,7 +158,8 @@ def parts(text: str) -> Iterator[SecretPart]:
 
 
 def _needs_a_secret(flag: str) -> bool:
-    """Whether what stands after a flag of this name is a secret also if it is a plain word: not so after ``--token``."""
+    """Whether what stands after a flag of this name is a secret also if it is a plain word: not so after
+    ``--token``."""
     return means_secret(flag) or flag.lower().endswith(("-pass", "_pass"))
 
 
@@ -147,7 +171,9 @@ def _glimpse(text: str, start: int) -> str:
 
 def _random(word: str) -> bool:
     """Whether a word after ``basic`` is no word of a sentence, as ``training`` or ``augmentation_2x``."""
-    mixed = any(len(part) >= 6 and re.search(r"\d", part) and re.search(r"[A-Za-z]", part) for part in re.split(r"[_./-]", word))  # fmt: skip
+    mixed = any(
+        len(part) >= 6 and re.search(r"\d", part) and re.search(r"[A-Za-z]", part) for part in re.split(r"[_./-]", word)
+    )
     mixed = mixed or word.endswith("=") or re.search(r"[a-z][A-Z]\w*[a-z][A-Z]", word) is not None
     syllables = re.split(r"[_./-]", word)
     words = len(syllables) > 1 and all(re.fullmatch(r"[a-z]+|[a-z0-9]{1,3}", part) for part in syllables)

@@ -57,7 +57,9 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
         instead = (
             quoted(f"+{key}.{nearest[0]}={value}") if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"
         )
-        raise UserError(f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(taken)}", instead)  # fmt: skip
+        raise UserError(
+            f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(taken)}", instead
+        )
 
 
 def parameters(target: str) -> list[str] | None:

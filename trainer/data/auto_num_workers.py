@@ -57,7 +57,9 @@ def _unused_quota(now: float) -> tuple[float, ...]:
     """Core-seconds that this container could have used until now and has not (cgroup v2); none without a limit."""
     try:
         quota, period = (CGROUP / "cpu.max").read_text().split()
-        used = next(line.split()[1] for line in (CGROUP / "cpu.stat").read_text().splitlines() if line.startswith("usage_usec"))  # fmt: skip
+        used = next(
+            line.split()[1] for line in (CGROUP / "cpu.stat").read_text().splitlines() if line.startswith("usage_usec")
+        )
         return () if quota == "max" else (int(quota) / int(period) * now - int(used) / 1e6,)
     except (OSError, ValueError, StopIteration):
         return ()
@@ -124,7 +126,10 @@ class Growth:
         wanted = enough(self.readers, share, idle / self.sharing, self.most)
         if share <= BEARABLE:
             return None
-        found = f"the first {self.seen} updates waited for data {share:.0%} of their time, and {idle:.1f} cores of the host were idle"
+        found = (
+            f"the first {self.seen} updates waited for data {share:.0%} of their time, and {idle:.1f} cores of "
+            f"the host were idle"
+        )
         goes_on = (
             f"from then on {wanted} processes read, not {self.readers}"
             if wanted > self.readers

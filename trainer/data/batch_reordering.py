@@ -25,7 +25,8 @@ class Turn(NamedTuple):
 def turned(cuts: Sequence[Cut], merge: int, epoch: int, turns: Sequence[Turn]) -> list[Cut]:
     """Return the batches of an epoch in their new order, after each return to a checkpoint in ``turns``.
 
-    In the epoch of the update that was not finite, the updates after it come first, then those before it. Its own batches are left
+    In the epoch of the update that was not finite, the updates after it come first, then those before it. Its own
+    batches are left
     out, and the first of the others come twice, so that the epoch is as long as before. In epochs between that and the
     checkpoint, the second half comes first. An update that is shorter than the others stays the last one.
 

@@ -38,7 +38,10 @@ def opened(source: DataSource, facts: Facts, validates: bool = True, tests: bool
     except Exception as error:
         raise failed(name, "open", source.open, error) from error
     if not isinstance(splits, Splits):
-        raise RunFailed(f"{name}: open returned something of type {type(splits).__name__}. Return a trainer.data.source.Splits(train, val)")  # fmt: skip
+        raise RunFailed(
+            f"{name}: open returned something of type {type(splits).__name__}. Return a "
+            f"trainer.data.source.Splits(train, val)"
+        )
     _check_normalisation(splits, facts, name)
     if not facts.streams and not facts.iterable:
         _check(splits.train, "training", facts.train_samples, facts.shape, facts, name)
@@ -62,9 +65,14 @@ def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
         if values is None:
             continue
         if not isinstance(facts.shape, tuple) or len(facts.shape) != IMAGE_DIMENSIONS:
-            raise RunFailed(f"{name}: Splits has {what}={values}, and only images (C, H, W) are normalised; these inputs are {facts.shape}. Leave mean and std out")  # fmt: skip
+            raise RunFailed(
+                f"{name}: Splits has {what}={values}, and only images (C, H, W) are normalised; these inputs "
+                f"are {facts.shape}. Leave mean and std out"
+            )
         if len(values) not in (1, facts.shape[0]):
-            raise RunFailed(f"{name}: Splits has {len(values)} numbers as {what}, and the images have {facts.shape[0]} channels")  # fmt: skip
+            raise RunFailed(
+                f"{name}: Splits has {len(values)} numbers as {what}, and the images have {facts.shape[0]} channels"
+            )
 
 
 def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, name: str) -> None:
@@ -72,11 +80,13 @@ def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, nam
     where = f"{name}, the {which} set"
     kind = type(dataset).__name__
     if dataset is None:
-        raise RunFailed(f"{where} is None. open returns Splits(train, val)" + MAY_LACK.get(which, ""))  # fmt: skip
+        raise RunFailed(f"{where} is None. open returns Splits(train, val)" + MAY_LACK.get(which, ""))
     try:
         there = len(dataset)
     except TypeError as error:
-        raise RunFailed(f"{where} ({kind}) has no length. A data set has __len__ and __getitem__, or a method batch(indices)") from error  # fmt: skip
+        raise RunFailed(
+            f"{where} ({kind}) has no length. A data set has __len__ and __getitem__, or a method batch(indices)"
+        ) from error
     if there != samples:
         raise RunFailed(f"{where} ({kind}) has {there} samples, and its facts say {samples}")
     if not there or hasattr(dataset, "augmented"):
@@ -122,13 +132,20 @@ def _sample(dataset: Any, index: int, where: str) -> tuple[Any, torch.Tensor]:
             raise RunFailed(f"{where}: {method} cannot be part of a batch: {first_line(error)}") from error
     inputs, labels = found
     if not isinstance(inputs, (torch.Tensor, Mapping)) or not isinstance(labels, torch.Tensor):
-        raise RunFailed(f"{where}: {method} has inputs of type {type(inputs).__name__} and labels of type {type(labels).__name__}. Both must be tensors")  # fmt: skip
+        raise RunFailed(
+            f"{where}: {method} has inputs of type {type(inputs).__name__} and labels of type "
+            f"{type(labels).__name__}. Both must be tensors"
+        )
     return inputs, labels
 
 
 def check_shape(inputs: Any, shape: Any, where: str) -> None:
     """Refuse (RunFailed) a split's sample whose inputs (1, ...) have another shape than the facts tell."""
-    found = {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape[1:])  # fmt: skip
+    found = (
+        {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+        if isinstance(inputs, Mapping)
+        else tuple(inputs.shape[1:])
+    )
     if found != shape:
         raise RunFailed(f"{where} has samples of {found}, and its facts say {shape}")
 
@@ -136,8 +153,14 @@ def check_shape(inputs: Any, shape: Any, where: str) -> None:
 def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
     """Refuse (RunFailed) labels that are not integers (N,) from 0 to classes - 1; for other tasks, outside 0 to 1."""
     if facts.task == "classification" and (labels.is_floating_point() or labels.dim() != 1):
-        raise RunFailed(f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. Labels are whole numbers (N,), from 0 to {facts.classes - 1}")  # fmt: skip
+        raise RunFailed(
+            f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. "
+            f"Labels are whole numbers (N,), from 0 to {facts.classes - 1}"
+        )
     most = facts.classes - 1 if facts.task == "classification" else 1
     low, high = labels.min().item(), labels.max().item()
     if low < 0 or high > most:
-        raise RunFailed(f"{where} has the label {low if low < 0 else high}, and its facts say {facts.classes} classes: labels are from 0 to {most}")  # fmt: skip
+        raise RunFailed(
+            f"{where} has the label {low if low < 0 else high}, and its facts say {facts.classes} classes: "
+            f"labels are from 0 to {most}"
+        )

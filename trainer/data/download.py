@@ -1,4 +1,5 @@
-"""Downloads and unpacks data sets: checks whether their site answers, and words the warning or refusal if it does not."""
+"""Downloads and unpacks data sets: checks whether their site answers, and words the warning or refusal if it does
+not."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Site:
     Attributes:
         name: of the set; address: of the folder that holds its files, over https.
         folder: where torchvision looks for them, below ``data.root``.
-        files: with their checksums, which are known beforehand: torchvision's own are MD5, and it tries http where https fails.
+        files: with their checksums, which are known beforehand: torchvision's own are MD5, and it tries http where
+        https fails.
     """
 
     name: str
@@ -103,7 +105,8 @@ def fetch(options: Flowers102Data | ArraysData, site: Site, present: Callable[[]
 
 
 def _unpack(archive: Path) -> None:
-    """Unpack an archive into its folder. Whoever is killed meanwhile leaves no part of a file or folder in its place."""
+    """Unpack an archive into its folder. Whoever is killed meanwhile leaves no part of a file or folder in its
+    place."""
     aside = archive.with_name(f".{archive.name}.unpacking")
     shutil.rmtree(aside, ignore_errors=True)
     try:

@@ -1,4 +1,5 @@
-"""Feeds the samples of a split that is measured, the validation or the test data, each exactly once over all workers."""
+"""Feeds the samples of a split that is measured, the validation or the test data, each exactly once over all
+workers."""
 
 from __future__ import annotations
 
@@ -69,6 +70,7 @@ class EvaluatedSplit:
         return inputs
 
     def files_of(self, numbers: Sequence[int]) -> list[str]:
-        """What the samples with these indices were read from, by the data set's ``sample_name``; '' where it has none."""
+        """What the samples with these indices were read from, by the data set's ``sample_name``; '' where it has
+        none."""
         named = getattr(self.reader.dataset.dataset, "sample_name", None)
         return [one_line(str(named(number))) if named is not None else "" for number in numbers]

@@ -125,7 +125,8 @@ class Feed:
     def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Yield the epoch's updates from number ``first`` on: how many samples this worker has in it, and its batches.
 
-        Where work is leased, what is left of the epoch is handed out. ``waited`` grows by the seconds that the loop stood
+        Where work is leased, what is left of the epoch is handed out. ``waited`` grows by the seconds that the loop
+        stood
         still for data.
         """
         batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch, first))
@@ -154,7 +155,13 @@ class Feed:
         first = update * self.merge
         if first and self.sampler.rank == 0 and self.streams:
             skipped = sum(stop - start for start, stop, _ in islice(self.sampler.cuts(), first))
-            print(f"epoch {epoch}: the stream is read from its beginning, and {skipped} samples that were trained on are skipped", flush=True)  # fmt: skip
+            print(
+                (
+                    f"epoch {epoch}: the stream is read from its beginning, and {skipped} samples that were "
+                    f"trained on are skipped"
+                ),
+                flush=True,
+            )
         self.train_reader.begin_at(first)
         batches = self._timed(iter(self.train_reader))
         for start in range(first, len(sizes), self.merge):

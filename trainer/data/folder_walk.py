@@ -15,10 +15,24 @@ Identity = tuple[int, int]
 """Device and inode: what a file is, whatever it is called."""
 
 SYSTEM_FOLDERS = {
-    "__macosx", "@eadir", "@recycle", "@recently-snapshot", "@tmp", "#recycle", "#snapshot", "$recycle.bin", "recycler",
-    "system volume information", "lost+found", "__pycache__",
-    "thumbnails", "thumbnail", "thumbs", "_thumbnails", "_thumbs",
-}  # fmt: skip
+    "__macosx",
+    "@eadir",
+    "@recycle",
+    "@recently-snapshot",
+    "@tmp",
+    "#recycle",
+    "#snapshot",
+    "$recycle.bin",
+    "recycler",
+    "system volume information",
+    "lost+found",
+    "__pycache__",
+    "thumbnails",
+    "thumbnail",
+    "thumbs",
+    "_thumbnails",
+    "_thumbs",
+}
 """Folders that systems, file servers and viewers make: their images are copies of others, or deleted ones."""
 APPLE_DOUBLE = "._"
 """A file's second part on file systems other than Apple's; it has the name of the first, and its suffix."""
@@ -138,7 +152,9 @@ def distinct(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         known.setdefault(_identity(os.stat(path)), path)
     kept = set(known.values())
     others = [p for p in paths if p not in kept]
-    return sorted(kept), [f"{one_line(str(p))} is {one_line(str(known[_identity(os.stat(p))]))} by another name" for p in others]  # fmt: skip
+    return sorted(kept), [
+        f"{one_line(str(p))} is {one_line(str(known[_identity(os.stat(p))]))} by another name" for p in others
+    ]
 
 
 def _identity(about: os.stat_result) -> Identity:

@@ -46,9 +46,15 @@ class MapWork:
     """
 
     def __init__(
-        self, read: BlockReader, sampler: DistributedBatchSampler,
-        lease_batches: int, limit: int | None, merge: int, updates: int | None, hand: Hand,
-    ) -> None:  # fmt: skip
+        self,
+        read: BlockReader,
+        sampler: DistributedBatchSampler,
+        lease_batches: int,
+        limit: int | None,
+        merge: int,
+        updates: int | None,
+        hand: Hand,
+    ) -> None:
         self.read_batches, self.sampler, self.hand = read, sampler, hand
         self.lease_batches = -(-lease_batches // merge) * merge
         self.per_epoch = min(len(sampler), limit or len(sampler))
@@ -80,7 +86,8 @@ class StreamWork:
     """Leased blocks of a data set that is read block by block; (seed, epoch) shuffles the blocks, not their rows.
 
     Args:
-        dataset: ``blocks()`` and ``read_chunks(block)``; where it has ``left_out()``, what that says of an epoch's end is told.
+        dataset: ``blocks()`` and ``read_chunks(block)``; where it has ``left_out()``, what that says of an epoch's end
+        is told.
         batch_size: rows of a batch; a block's last one may have fewer.
         seed, shuffle: of the order of blocks.
         hand: the strategy's ``leases``.

@@ -54,9 +54,17 @@ def normalisation(options: PicturesData, mean: Channels, std: Channels) -> tuple
     kind, channels = options.normalize, len(mean)
     for key, numbers, unused in (("mean", options.mean, kind == "none"), ("std", options.std, kind != "mean_std")):
         if numbers is not None and unused:
-            raise UserError(f"data.{key}", f"is not used with data.normalize={kind}", f"data.{key}=null (or data.normalize=mean_std)")  # fmt: skip
+            raise UserError(
+                f"data.{key}",
+                f"is not used with data.normalize={kind}",
+                f"data.{key}=null (or data.normalize=mean_std)",
+            )
         if numbers is not None and len(numbers) != channels:
-            raise UserError(f"data.{key}", f"has {counted(len(numbers), 'number')}, and images have {counted(channels, 'channel')}", f"data.{key}=[{','.join(['0.5'] * channels)}]")  # fmt: skip
+            raise UserError(
+                f"data.{key}",
+                f"has {counted(len(numbers), 'number')}, and images have {counted(channels, 'channel')}",
+                f"data.{key}=[{','.join(['0.5'] * channels)}]",
+            )
     if kind == "none":
         return None, None
     mean, std = tuple(options.mean or mean), tuple(options.std or std)

@@ -34,7 +34,9 @@ class Placement:
             return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
         given = inputs
         if inputs.dim() == 4:  # first of all: a byte is moved sooner than a float
-            inputs = inputs.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)  # fmt: skip
+            inputs = inputs.contiguous(
+                memory_format=torch.channels_last if self.channels_last else torch.contiguous_format
+            )
         if inputs.dtype == torch.uint8:
             inputs = inputs.to(self.dtype).div_(255)
         elif inputs.is_floating_point():

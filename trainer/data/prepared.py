@@ -56,7 +56,11 @@ def known(target: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:  # what is there must not be taken for missing, and prepared anew
-        raise UserError(str(target / MARKER), f"cannot be read: {error.strerror}", "another folder for prepared data (TRAINER_CACHE=FOLDER), or the same command when it can be read") from error  # fmt: skip
+        raise UserError(
+            str(target / MARKER),
+            f"cannot be read: {error.strerror}",
+            "another folder for prepared data (TRAINER_CACHE=FOLDER), or the same command when it can be read",
+        ) from error
 
 
 def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class Parcel:
 class SharedBatches:
     """Slots of shared memory between the training process and the reading processes that it forks.
 
-    A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes while
+    A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes
+    while
     all slots are taken, is sent as torch sends it.
 
     Args:
@@ -140,4 +141,7 @@ def _is_of_tensors(batch: Any) -> bool:
         return False
     inputs, labels = batch
     every = [*(inputs.values() if isinstance(inputs, dict) else [inputs]), labels]
-    return all(type(one) is torch.Tensor and one.device.type == "cpu" and one.layout == torch.strided and not one.requires_grad for one in every)  # fmt: skip
+    return all(
+        type(one) is torch.Tensor and one.device.type == "cpu" and one.layout == torch.strided and not one.requires_grad
+        for one in every
+    )

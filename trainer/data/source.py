@@ -44,9 +44,12 @@ class Facts:
         cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
         left_out: name -> reason of samples that are broken and do not count.
         val_shape: of one validation input, where it is another.
-        iterable: the training data are a stream: an IterableDataset, or a function that returns an iterator. ``train_samples``
-            may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a stream, too.
-        measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that goes
+        iterable: the training data are a stream: an IterableDataset, or a function that returns an iterator.
+        ``train_samples``
+            may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a
+            stream, too.
+        measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that
+        goes
             on from this one, or that uses its weights, is given the same.
         splits: where validation and test samples come from, for the plan, if that is not plain.
         estimated: names of the splits whose numbers of samples are estimates until ``prepare`` has counted them.
@@ -82,16 +85,22 @@ class Facts:
         train, val, test = ("about " if name in self.estimated else "" for name in ("train", "val", "test"))
         if not self.test_samples:
             return f"{train}{self.train_samples} training and {val}{counted(self.val_samples, 'validation sample')}"
-        return f"{train}{self.train_samples} training, {val}{self.val_samples} validation and {test}{counted(self.test_samples, 'test sample')}"
+        return (
+            f"{train}{self.train_samples} training, {val}{self.val_samples} validation and "
+            f"{test}{counted(self.test_samples, 'test sample')}"
+        )
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
         """Make Facts of plain data that may have been JSON meanwhile, which turns tuples into lists."""
         made = Facts(**plain)
         return replace(
-            made, shape=_tuples(made.shape), val_shape=_tuples(made.val_shape), integers=tuple(made.integers),
+            made,
+            shape=_tuples(made.shape),
+            val_shape=_tuples(made.val_shape),
+            integers=tuple(made.integers),
             estimated=tuple(made.estimated),
-        )  # fmt: skip
+        )
 
 
 def _tuples(shape: Any) -> Any:
@@ -101,7 +110,8 @@ def _tuples(shape: Any) -> Any:
 
 
 def reader_of(source: DataSource, facts: Facts) -> dict[str, Any] | None:
-    """The config node of a source's row reader, with what was measured in place of ``auto``; None if it reads no rows."""
+    """The config node of a source's row reader, with what was measured in place of ``auto``; None if it reads no
+    rows."""
     node = source.row_reader()
     return node and {**node, **{key: value for key, value in facts.measured.items() if key in node}}
 
@@ -122,7 +132,8 @@ def listed(folder: Path) -> list[tuple[str, int]]:
 
 
 def named_sizes(paths: Sequence[str | Path]) -> list[tuple[str, int]]:
-    """(name, size) of each of these files, for a :class:`DataSource`'s fingerprint; names are relative to the folder of all."""
+    """(name, size) of each of these files, for a :class:`DataSource`'s fingerprint; names are relative to the folder of
+    all."""
     whole = [os.path.abspath(path) for path in paths]
     above = os.path.commonpath([os.path.dirname(path) for path in whole]) if whole else ""
     return [(path[len(above) :].lstrip(os.sep), os.stat(path).st_size) for path in whole]
@@ -158,7 +169,8 @@ class DataSource(ABC):
         config: the ``data`` node of the config, resolved, without ``_target_``.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
+        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
+        ``config``.
     """
 
     Options: ClassVar[type[DataConfig]] = DataConfig
@@ -184,7 +196,8 @@ class DataSource(ABC):
         """A text of at most 36 characters that changes with the data, but not with augmentation or where the data lie.
 
         By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``),
-        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data. A run that
+        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data. A run
+        that
         resumes is refused if the fingerprint is another than before.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
@@ -192,7 +205,8 @@ class DataSource(ABC):
 
     @property
     def knows_its_data(self) -> bool:
-        """Whether the fingerprint is one of the data. The default one is not: it has no look at them, and tells where they lie."""
+        """Whether the fingerprint is one of the data. The default one is not: it has no look at them, and tells where
+        they lie."""
         return type(self).fingerprint is not DataSource.fingerprint
 
     sees_pictures: ClassVar[bool] = False
@@ -206,13 +220,17 @@ class DataSource(ABC):
         """What validation does to an image, as plain data for the plan and ``model.json``; empty for other samples.
 
         ``resize``: the shorter side becomes so many pixels; ``crop``: height and width of the centre that is taken;
-        ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest divided
+        ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest
+        divided
         by ``std``, by channel. None: nothing of the kind is done. By default what ``preprocessing`` says.
         """
         if not self.sees_pictures:
             return {}
         found = self.preprocessing(facts)
-        view = {name: getattr(found.transform, key, None) for name, key in (("resize", "resize"), ("crop", "size"), ("channels", "channels"))}  # fmt: skip
+        view = {
+            name: getattr(found.transform, key, None)
+            for name, key in (("resize", "resize"), ("crop", "size"), ("channels", "channels"))
+        }
         mean, std = (None if t is None else list(t) for t in (found.mean, found.std))
         return {**view, "divide": 255, "mean": mean, "std": std}
 

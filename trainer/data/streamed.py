@@ -91,7 +91,10 @@ class Streamed(Dataset[Any]):
     def __init__(self, stream: Any, name: str, facts: Facts, shape: Any, part: Part = WHOLE) -> None:
         self.name, self.facts, self.shape, self.part = name, facts, shape, part
         if not callable(stream) and _iter_is_itself(stream):
-            raise RunFailed(f"{name} is an iterator, which can be read once, and each epoch reads it from its beginning. Return a function that makes one, or an IterableDataset")  # fmt: skip
+            raise RunFailed(
+                f"{name} is an iterator, which can be read once, and each epoch reads it from its beginning. "
+                f"Return a function that makes one, or an IterableDataset"
+            )
         if part.shard == "files":
             stream = _own_files(stream, name, part)
         self.stream = stream
@@ -226,9 +229,15 @@ def _iter_is_itself(stream: Any) -> bool:
 
 def _own_files(stream: Any, name: str, part: Part) -> Files:
     if not isinstance(stream, Files):
-        raise RunFailed(f"{name} ({type(stream).__name__}) has no files that could be dealt out (data.shard=files). Return a trainer.data.streamed.Files(files, read), or type data.shard=samples")  # fmt: skip
+        raise RunFailed(
+            f"{name} ({type(stream).__name__}) has no files that could be dealt out (data.shard=files). "
+            f"Return a trainer.data.streamed.Files(files, read), or type data.shard=samples"
+        )
     if len(stream.files) < part.workers:
-        raise RunFailed(f"{name} has {len(stream.files)} files for {part.workers} workers (data.shard=files). Type data.shard=samples")  # fmt: skip
+        raise RunFailed(
+            f"{name} has {len(stream.files)} files for {part.workers} workers (data.shard=files). Type "
+            f"data.shard=samples"
+        )
     return stream.shard(part.rank, part.workers)
 
 

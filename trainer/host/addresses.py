@@ -79,7 +79,11 @@ def address() -> str:
 def _resolved(host: str, port: int) -> list[tuple[Any, Any]]:
     """Family and address for each address of a name."""
     try:
-        return [(family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if family in FAMILIES]  # fmt: skip
+        return [
+            (family, address)
+            for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            if family in FAMILIES
+        ]
     except (OSError, UnicodeError):
         return []
 

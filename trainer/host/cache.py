@@ -29,7 +29,8 @@ def cache_root() -> Path:
 
 
 def check_data(folder: Path) -> None:
-    """Refuse a folder of the user's cache for data if another user can write to it, or to one that it is in, up to the root.
+    """Refuse a folder of the user's cache for data if another user can write to it, or to one that it is in, up to the
+    root.
 
     Raises:
         UserError: another user could have put something there.
@@ -58,11 +59,16 @@ def make(folder: Path) -> None:
 
 def read_only(folder: Path) -> UserError:
     """The error for a cache folder that cannot be made."""
-    return UserError(f"the cache {folder}", "cannot be written by this user, and does not hold what is asked for", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
+    return UserError(
+        f"the cache {folder}",
+        "cannot be written by this user, and does not hold what is asked for",
+        "TRAINER_CACHE=FOLDER of your own",
+    )
 
 
 def check_code() -> Path:
-    """Return the folder of the user's cache for compiled code, without making it; refuse it if another user could write there.
+    """Return the folder of the user's cache for compiled code, without making it; refuse it if another user could write
+    there.
 
     Raises:
         UserError: another user could put code there.
@@ -81,14 +87,24 @@ def _check(folders: Iterable[Path], what: str, every: bool = False) -> None:
         except (FileNotFoundError, NotADirectoryError):  # said where it is made
             return
         except PermissionError as error:
-            raise UserError(f"the cache {folder}", "cannot be entered by this user", "TRAINER_CACHE=FOLDER of your own") from error  # fmt: skip
+            raise UserError(
+                f"the cache {folder}", "cannot be entered by this user", "TRAINER_CACHE=FOLDER of your own"
+            ) from error
         mine = found.st_uid == os.geteuid()
         mode = stat.S_IMODE(found.st_mode)
         if not mine and found.st_uid != ROOT:
-            raise UserError(f"the cache {folder}", f"belongs to another user ({_name(found.st_uid)}), who could put {what} of theirs there", "TRAINER_CACHE=FOLDER of your own")  # fmt: skip
+            raise UserError(
+                f"the cache {folder}",
+                f"belongs to another user ({_name(found.st_uid)}), who could put {what} of theirs there",
+                "TRAINER_CACHE=FOLDER of your own",
+            )
         if _others_write(found) and not mode & stat.S_ISVTX:
             instead = f"chmod go-w {quoted(str(folder))}" if mine else "TRAINER_CACHE=FOLDER of your own"
-            raise UserError(f"the cache {folder}", f"can be written by other users (mode {mode:04o}), who could put {what} of theirs there", instead)  # fmt: skip
+            raise UserError(
+                f"the cache {folder}",
+                f"can be written by other users (mode {mode:04o}), who could put {what} of theirs there",
+                instead,
+            )
         if mine and not mode & OTHERS and not every:
             return
 

@@ -1,4 +1,5 @@
-"""Keeps some file descriptors of this process in reserve for files that must be written, and 0, 1 and 2 for the standard streams."""
+"""Keeps some file descriptors of this process in reserve for files that must be written, and 0, 1 and 2 for the
+standard streams."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def keep_reserve() -> None:
 
 @contextmanager
 def reserve() -> Iterator[None]:
-    """Context manager: the file descriptors that were kept back may be used. A copy of the process made meanwhile may use them, too."""
+    """Context manager: the file descriptors that were kept back may be used. A copy of the process made meanwhile may
+    use them, too."""
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         _inside.append(_inside[0] if _inside else soft)

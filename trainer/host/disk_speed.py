@@ -20,7 +20,8 @@ LONG_ENOUGH_S = 0.02
 def rate(folder: Path, size: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Bytes per second in which files are written, synced and summed up as those of a checkpoint are.
 
-    Tries of 1, 4 and 16 MiB, none larger than what is to be written, until one takes 20 ms: altogether a tenth of a second on a disk
+    Tries of 1, 4 and 16 MiB, none larger than what is to be written, until one takes 20 ms: altogether a tenth of a
+    second on a disk
     that takes 50 MB a second.
 
     Args:

@@ -1,8 +1,11 @@
-"""Ends a command that gets a signal before its job takes signals, e.g. while it imports torch, or that prints its last lines
+"""Ends a command that gets a signal before its job takes signals, e.g. while it imports torch, or that prints its last
+lines
 to a reader who takes none. Imports nothing heavy.
 
-A handler that raised would do so in the middle of somebody's import, where C++ or a bare ``except`` loses the exception. So this one
-says why, and ends the process. Nothing needs closing then: until a job begins, a command has written nothing but caches, and what
+A handler that raised would do so in the middle of somebody's import, where C++ or a bare ``except`` loses the
+exception. So this one
+says why, and ends the process. Nothing needs closing then: until a job begins, a command has written nothing but
+caches, and what
 it has started (the tracking process) ends with it.
 """
 
@@ -23,7 +26,8 @@ OTHERS = {signal.SIGINT: 130, signal.SIGHUP: 130, signal.SIGQUIT: 130}
 
 
 AGAIN_S = 1.0
-"""A signal so soon after the first is the same one: a scheduler signals a process group, and its launcher passes it on."""
+"""A signal so soon after the first is the same one: a scheduler signals a process group, and its launcher passes it
+on."""
 
 
 class EarlyHandler:
@@ -104,7 +108,8 @@ _HERE: list[EarlyHandler] = []
 
 
 def take() -> None:
-    """Install the handler for every signal that is not ignored. For the main function of a command, before all other imports."""
+    """Install the handler for every signal that is not ignored. For the main function of a command, before all other
+    imports."""
     _HERE[:] = [EarlyHandler(os.getpid())]
     for number in (*TRY_AGAIN, *OTHERS):
         if signal.getsignal(number) is not signal.SIG_IGN:

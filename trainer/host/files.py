@@ -1,4 +1,5 @@
-"""Writes files that appear complete or not at all, begins files without following links, and knows how many bytes a disk takes."""
+"""Writes files that appear complete or not at all, begins files without following links, and knows how many bytes a
+disk takes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ PRIVATE, COMMON = 0o600, 0o666
 
 
 def is_part(name: object) -> bool:
-    """Whether that is the name of a file which was to be written to take its place; what a user's own code cannot read has others."""
+    """Whether that is the name of a file which was to be written to take its place; what a user's own code cannot read
+    has others."""
     return isinstance(name, (str, Path)) and PART.match(Path(name).name) is not None
 
 

@@ -1,4 +1,5 @@
-"""Checks, without writing, whether a run's folder can be made and written: its parents, its path's length, free disk space."""
+"""Checks, without writing, whether a run's folder can be made and written: its parents, its path's length, free disk
+space."""
 
 from __future__ import annotations
 
@@ -47,7 +48,14 @@ def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True)
         longest = os.pathconf(there, "PC_NAME_MAX")
         too_long = next((p for p in folder.parts if len(os.fsencode(p)) > longest), None)
         if too_long is not None:
-            raise UserError(what, f"the name {too_long[:20]}... has {len(os.fsencode(too_long))} bytes, and the file system takes {longest}", instead)  # fmt: skip
+            raise UserError(
+                what,
+                (
+                    f"the name {too_long[:20]}... has {len(os.fsencode(too_long))} bytes, and the file system "
+                    f"takes {longest}"
+                ),
+                instead,
+            )
         if len(os.fsencode(folder)) + LONGEST_INSIDE > os.pathconf(there, "PC_PATH_MAX"):
             raise UserError(what, "the path is too long for the files in it", instead)
         if not there.is_dir():
@@ -78,6 +86,8 @@ def _check_room(there: Path, what: str, needed: int, instead: str) -> None:
     if not (disk.f_blocks or disk.f_files):  # /proc and its like
         raise UserError(what, "the file system there takes no files", instead)
     if disk.f_blocks and free < needed:
-        raise UserError(what, f"{free / 2**20:.1f} MiB are free there, and the run leaves {needed / 2**20:.0f} MiB or more", instead)  # fmt: skip
+        raise UserError(
+            what, f"{free / 2**20:.1f} MiB are free there, and the run leaves {needed / 2**20:.0f} MiB or more", instead
+        )
     if disk.f_files and not disk.f_favail:
         raise UserError(what, "the file system there takes no further file", instead)

@@ -66,7 +66,8 @@ def _asked_of_gpus(properties: str) -> list[list[str]]:
         return []
     query = [smi, f"--query-gpu={properties}", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout  # nvidia-smi  # nosec B603
+        # nvidia-smi
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout  # nosec B603
     except (OSError, subprocess.SubprocessError):
         return []
     values = properties.count(",")

@@ -41,7 +41,8 @@ def unreachable(address: str) -> str:
 
 
 def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
-    """Fetch a file over https unless it exists with that size and SHA-256. It appears complete and correct, or not at all.
+    """Fetch a file over https unless it exists with that size and SHA-256. It appears complete and correct, or not at
+    all.
 
     Raises:
         OSError: it cannot be had, or another file came.
@@ -58,7 +59,10 @@ def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
                     break
                 file.write(piece)
         if got != size or _digest(part) != sha256:
-            raise OSError(f"what {address} sent is not the file that it should be (its SHA-256 or length differs); it was thrown away")  # fmt: skip
+            raise OSError(
+                f"what {address} sent is not the file that it should be (its SHA-256 or length differs); it "
+                f"was thrown away"
+            )
 
 
 def _digest(path: Path) -> str:

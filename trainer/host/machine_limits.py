@@ -1,4 +1,5 @@
-"""Names limits of the machine that errors of Python and torch do not name: processes and threads, open files, the size of a file, and
+"""Names limits of the machine that errors of Python and torch do not name: processes and threads, open files, the size
+of a file, and
 shared memory in /dev/shm."""
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LESS = "fewer launch.workers, launch.servers, data.num_workers or execution.thre
 
 
 def reached(error: BaseException) -> str:
-    """The sentence for a limit of the machine that an error comes from, what to do included; '' if it comes from none that is known."""
+    """The sentence for a limit of the machine that an error comes from, what to do included; '' if it comes from none
+    that is known."""
     if isinstance(error, OSError) and error.filename is None:
         where = _raised_in(error)
         if error.errno == errno.ENOSPC and where.endswith(IN_SHARED):
@@ -51,7 +53,10 @@ def no_process() -> str:
     """The sentence for a machine that starts no further process or thread for this user."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     known = "" if most == resource.RLIM_INFINITY else f": ulimit -u is {most}, for all processes of this user"
-    return f"the machine starts no further process or thread{known}. Raise that limit, or a container's (docker run --pids-limit), or take {LESS}"  # fmt: skip
+    return (
+        f"the machine starts no further process or thread{known}. Raise that limit, or a container's (docker run "
+        f"--pids-limit), or take {LESS}"
+    )
 
 
 def _number_in(said: str) -> int:
@@ -75,7 +80,10 @@ def _largest_file(error: BaseException) -> str:
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     name = str(getattr(error, "filename", None) or "a file")
     limit = "the disk's format" if most == resource.RLIM_INFINITY else f"ulimit -f, {sized(most)}"
-    return f"{name} cannot be written: it would be larger than a file may be ({limit}). Type ulimit -f unlimited before the command"
+    return (
+        f"{name} cannot be written: it would be larger than a file may be ({limit}). Type ulimit -f unlimited "
+        f"before the command"
+    )
 
 
 @contextmanager
@@ -105,4 +113,7 @@ def _full_shared_memory() -> str:
         room = f" ({sized(disk.f_bavail * disk.f_frsize)} of {sized(disk.f_blocks * disk.f_frsize)} are free)"
     except OSError:
         room = ""
-    return f"shared memory is full: {SHARED}{room}. Give it more (docker run --shm-size 1g; mount -o remount,size=1g {SHARED}), or data.num_workers=0"  # fmt: skip
+    return (
+        f"shared memory is full: {SHARED}{room}. Give it more (docker run --shm-size 1g; mount -o remount,size=1g "
+        f"{SHARED}), or data.num_workers=0"
+    )

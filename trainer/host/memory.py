@@ -22,7 +22,8 @@ def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
 
 
 def free_of_machine() -> int:
-    """The bytes of this machine's memory (RAM) that programs can still take without swapping, whatever limits this process has."""
+    """The bytes of this machine's memory (RAM) that programs can still take without swapping, whatever limits this
+    process has."""
     import psutil
 
     return int(psutil.virtual_memory().available)

@@ -51,7 +51,8 @@ class Board(Protocol):
     """Protocol of a key-value board between the processes of a run; torch.distributed's stores have its methods."""
 
     def set(self, key: str, value: str) -> Any:
-        """Write a note under a key, replacing the note that is there. Whoever looks after this method has returned finds it."""
+        """Write a note under a key, replacing the note that is there. Whoever looks after this method has returned
+        finds it."""
 
     def get(self, key: str) -> bytes:
         """Wait for the note under a key, and return it."""
@@ -77,7 +78,8 @@ class OwnBoard(Board, Protocol):
         """Return a part of this board, whose keys get a prefix."""
 
     def within(self, seconds: float) -> OwnBoard:
-        """Return the same board for questions that are asked now; they are given up with :class:`NoNote` when all together took so long."""
+        """Return the same board for questions that are asked now; they are given up with :class:`NoNote` when all
+        together took so long."""
 
 
 @runtime_checkable
@@ -114,7 +116,10 @@ class FolderBoard:
         try:
             descriptors.in_reserve(lambda: private.write(self._path(key), value))
         except OSError as error:
-            raise FolderLost(f"the launcher's temporary folder {self.folder} cannot be written: {error.strerror} (TMPDIR=FOLDER names another place for it)") from error  # fmt: skip
+            raise FolderLost(
+                f"the launcher's temporary folder {self.folder} cannot be written: {error.strerror} "
+                f"(TMPDIR=FOLDER names another place for it)"
+            ) from error
 
     def get(self, key: str) -> bytes:
         """Wait for a note's file, and return its content."""
@@ -142,7 +147,8 @@ class FolderBoard:
 class SealedBoard:
     """A board in a torch.distributed store that strangers can write to; notes without a valid hash do not count.
 
-    A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was seen
+    A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was
+    seen
     under its key. In place of any other the last one that was seen counts, or none.
 
     Args:
@@ -172,7 +178,8 @@ class SealedBoard:
         return SealedBoard(store, self._secret, self.prefix)
 
     def set(self, key: str, value: str) -> None:
-        """Write a note with a hash that needs the run's secret, and a later time than the one before has, whatever the clock says."""
+        """Write a note with a hash that needs the run's secret, and a later time than the one before has, whatever the
+        clock says."""
         self.send(key, value)
         self.store.check([self.prefix + key])  # a TCPStore does not answer to set, and does one thing after the other
 

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 
 LONGEST_LOOK_S = 3.0
-"""So much time at most counts between two looks: this process may have been stopped, and is no measure of the others."""
+"""So much time at most counts between two looks: this process may have been stopped, and is no measure of the
+others."""
 
 
 class Patience:
-    """How much is left of a wait. Ask at least as often as :data:`LONGEST_LOOK_S`: of more time between two looks no more counts.
+    """How much is left of a wait. Ask at least as often as :data:`LONGEST_LOOK_S`: of more time between two looks no
+    more counts.
 
     Args:
         seconds: longest wait.

@@ -25,19 +25,26 @@ class PatientStore:
     Args:
         store: torch's.
         name: of the store, in messages.
-        patience_s: longest wait for an answer, besides the time in which this process was stopped; by: what sets it, in messages.
+        patience_s: longest wait for an answer, besides the time in which this process was stopped; by: what sets it, in
+        messages.
     """
 
     def __init__(
-        self, store: Any, name: str, patience_s: float, clock: Callable[[], float] = time.monotonic, by: str = "strategy.timeout_s"
-    ) -> None:  # fmt: skip
+        self,
+        store: Any,
+        name: str,
+        patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        by: str = "strategy.timeout_s",
+    ) -> None:
         self.store, self.name, self.patience_s, self.clock, self.by = store, name, patience_s, clock, by
         self._in_all: Patience | None = None
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def clone(self) -> PatientStore:
-        """Return the same store with its own connection. The way there may be cut: nobody else's question waits for it."""
+        """Return the same store with its own connection. The way there may be cut: nobody else's question waits for
+        it."""
         return self._of(self._of(self.store)._ask(self.store.clone))
 
     def _of(self, store: Any) -> PatientStore:

@@ -26,7 +26,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def scratch(prefix: str) -> Path:
     """Make a new folder for temporary files that only this user can enter (mode 0700).
 
-    It is this process's until that ends. Those that killed processes of this user have left under the same prefix are removed first.
+    It is this process's until that ends. Those that killed processes of this user have left under the same prefix are
+    removed first.
     """
     root = Path(temporary_root())
     for left in _own_folders(root, prefix):
@@ -65,10 +66,19 @@ def temporary_root() -> str:
     try:
         usual = tempfile.gettempdir()
     except FileNotFoundError as error:
-        raise UserError(f"TMPDIR={os.environ.get('TMPDIR', '')}", "no folder for temporary files can be written, /tmp and /var/tmp neither", "TMPDIR=FOLDER of your own") from error  # fmt: skip
-    safe = [folder for folder in (usual, "/tmp", "/var/tmp") if _keeps(folder)]  # new folders are made there # nosec B108
+        raise UserError(
+            f"TMPDIR={os.environ.get('TMPDIR', '')}",
+            "no folder for temporary files can be written, /tmp and /var/tmp neither",
+            "TMPDIR=FOLDER of your own",
+        ) from error
+    # new folders are made there
+    safe = [folder for folder in (usual, "/tmp", "/var/tmp") if _keeps(folder)]  # nosec B108
     if not safe:
-        raise UserError(f"TMPDIR={usual}", "other users can rename what lies there (its mode lacks the sticky bit)", "TMPDIR=FOLDER of your own")  # fmt: skip
+        raise UserError(
+            f"TMPDIR={usual}",
+            "other users can rename what lies there (its mode lacks the sticky bit)",
+            "TMPDIR=FOLDER of your own",
+        )
     return next((folder for folder in safe if _takes_sockets(folder)), safe[0])
 
 
@@ -81,9 +91,15 @@ def check_sockets() -> None:
     if _takes_sockets(folder := temporary_root()):
         return
     size = len(os.fsencode(folder))
-    wrong = f"its path has {size} bytes, and Unix sockets need one of {LONGEST_TEMPORARY} at most" if size > LONGEST_TEMPORARY else "its path is not UTF-8, and those of Unix sockets are"  # fmt: skip
+    wrong = (
+        f"its path has {size} bytes, and Unix sockets need one of {LONGEST_TEMPORARY} at most"
+        if size > LONGEST_TEMPORARY
+        else "its path is not UTF-8, and those of Unix sockets are"
+    )
     why = f"{wrong}; /tmp and /var/tmp cannot be written safely"
-    raise UserError(f"TMPDIR={folder}", why, f"TMPDIR=FOLDER of your own, with a path of at most {LONGEST_TEMPORARY} bytes")  # fmt: skip
+    raise UserError(
+        f"TMPDIR={folder}", why, f"TMPDIR=FOLDER of your own, with a path of at most {LONGEST_TEMPORARY} bytes"
+    )
 
 
 def _takes_sockets(folder: str) -> bool:

@@ -13,7 +13,8 @@ LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def import_quietly() -> None:
-    """Import torch here, and let processes that this one starts hear all of it. A level that the user has set counts."""
+    """Import torch here, and let processes that this one starts hear all of it. A level that the user has set
+    counts."""
     if LEVEL in os.environ:
         return
     os.environ[LEVEL] = "FATAL"

@@ -1,4 +1,5 @@
-"""Signals: those that end a job, those that ask it to save and leave, and an alarm that interrupts a call after a time limit."""
+"""Signals: those that end a job, those that ask it to save and leave, and an alarm that interrupts a call after a time
+limit."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ TELL_S = 1.0
 def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Context manager: SIGTERM, SIGUSR1, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
-    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back. SIGINT raises Python's
+    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back. SIGINT raises
+    Python's
     KeyboardInterrupt, in place of a command's early handler.
 
     Args:
@@ -205,7 +207,8 @@ def requests(
     grace_s: float | None = None,
     tell: Callable[[str], None] = lambda name: None,
 ) -> Iterator[StopRequest]:
-    """Context manager: the first SIGTERM or SIGUSR1 asks this process to save and leave; yields the :class:`StopRequest`.
+    """Context manager: the first SIGTERM or SIGUSR1 asks this process to save and leave; yields the
+    :class:`StopRequest`.
 
     A later one, or the end of the grace time, does what SIGTERM did before. See :class:`StopRequest` for the arguments.
     """

@@ -10,9 +10,22 @@ from trainer.errors import UserError
 from trainer.wording import quoted
 
 WRITTEN = (
-    "*.json", "*.jsonl", "*.yaml", "*.png", "*.csv", "*.npz", "*.pkl", "*.gz", "*.safetensors", "workerlog.*", "serverlog.*",
-    "checkpoints", "host.*", ".hydra", ".lock",
-)  # fmt: skip
+    "*.json",
+    "*.jsonl",
+    "*.yaml",
+    "*.png",
+    "*.csv",
+    "*.npz",
+    "*.pkl",
+    "*.gz",
+    "*.safetensors",
+    "workerlog.*",
+    "serverlog.*",
+    "checkpoints",
+    "host.*",
+    ".hydra",
+    ".lock",
+)
 """What a run or a sweep leaves: a link of another name is the user's own business."""
 
 
@@ -41,7 +54,11 @@ def check_sweep_folder(folder: Path, jobs: Sequence[Path], hydras: str | None = 
     """
     for one in [folder, *jobs]:
         if one.is_symlink() and one != folder:
-            raise UserError(f"hydra.sweep.dir={folder}", f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links", f"rm {quoted(str(one))}, or hydra.sweep.dir=ANOTHER")  # fmt: skip
+            raise UserError(
+                f"hydra.sweep.dir={folder}",
+                f"has a link, {one.name} -> {os.readlink(one)}, and a run does not write through links",
+                f"rm {quoted(str(one))}, or hydra.sweep.dir=ANOTHER",
+            )
         check_run_folder(one, hydras, "hydra.sweep.dir")
 
 

@@ -1,4 +1,5 @@
-"""Refuses texts that are not UTF-8: a run writes its paths and values into YAML, JSON and MLflow, which take nothing else."""
+"""Refuses texts that are not UTF-8: a run writes its paths and values into YAML, JSON and MLflow, which take nothing
+else."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def installed() -> dict[str, str]:
 def of(packages: Sequence[str]) -> dict[str, str]:
     """The versions of packages, by name; without those that are not installed.
 
-    Of a package that this process has imported it is what the package tells of itself: that of torch and torchvision names the build as well.
+    Of a package that this process has imported it is what the package tells of itself: that of torch and torchvision
+    names the build as well.
     """
     found = {}
     for package in packages:
@@ -32,7 +33,8 @@ def of(packages: Sequence[str]) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """One line for each version that differs, of those that both tell; builds of a version (``+cu132``) count as one."""
+    """One line for each version that differs, of those that both tell; builds of a version (``+cu132``) count as
+    one."""
     names = [name for name in before if name in now and _public(before[name]) != _public(now[name])]
     return [f"{name} was {before[name]}, is {now[name]}" for name in names]
 

@@ -1,4 +1,5 @@
-"""Counts the labels of the training data in the parent process, where weights or samples are to be balanced by class."""
+"""Counts the labels of the training data in the parent process, where weights or samples are to be balanced by
+class."""
 
 from __future__ import annotations
 
@@ -56,7 +57,11 @@ def _weights(ready: Ready, keys: Sequence[str], of_samples: bool, labels: Any) -
     from trainer.metrics.criterion import weights_of  # torch
 
     if of_samples and labels is None:
-        raise UserError("sampler.order=class_balanced", "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))", "sampler.order=each_once")  # fmt: skip
+        raise UserError(
+            "sampler.order=class_balanced",
+            "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))",
+            "sampler.order=each_once",
+        )
     found = weights_of({name: BALANCED for name in keys}, ready.plan.facts.classes, labels)
     return {name: values.flatten().tolist() for name, values in found.items()}
 

@@ -46,7 +46,8 @@ class Try:
 
 
 def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> int:
-    """Search for the largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none does.
+    """Search for the largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none
+    does.
 
     Up to 16 it is found exactly, above to less than a sixteenth, in whole steps of a power of two.
     """
@@ -204,14 +205,17 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
     config, plan = job.checked.config, job.plan
     streams = plan.facts.streams
     config = config.changed(
-        callbacks=[], profile=False, verbosity="quiet", limit_val_batches=1, **_in_processes(config),
+        callbacks=[],
+        profile=False,
+        verbosity="quiet",
+        limit_val_batches=1,
+        **_in_processes(config),
         checkpoint=dict.fromkeys(("every_steps", "every_minutes", "every_epochs")),
         **({} if streams else {"data": {"work": "static"}}),
-    )  # fmt: skip
+    )
     plan = replace(
-        plan, run_dir=str(folder), entries={**plan.entries, "worker": ENTRY}, restarts=0,
-        leased=plan.leased and streams,
-    )  # fmt: skip
+        plan, run_dir=str(folder), entries={**plan.entries, "worker": ENTRY}, restarts=0, leased=plan.leased and streams
+    )
     return replace(job.assignment, config=config, plan=plan)
 
 

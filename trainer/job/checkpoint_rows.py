@@ -89,7 +89,8 @@ def _stay(told: CheckpointConfig) -> str:
 
 
 def _size(ready: Ready) -> tuple[str, float]:
-    """How large a checkpoint is: whether that is exact, and the bytes that are written for it. The best weights are a link."""
+    """How large a checkpoint is: whether that is exact, and the bytes that are written for it. The best weights are a
+    link."""
     if ready.resume is not None:
         files = durable_folder.files(ready.resume.folder, store.FORMAT).items()
         return "", sum(seal.get("bytes", 0) for name, seal in files if name != store.BEST)
@@ -133,7 +134,13 @@ def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
     needed = (told.keep_last + told.keep_best + 1) * size
     free = shutil.disk_usage(nearest(Path(ready.plan.run_dir))).free
     if free < needed:
-        yield "  too little room", f"{sized(free)} are free, {sized(needed)} are needed: a checkpoint that the disk does not take is left out, and the training goes on"  # fmt: skip
+        yield (
+            "  too little room",
+            (
+                f"{sized(free)} are free, {sized(needed)} are needed: a checkpoint that the disk does not take is "
+                f"left out, and the training goes on"
+            ),
+        )
 
 
 def _slots(optimizer: Mapping[str, Any]) -> int:

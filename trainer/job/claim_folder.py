@@ -23,12 +23,14 @@ from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
 
 PATIENCE_S = 30.0
-"""Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its end."""
+"""Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its
+end."""
 
 
 @contextmanager
 def alone(run_dir: Path, say: Callable[[str], None], make: bool = True) -> Iterator[None]:
-    """Context manager: nobody else works in the run's folder, where there is one. All processes of its previous life have ended.
+    """Context manager: nobody else works in the run's folder, where there is one. All processes of its previous life
+    have ended.
 
     Raises:
         UserError: they do not end.
@@ -55,7 +57,8 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
 def held(ready: Ready) -> Iterator[None]:
     """Context manager: claims the run's folder, so that no other run begins or works there.
 
-    A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts host 0
+    A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts
+    host 0
     sees to this; the others begin to work there when all have met.
 
     Raises:
@@ -124,7 +127,8 @@ def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[
 
 
 def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[Life, ...]:
-    """Put the run's files back to the checkpoint, or bring those of the run that it goes on with; returns its lives so far.
+    """Put the run's files back to the checkpoint, or bring those of the run that it goes on with; returns its lives so
+    far.
 
     To do it twice changes nothing: who is killed in it does it again.
     """
@@ -136,14 +140,18 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
         go_back(run_dir, points, say)
         return before
     if resume.folder.name.startswith(store.GIVEN_UP):
-        say(f"ATTENTION: the training of {resume.folder.name} was given up: the points before it in {source} are those of the training in its place")  # fmt: skip
+        say(
+            f"ATTENTION: the training of {resume.folder.name} was given up: the points before it in {source} "
+            f"are those of the training in its place"
+        )
     bring(source, run_dir, points, say)
     put_back(run_dir, resume.folder, say)
     return lives.until(before, resume.step)
 
 
 def claim(folder: Path, chosen: bool, key: str = "hydra.run.dir") -> Path:
-    """Create the folder of a run or a sweep: the one that the user chose, else a new one (``NAME-1`` if another run has ``NAME``).
+    """Create the folder of a run or a sweep: the one that the user chose, else a new one (``NAME-1`` if another run has
+    ``NAME``).
 
     Raises:
         UserError: it cannot be made, though it looked so.

@@ -171,6 +171,7 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
     if answer["error"] or answer["unsent"]:
         Screen().print(
-            f"MLflow: not everything is sent ({answer['error']}; {counted(answer['unsent'], 'line')} of metrics.jsonl left). Later: "
+            f"MLflow: not everything is sent ({answer['error']}; {counted(answer['unsent'], 'line')} of "
+            f"metrics.jsonl left). Later: "
             f"python -m trainer.tracking.recorder resend {quoted(str(run_dir))}"
         )

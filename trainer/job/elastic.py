@@ -1,6 +1,7 @@
 """Runs a job whose hosts come and go (launch.nnodes=MIN:MAX): life after life, each with the hosts that are present.
 
-Host 0 leads: it says who takes part in the next life, and from which checkpoint. When it ends, the run ends, because the others
+Host 0 leads: it says who takes part in the next life, and from which checkpoint. When it ends, the run ends, because
+the others
 meet at its store; torchrun's c10d rendezvous has the same limit.
 """
 
@@ -45,7 +46,8 @@ def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Tracker 
     """Run the job's lives on the present hosts; returns the first local worker's result from this host's last life.
 
     Raises:
-        RunFailed: as :func:`trainer.job.restarts.start_and_restart`; there were too few hosts for too long; or host 0 is gone.
+        RunFailed: as :func:`trainer.job.restarts.start_and_restart`; there were too few hosts for too long; or host 0
+        is gone.
     """
     if ready.plan.node_rank:
         with _guest(ready) as guest:
@@ -122,15 +124,24 @@ def _of_life(ready: Ready, life: Life) -> Ready:
 
 
 def _described(life: Life, ready: Ready, most: Plan) -> str:
-    """One line: who takes part, how the samples of an update are shared out, and the updates where they are not those of
+    """One line: who takes part, how the samples of an update are shared out, and the updates where they are not those
+    of
     ``most``, the plan of all hosts."""
     plan, names = ready.plan, [str(number) for number in life.hosts]
     who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
     together = plan.traits.lockstep
-    share = f"at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each" if together else f"batches of {counted(plan.batch_size, 'sample')}"  # fmt: skip
+    share = (
+        f"at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each"
+        if together
+        else f"batches of {counted(plan.batch_size, 'sample')}"
+    )
     others = together and plan.total_steps != most.total_steps
-    updates = f"; {counted(plan.total_steps, 'update')} in total, not {most.total_steps}, and the learning rate follows them" if others else ""  # fmt: skip
+    updates = (
+        f"; {counted(plan.total_steps, 'update')} in total, not {most.total_steps}, and the learning rate follows them"
+        if others
+        else ""
+    )
     return f"life {life.number}: {who}, {counted(plan.workers, 'worker')} with {share}, {where}{updates}\n"
 
 
@@ -215,7 +226,8 @@ class _Leading:
         return resume
 
     def _death(self, error: RunFailed, others: Sequence[Host]) -> Died | None:
-        """The death behind the end of a life: of a process here or on another host, or of a host; None: hosts have left.
+        """The death behind the end of a life: of a process here or on another host, or of a host; None: hosts have
+        left.
 
         Raises:
             RunFailed: nobody has died or left, and the life has failed by its own error.
@@ -234,7 +246,8 @@ class _Leading:
 
 
 def _failure(error: RunFailed | Interrupted) -> RunFailed:
-    """How a life failed; where another host was asked to leave before the first update, the others go on without that host.
+    """How a life failed; where another host was asked to leave before the first update, the others go on without that
+    host.
 
     Raises:
         Interrupted: this host was asked to leave, or to end.
@@ -249,7 +262,8 @@ def _failure(error: RunFailed | Interrupted) -> RunFailed:
 
 
 def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
-    """The outcome of a host that was asked to leave in a life that failed before all had saved: the others go on from the newest
+    """The outcome of a host that was asked to leave in a life that failed before all had saved: the others go on from
+    the newest
     checkpoint, and so does its command.
 
     Raises:
@@ -270,7 +284,10 @@ def _missed(last: int, now: int) -> str:
     if not last or now == last + 1:
         return ""
     lives = f"life {last + 1}" if now == last + 2 else f"lives {last + 1} to {now - 1}"
-    return f"\nATTENTION: this host was lost to the others in life {last}: {lives} went on without it, and it takes part again\n"
+    return (
+        f"\nATTENTION: this host was lost to the others in life {last}: {lives} went on without it, and it takes "
+        f"part again\n"
+    )
 
 
 def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:

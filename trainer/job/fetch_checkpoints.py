@@ -59,7 +59,9 @@ def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
         return
     if path == AUTO:
         why = f"none of the copies at {remote.address} could be fetched; the newest is {found[0]}"
-        raise UserError("resume=auto", why, "the same command when they can be read, or resume=fresh to write over them")  # fmt: skip
+        raise UserError(
+            "resume=auto", why, "the same command when they can be read, or resume=fresh to write over them"
+        )
     why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
     raise UserError(f"hydra.run.dir={run_dir}", why, instead(config))
 
@@ -70,7 +72,8 @@ def _copies(config: RunConfig, plan: Plan) -> Remote | None:
 
 
 def _into_cache(address: str, say: Say) -> Path:
-    """A checkpoint of another run, with its run's files, in the user's cache; what is there already is not fetched again.
+    """A checkpoint of another run, with its run's files, in the user's cache; what is there already is not fetched
+    again.
 
     Of several commands one fetches at a time, and the others then find what it has fetched.
     """
@@ -112,7 +115,11 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
         say(f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it")
         return here is None
     if plan.nnodes > 1:
-        raise UserError("resume=auto", f"{place} is newer than what is here, and several hosts have to see it", f"python -m trainer.checkpoints fetch {quoted(remote.address)} {quoted(str(run_dir))}")  # fmt: skip
+        raise UserError(
+            "resume=auto",
+            f"{place} is newer than what is here, and several hosts have to see it",
+            f"python -m trainer.checkpoints fetch {quoted(remote.address)} {quoted(str(run_dir))}",
+        )
     from trainer.job.claim_folder import alone
 
     durable_folder.make_folder(run_dir)
@@ -126,7 +133,8 @@ def _is_newer(step: str, here: Path | None) -> bool:
 
 
 def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say) -> None:
-    """Fetch the newest of these copies that is whole, unless another command has fetched it before this one had the folder to itself.
+    """Fetch the newest of these copies that is whole, unless another command has fetched it before this one had the
+    folder to itself.
 
     Args:
         steps: the newest first.
@@ -158,10 +166,23 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
         UserError: there are some.
     """
     run_dir = Path(plan.run_dir)
-    mine, other = (Remote(address_of(str(config.checkpoint.to), run_dir, whole)) for whole in (plan.whole_path, not plan.whole_path))  # fmt: skip
+    mine, other = (
+        Remote(address_of(str(config.checkpoint.to), run_dir, whole))
+        for whole in (plan.whole_path, not plan.whole_path)
+    )
     if mine.address != other.address and (found := other.found()):
-        why = f"there is no copy at {mine.address}, and {found[0]} is at {other.address}: hydra.run.dir was typed in another way"  # fmt: skip
-        raise UserError("resume=auto", why, f"python -m trainer.checkpoints fetch {quoted(other.address)} {quoted(str(run_dir))} first, or resume=fresh")  # fmt: skip
+        why = (
+            f"there is no copy at {mine.address}, and {found[0]} is at {other.address}: hydra.run.dir was typed "
+            f"in another way"
+        )
+        raise UserError(
+            "resume=auto",
+            why,
+            (
+                f"python -m trainer.checkpoints fetch {quoted(other.address)} "
+                f"{quoted(str(run_dir))} first, or resume=fresh"
+            ),
+        )
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:

@@ -32,7 +32,8 @@ INSECURE = "the hosts have no secret in common: whoever reaches the meeting poin
 def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, str]] = ()) -> None:
     """Print the table of the resolved plan and warnings: one screen for an ordinary run.
 
-    With ``verbosity=debug`` the table has every row and every reason, and the environment of each role's first process follows.
+    With ``verbosity=debug`` the table has every row and every reason, and the environment of each role's first process
+    follows.
 
     Args:
         more: lines at the plan's end.
@@ -172,7 +173,13 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.launcher:
         yield "launcher", plan.launcher
     if plan.least_nnodes:
-        yield "restarts", f"at most {plan.restarts} within an hour, when a process or a host dies; not counted: when hosts come or leave"  # fmt: skip
+        yield (
+            "restarts",
+            (
+                f"at most {plan.restarts} within an hour, when a process or a host dies; not counted: when hosts "
+                f"come or leave"
+            ),
+        )
     elif plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
         on = "of several commands" if plan.by_role else "on several hosts"
         yield "restarts", f"none: a run {on} ends when a process dies"
@@ -197,16 +204,29 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
     merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
     portions = f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged}"
     even = plan.batch_size * plan.workers * plan.merge == plan.global_batch_size
-    size = f"{portions} = {plan.global_batch_size} global" if even else f"{plan.global_batch_size} global, shared out: at most {portions}"  # fmt: skip
+    size = (
+        f"{portions} = {plan.global_batch_size} global"
+        if even
+        else f"{plan.global_batch_size} global, shared out: at most {portions}"
+    )
     yield "batch size", size + _because(plan, "batch_size")
     if plan.mode == "train":
         about = "about " if "train" in plan.facts.estimated else ""
         total = about if plan.total_steps == plan.epochs * plan.steps_per_epoch else ""  # else max_steps says it
-        yield "updates", f"{about}{plan.steps_per_epoch} per epoch, {total}{plan.total_steps} in total ({counted(plan.epochs, 'epoch')})"  # fmt: skip
+        yield (
+            "updates",
+            (
+                f"{about}{plan.steps_per_epoch} per epoch, {total}{plan.total_steps} in total "
+                f"({counted(plan.epochs, 'epoch')})"
+            ),
+        )
         if not plan.best:
             yield "validation", "none (validation=false)"
         if plan.lr is not None:
-            scaled = f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for {counted(plan.update_batch, 'sample')} per update"
+            scaled = (
+                f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for "
+                f"{counted(plan.update_batch, 'sample')} per update"
+            )
             yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
     if plan.mode == "train" and "server" in plan.roles:
         yield "work", _leased(plan) if plan.leased else "split beforehand"

@@ -33,7 +33,8 @@ def prepared(ready: Ready) -> Ready:
 
 
 def _named(ready: Ready, facts: Facts) -> Ready:
-    """The job planned again for the facts of its prepared data; data that were downloaded may tell their classes only now.
+    """The job planned again for the facts of its prepared data; data that were downloaded may tell their classes only
+    now.
 
     Raises:
         UserError: the saved weights, or what the run starts from, are of other classes.

@@ -52,7 +52,8 @@ class Ready:
         digest: the fingerprint of its data, which then are prepared; empty: not taken.
         counted: the labels of its training data are counted, where they have to be.
         sized: this job, checked with a batch size per worker; None: its batch size is known.
-        of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting; the samples
+        of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting;
+        the samples
             of an update stay.
     """
 
@@ -75,10 +76,15 @@ class Ready:
         """The :class:`Assignment` that this job hands to its processes."""
         checked = self.checked
         return Assignment(
-            checked.config, self.plan, checked.files, tuple(sorted(self.secrets)), tuple(self.imported),
+            checked.config,
+            self.plan,
+            checked.files,
+            tuple(sorted(self.secrets)),
+            tuple(self.imported),
             str(self.resume.folder) if self.resume is not None else "",
-            data=self.digest if checked.source.knows_its_data else "", tested=self.tested,
-        )  # fmt: skip
+            data=self.digest if checked.source.knows_its_data else "",
+            tested=self.tested,
+        )
 
     def with_facts(self, facts: Facts) -> Ready:
         """This job planned again for other facts of its data."""
@@ -100,7 +106,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder that the user has named for a run, or for all jobs of a sweep, the key for it, and whether by its whole path."""
+    """The folder that the user has named for a run, or for all jobs of a sweep, the key for it, and whether by its
+    whole path."""
 
     key: str
     folder: Path
@@ -241,8 +248,13 @@ def _planned(
     _check_places(checked, model, place)
     plan = make_plan(checked, model, Machine.here(), run_dir)
     plan = replace(
-        plan, lacks=list(checked.lacks), whole_path=place.whole, started_in=os.getcwd(), own_code=own_code(checked.config), taken=model.taken,
-    )  # fmt: skip
+        plan,
+        lacks=list(checked.lacks),
+        whole_path=place.whole,
+        started_in=os.getcwd(),
+        own_code=own_code(checked.config),
+        taken=model.taken,
+    )
     return Ready(checked, model, plan)
 
 

@@ -37,7 +37,8 @@ def start_and_restart(
     """Run the job's processes, with restarts; returns what the first worker returned in the last life.
 
     Raises:
-        RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or the run
+        RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or
+        the run
             failed otherwise.
     """
     deaths = Deaths(ready.plan.restarts, clock)
@@ -86,7 +87,8 @@ def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:
 
 
 def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
-    """``nonfinite.json`` becomes ``nonfinite.N.json``, so that each rewind has its own; returns the error that tells so."""
+    """``nonfinite.json`` becomes ``nonfinite.N.json``, so that each rewind has its own; returns the error that tells
+    so."""
     report = run_dir / REPORT
     if not report.is_file():
         return bad
@@ -184,7 +186,8 @@ def updates_since(death: Died, checkpoint: str) -> int:
 
 
 def still_lost(lost: Sequence[LostAtServer], checkpoint: str) -> list[LostAtServer]:
-    """Of what servers have lost in order, what remains lost where all go back to a checkpoint: what was lost since then is done again.
+    """Of what servers have lost in order, what remains lost where all go back to a checkpoint: what was lost since then
+    is done again.
 
     Args:
         checkpoint: its folder; empty: the run goes back to its beginning.

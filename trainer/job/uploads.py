@@ -72,7 +72,8 @@ class Uploads:
         if left := self.left():
             names, why = ", ".join(folder.name for folder in left), self.failed or "it takes too long"
             self.say(
-                f"ATTENTION: not copied to {self.remote.address}: {names} ({why}). The next resume=auto copies what is left"
+                f"ATTENTION: not copied to {self.remote.address}: {names} ({why}). The next resume=auto "
+                f"copies what is left"
             )
         return [folder.name for folder in left]
 

@@ -18,7 +18,9 @@ class InProcess(Launcher):
         if workers + others == 1:
             return []
         what = f"launch.nproc={config.launch.nproc}" if config.launch.nproc else "launch=in_process"
-        return [UserError(what, f"launch=in_process is one process, and the run has {workers + others}", "launch=local")]  # fmt: skip
+        return [
+            UserError(what, f"launch=in_process is one process, and the run has {workers + others}", "launch=local")
+        ]
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
         from trainer.launch.in_process import in_place

@@ -25,7 +25,8 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     """Return the error of the process that failed first; the errors of the others are only its echo.
 
     A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
-    SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has ``Died``.
+    SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has
+    ``Died``.
     """
     time.sleep(POLL_S)  # the echo may be here before the cause
     reports: list[tuple[float, str, Path, str]] = []

@@ -63,7 +63,8 @@ def launch(
     deaths: Deaths | None = None,
     restarts: bool = False,
 ) -> HostResults:
-    """Start this host's processes of the plan, from a forkserver unless another engine is given, and watch them to their end.
+    """Start this host's processes of the plan, from a forkserver unless another engine is given, and watch them to
+    their end.
 
     Args:
         roles: what to start here. payload: picklable, handed to every entry.
@@ -71,16 +72,19 @@ def launch(
         meeting: where the processes meet. engine: starts each process; None: a forkserver does.
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``workers`` that
             and of the others the lines of their own values, ``debug`` everybody's.
-        grace: SIGTERM and SIGUSR1 ask the workers to save and end, if they have something to save; None: they end all at once.
+        grace: SIGTERM and SIGUSR1 ask the workers to save and end, if they have something to save; None: they end all
+        at once.
         hang_s: longest time in which no worker shows a sign of life; None: for ever.
         noted: takes down now and then, and once more at the end, what the processes have told.
         deaths: counts those of the run, and allows single processes to be started again; None: none is.
-        restarts: all processes can be started again together, where they are on one host: those that others miss count as dead.
+        restarts: all processes can be started again together, where they are on one host: those that others miss count
+        as dead.
 
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
         AskedToLeave: SIGTERM or SIGUSR1 came here or on another host, and there was nothing new to save.
-        Interrupted: SIGINT or SIGTERM came, and nothing can be saved or it took too long. Whatever comes, all processes end.
+        Interrupted: SIGINT or SIGTERM came, and nothing can be saved or it took too long. Whatever comes, all processes
+        end.
     """
     _place_sockets()
     scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()
@@ -194,7 +198,8 @@ def _watched(
 
 
 def _elsewhere(members: Sequence[StartedProcess], here: Sequence[Any], meeting: Meeting) -> SilentWorkers | None:
-    """What launchers of several hosts tell each other of workers that do nothing; None: this host has none, or is the only one."""
+    """What launchers of several hosts tell each other of workers that do nothing; None: this host has none, or is the
+    only one."""
     workers = [m for m in members if m.role.name == "worker"]
     if meeting.hosts == 1 or not workers:
         return None
@@ -205,7 +210,8 @@ def _elsewhere(members: Sequence[StartedProcess], here: Sequence[Any], meeting: 
 
 
 def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path, int]) -> list[Shown]:
-    """Who is seen on the screen, but for what logs have from before; where it is more than the first worker, all say who they are."""
+    """Who is seen on the screen, but for what logs have from before; where it is more than the first worker, all say
+    who they are."""
     if verbosity == "quiet":
         return []
     if verbosity == "debug":
@@ -273,7 +279,21 @@ def _start(
         own = pulse.make(pulse.of(scratch, role.name, rank))
         environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
         port = role.ports[i] if role.ports else 0
-        start = Start(role, i, payload, place, meeting.here, os.getpid(), "" if port else sockets, environment, log, scratch, str(own), port, new_life())  # fmt: skip
+        start = Start(
+            role,
+            i,
+            payload,
+            place,
+            meeting.here,
+            os.getpid(),
+            "" if port else sockets,
+            environment,
+            log,
+            scratch,
+            str(own),
+            port,
+            new_life(),
+        )
         members.append(StartedProcess(role, rank, begin(start), start.life))
         starts[str(members[-1])] = start
 
@@ -324,8 +344,20 @@ def enter(start: Start) -> Any:
     board, store = start.place.open()
     tell(board, role.name, start.rank, start.host, start.life)
     seat = Seat(
-        role.name, start.rank, role.size, start.index, role.here, role.devices[start.index],
-        board, secret=start.place.secret, host=start.host, folder=start.sockets, group_store=store,
-        pulse=start.pulse, port=start.port, life=start.life, returns=start.returns,
-    )  # fmt: skip
+        role.name,
+        start.rank,
+        role.size,
+        start.index,
+        role.here,
+        role.devices[start.index],
+        board,
+        secret=start.place.secret,
+        host=start.host,
+        folder=start.sockets,
+        group_store=store,
+        pulse=start.pulse,
+        port=start.port,
+        life=start.life,
+        returns=start.returns,
+    )
     return resolve(role.entry)(seat, start.payload)

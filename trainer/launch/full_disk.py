@@ -29,7 +29,10 @@ class FullDisk:
         self.looked = self.clock()
         before, self.full = self.full, _why_full(self.run_dir)
         if self.full and not before:
-            self.say(f"\nATTENTION: the disk of {self.run_dir} {self.full}; the training goes on, its points wait, lines of logs and checkpoints are left out")  # fmt: skip
+            self.say(
+                f"\nATTENTION: the disk of {self.run_dir} {self.full}; the training goes on, its points wait, "
+                f"lines of logs and checkpoints are left out"
+            )
         elif before and not self.full:
             self.say(f"the disk of {self.run_dir} has room again")
 

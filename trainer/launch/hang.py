@@ -1,4 +1,5 @@
-"""Finds processes that hang, whether no worker makes progress any more or others miss them, and names them and where they are."""
+"""Finds processes that hang, whether no worker makes progress any more or others miss them, and names them and where
+they are."""
 
 from __future__ import annotations
 
@@ -34,10 +35,14 @@ class Hang:
     """
 
     def __init__(
-        self, at_work: Callable[[], Sequence[StartedProcess]], pulses: Mapping[str, Path], limit_s: float | None,
-        clock: Callable[[], float] = time.monotonic, elsewhere: SilentWorkers | None = None,
+        self,
+        at_work: Callable[[], Sequence[StartedProcess]],
+        pulses: Mapping[str, Path],
+        limit_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        elsewhere: SilentWorkers | None = None,
         unneeded: Callable[[Sequence[StartedProcess]], bool] = lambda members: False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.at_work, self.pulses, self.limit_s, self.clock = at_work, pulses, limit_s, clock
         self.elsewhere, self.unneeded = elsewhere, unneeded
         self.looked, self.silent, self.begun = clock(), 0.0, False
@@ -102,7 +107,8 @@ class Hang:
 
     @contextmanager
     def found_by_others(self, running: Sequence[StartedProcess], restarts: bool) -> Iterator[None]:
-        """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed them stays. (Of
+        """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed
+        them stays. (Of
         some that are missed, others may have been lost before.)
 
         Args:

@@ -57,7 +57,14 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Context manager: sets the variables that torch expects of a lone process (RANK=0, WORLD_SIZE=1, MASTER_ADDR)."""
-    ours = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port(LOOPBACK))}  # fmt: skip
+    ours = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port(LOOPBACK)),
+    }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

@@ -1,7 +1,9 @@
 """The lobby where hosts of a run come and go (launch.nnodes=MIN:MAX): notes in host 0's store, for the whole run.
 
-Each life of the run has a meeting of its own, with a store of its own (:mod:`trainer.launch.rendezvous`): nothing that a process
-of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life ended for each.
+Each life of the run has a meeting of its own, with a store of its own (:mod:`trainer.launch.rendezvous`): nothing that
+a process
+of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life ended for
+each.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ GOODBYE_S = 10.0
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
 HERE, BEAT, LIFE, OVER, MARK, TERMS = "here/{}", "beat/{}", "life", "over", "mark", "terms"
-"""What a host tells of itself and its signs of life lie under the id of its command: each note has one writer, and what is
+"""What a host tells of itself and its signs of life lie under the id of its command: each note has one writer, and what
+is
 under way while host 0 is stopped replaces nothing newer."""
 NEWEST = "newest/{}"
 """The id of the newest command that came under a host's number: older ones, which were stopped, are not heard."""
@@ -50,7 +53,8 @@ class Host:
 
     Attributes:
         id: of this start of its command, a random text; gone: it is no more part of the run.
-        ended: the life that last ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the signal that
+        ended: the life that last ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the
+        signal that
             had this host leave.
         why, who, update, done: as of :class:`trainer.errors.Died`.
     """
@@ -105,8 +109,12 @@ class Lobby:
     """
 
     def __init__(
-        self, board: OwnBoard, most: int, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
-    ) -> None:  # fmt: skip
+        self,
+        board: OwnBoard,
+        most: int,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.board, self.most, self.clock, self.sleep = board, most, clock, sleep
         self.hosts: dict[int, Host] = {}
         self.beats: dict[int, bytes] = {}
@@ -134,7 +142,11 @@ class Lobby:
 
     def lost(self) -> list[int]:
         """The hosts of this life that are lost before it ended for them: silent, gone, or restarted."""
-        return [n for n, part in self.parts().items() if part.ended != self.life.number and (part.id != self.hosts[n].id or not self.is_there(n))]  # fmt: skip
+        return [
+            n
+            for n, part in self.parts().items()
+            if part.ended != self.life.number and (part.id != self.hosts[n].id or not self.is_there(n))
+        ]
 
     def parts(self) -> dict[int, Host]:
         """What the commands of this life have told, by the numbers of their hosts, even where newer ones have come."""
@@ -148,10 +160,17 @@ class Lobby:
         """The hosts that are present and not part of the current life."""
         ids = dict(zip(self.life.hosts, self.life.ids, strict=True))
         over = self.life.number
-        return [n for n in self.hosts if self.is_there(n) and (self.hosts[n].id != ids.get(n) or self.hosts[n].ended == over) and not self.hosts[n].asked]  # fmt: skip
+        return [
+            n
+            for n in self.hosts
+            if self.is_there(n)
+            and (self.hosts[n].id != ids.get(n) or self.hosts[n].ended == over)
+            and not self.hosts[n].asked
+        ]
 
     def _come(self) -> list[int]:
-        """The hosts that wait while this life goes on: they are new, or their part of it has failed. One that has done its part is on
+        """The hosts that wait while this life goes on: they are new, or their part of it has failed. One that has done
+        its part is on
         its way out, or waits for the others to have done theirs."""
         return sorted(
             n
@@ -178,7 +197,10 @@ class Lobby:
                 return found
             if patience.left() <= 0.0 and enough is None:
                 there = f"{counted(len(found), 'host')} {'is' if len(found) == 1 else 'are'} there"
-                raise RunFailed(f"{there}, and launch.nnodes={least}:{self.most} needs {least}: no more came within {timeout_s:g} s (launch.timeout_s)")  # fmt: skip
+                raise RunFailed(
+                    f"{there}, and launch.nnodes={least}:{self.most} needs {least}: no more came within "
+                    f"{timeout_s:g} s (launch.timeout_s)"
+                )
             self.sleep(LOOK_S)
 
     def begin(self, hosts: Sequence[int], port: int, resume: str) -> Life:
@@ -314,18 +336,27 @@ class Guest:
         """A host that was started with another command is refused, and the others go on."""
         theirs, mine = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(mine, default=str))
         if key := differing(theirs, mine):
-            raise RunFailed(f"this host was started with another command: {key} is {mine.get(key)} here and {theirs.get(key)} on host 0. Type the same on all hosts. The run goes on without this host")  # fmt: skip
+            raise RunFailed(
+                f"this host was started with another command: {key} is {mine.get(key)} here and "
+                f"{theirs.get(key)} on host 0. Type the same on all hosts. The run goes on without this host"
+            )
 
     def _check_folder(self, run_dir: Path) -> None:
         while not self.board.check([MARK]):
             if self.board.forged(MARK):
-                raise RunFailed(f"host 0 knows another secret than this host. Give all hosts the same secret (launch.secret_file, or {VARIABLE})")  # fmt: skip
+                raise RunFailed(
+                    f"host 0 knows another secret than this host. Give all hosts the same secret "
+                    f"(launch.secret_file, or {VARIABLE})"
+                )
             self.sleep(LOOK_S)
         mark = run_dir / self.board.get(MARK).decode()
         patience = Patience(MARK_S, time.monotonic)
         while not (mark.is_file() or self.board.check([OVER])):
             if patience.left() <= 0.0:
-                why = "is not the folder that host 0 writes to, and hosts that come and go share the run's folder with its checkpoints"
+                why = (
+                    "is not the folder that host 0 writes to, and hosts that come and go share the run's folder "
+                    "with its checkpoints"
+                )
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
             self.sleep(LOOK_S)
 
@@ -360,7 +391,11 @@ class Guest:
     def _newest_life(self) -> Life | None:
         self._look_for_another(self.board)
         if self.replaced:
-            raise RunFailed(f"this host is no part of the run any more: another host {self.number} has come in its place, as it was stopped or cut off for a while. If both are to take part, every host needs a launch.node_rank of its own")  # fmt: skip
+            raise RunFailed(
+                f"this host is no part of the run any more: another host {self.number} has come in its place, "
+                f"as it was stopped or cut off for a while. If both are to take part, every host needs a "
+                f"launch.node_rank of its own"
+            )
         if self.board.check([OVER]):
             raise RunOver(*json_text.loads(self.board.get(OVER)))
         if not self.board.check([LIFE]):
@@ -378,7 +413,9 @@ class Guest:
         try:
             yield
         except NoNote as error:
-            raise RunFailed(f"host 0 at {self.where} is gone, and the run with it: it keeps what hosts meet by ({error})") from error  # fmt: skip
+            raise RunFailed(
+                f"host 0 at {self.where} is gone, and the run with it: it keeps what hosts meet by ({error})"
+            ) from error
 
     def leave(self) -> None:
         """Tell host 0, if it still listens, that this host has left the run."""

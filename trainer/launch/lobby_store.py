@@ -22,7 +22,8 @@ PATIENCE_S = 3 * LOST_S
 def opened(launch: LaunchConfig) -> Iterator[SealedBoard]:
     """Context manager: connects this host's launcher to the lobby's store; yields it as a board.
 
-    Its notes carry a hash that only the user's secret gives; without a secret anybody who reaches the port can write them.
+    Its notes carry a hash that only the user's secret gives; without a secret anybody who reaches the port can write
+    them.
 
     Raises:
         RunFailed: host 0 does not answer, or cannot listen.

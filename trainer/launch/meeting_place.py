@@ -72,10 +72,5 @@ def open_store(meeting: Meeting) -> dist.TCPStore:
         raise RunFailed(f"{meeting.label(0)} cannot listen at {meeting.where}: {error.strerror}") from error
     port = serving.getsockname()[1]
     return dist.TCPStore(
-        meeting.host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=serving.detach(),
+        meeting.host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=serving.detach()
     )

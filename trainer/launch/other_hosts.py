@@ -24,7 +24,8 @@ TELL_S = 1.5
 HEARD_S = 3.0
 """Longest wait of host 0, whose store all read, for the others to know that the run has ended, and why."""
 LEAVE_S = 60.0
-"""The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have ended."""
+"""The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have
+ended."""
 
 
 class OtherHosts:
@@ -36,8 +37,12 @@ class OtherHosts:
     """
 
     def __init__(
-        self, board: Sequence[Board], meeting: Meeting, roles: Sequence[Role], clock: Callable[[], float] = time.monotonic
-    ) -> None:  # fmt: skip
+        self,
+        board: Sequence[Board],
+        meeting: Meeting,
+        roles: Sequence[Role],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.board, self.meeting, self.clock = board, meeting, clock
         self.told = False
         self._looked = clock()
@@ -86,7 +91,8 @@ class OtherHosts:
         return f"{where} is lost: {why}"
 
     def end(self, why: str, asked: bool = False) -> None:
-        """Tell the other hosts that the run ends and why, unless one of them has told it first. Host 0 waits until they know.
+        """Tell the other hosts that the run ends and why, unless one of them has told it first. Host 0 waits until they
+        know.
 
         Args:
             asked: this host was asked to leave, and there was nothing new to save: the run can go on later.

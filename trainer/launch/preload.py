@@ -64,7 +64,8 @@ def start_forkserver(names: Iterable[str], folder: Path) -> None:
 
 
 def why_ended() -> str:
-    """Why the forkserver that has just broken off has ended, as far as its parent can know it: its own words are on the screen."""
+    """Why the forkserver that has just broken off has ended, as far as its parent can know it: its own words are on the
+    screen."""
     pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
     told = "the forkserver, from which the run's processes come, has ended"
     deadline = time.monotonic() + ENDED_S
@@ -76,7 +77,10 @@ def why_ended() -> str:
         if found is None:
             time.sleep(0.01)
         elif found.si_code == os.CLD_EXITED:
-            return f"{told} with an error of its own, which stands above. If that is {os.strerror(errno.EAGAIN)!r}, {machine_limits.no_process()}"  # fmt: skip
+            return (
+                f"{told} with an error of its own, which stands above. If that is {os.strerror(errno.EAGAIN)!r}, "
+                f"{machine_limits.no_process()}"
+            )
         else:
             hint = " (out of memory?)" if found.si_status == signal.SIGKILL else ""
             return f"{told}: it was killed by {signal_name(found.si_status)}{hint}"

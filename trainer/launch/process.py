@@ -92,7 +92,8 @@ class Failure:
 
 
 def refused_by_machine(error: BaseException) -> str:
-    """The sentence for a limit of the machine, a full disk or a read-only folder that ends a process; '' if the error is another one.
+    """The sentence for a limit of the machine, a full disk or a read-only folder that ends a process; '' if the error
+    is another one.
     (safetensors tells of a full disk in words alone.)"""
     if limit := machine_limits.reached(error):
         return limit

@@ -105,15 +105,21 @@ class Meeting:
     def again(self) -> str:
         """The message that this host cannot rejoin a run that it was part of, and what to do."""
         return (
-            f"the run at {self.where} has begun, and {self.name(self.number)} was part of it already. A {self.one} that is started again cannot come back. "
-            "Let the others go on without it, or end all commands and start them again with resume=auto, from the newest checkpoint. "
+            f"the run at {self.where} has begun, and {self.name(self.number)} was part of it already. A "
+            f"{self.one} that is started again cannot come back. "
+            "Let the others go on without it, or end all commands and start them again with resume=auto, from "
+            "the newest checkpoint. "
             f"If the other one still runs, {self.twice}"
         )
 
     @property
     def twice(self) -> str:
         """The reason in a message why another host may have this host's number."""
-        return "every process needs a launch.rank of its own" if self.labels else "every host needs a launch.node_rank of its own"  # fmt: skip
+        return (
+            "every process needs a launch.rank of its own"
+            if self.labels
+            else "every host needs a launch.node_rank of its own"
+        )
 
 
 def meet(store: Store, meeting: Meeting) -> bytes:
@@ -123,12 +129,17 @@ def meet(store: Store, meeting: Meeting) -> bytes:
     secret: it never travels, and nothing that was said in another run counts in this one.
 
     Raises:
-        RunFailed: a host did not come in time, came twice, knows another secret, or was started with another command; it is
+        RunFailed: a host did not come in time, came twice, knows another secret, or was started with another command;
+        it is
             named.
     """
     key = meeting.key(meeting.number)
     if store.add(f"hosts/count/{key}", 1) > 1:
-        raise RunFailed(meeting.again if store.check(["hosts/run"]) else f"there is another {meeting.name(meeting.number)} already: {meeting.twice}")  # fmt: skip
+        raise RunFailed(
+            meeting.again
+            if store.check(["hosts/run"])
+            else f"there is another {meeting.name(meeting.number)} already: {meeting.twice}"
+        )
     number = secrets.token_hex(32)
     store.set(f"hosts/number/{key}", number)
     if meeting.serves:
@@ -171,10 +182,14 @@ def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
         with suppress(RuntimeError, dist.DistError):  # host 0 has waited long enough
             store.set(HEARD.format(meeting.key(meeting.number)), "")
         if sealed and number not in numbers and len(numbers) != meeting.hosts:
-            raise RunFailed(f"{meeting.name(0)} was started for {len(numbers)} {meeting.kind}, without {meeting.label(meeting.number)}. Type the same in all commands.")  # fmt: skip
+            raise RunFailed(
+                f"{meeting.name(0)} was started for {len(numbers)} {meeting.kind}, without "
+                f"{meeting.label(meeting.number)}. Type the same in all commands."
+            )
         if number not in numbers or not sealed:
             raise RunFailed(
-                f"{meeting.name(0)} knows another secret than this {meeting.one}, or somebody else writes into the store at {meeting.where}. "
+                f"{meeting.name(0)} knows another secret than this {meeting.one}, or somebody else writes "
+                f"into the store at {meeting.where}. "
                 f"Nothing of it was used. Give all {meeting.kind} the same secret (launch.secret_file, or {VARIABLE})."
             )
     except (RuntimeError, dist.DistError) as error:
@@ -217,7 +232,8 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
         while not board.check([key := f"hosts/terms/{meeting.key(number)}"]):
             if board.forged(key):
                 return (
-                    f"{meeting.name(number)} knows another secret than this {meeting.one}. Give all {meeting.kind} the same secret "
+                    f"{meeting.name(number)} knows another secret than this {meeting.one}. Give all "
+                    f"{meeting.kind} the same secret "
                     f"(launch.secret_file, or {VARIABLE})."
                 )
             if patience.left() <= 0.0:

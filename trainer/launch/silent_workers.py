@@ -1,4 +1,5 @@
-"""What launchers of several hosts tell each other of workers that do nothing, so that all name the one that holds up the others."""
+"""What launchers of several hosts tell each other of workers that do nothing, so that all name the one that holds up
+the others."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ BEGUN, WORKS, AWAY = "begun", "", "away"
 PART = "silent"
 FENCED = "fenced/worker/{}"
 APART_S = 30.0
-"""Workers that can do without each other may hang while others work: their launcher waits so much longer, to hear of others that hang."""
+"""Workers that can do without each other may hang while others work: their launcher waits so much longer, to hear of
+others that hang."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class SilentWorkers:
         self.told: dict[int, str] = {}
 
     def patience_s(self, limit_s: float) -> float:
-        """How much longer than the limit this host's workers must be silent to count as those that hang, although others work.
+        """How much longer than the limit this host's workers must be silent to count as those that hang, although
+        others work.
         Workers that cannot do without each other wait for those that work."""
         return min(limit_s, APART_S) if self.apart else float("inf")
 
@@ -68,7 +71,8 @@ class SilentWorkers:
             self._set(rank, WORKS)
 
     def everybody(self) -> dict[int, Silent] | None:
-        """The workers of all hosts that have not done their work and are not lost, if all of them are silent; else None."""
+        """The workers of all hosts that have not done their work and are not lost, if all of them are silent; else
+        None."""
         found, board = dict[int, Silent](), self.board[0]
         for rank in range(self.size):
             if self.apart and board.check([FENCED.format(rank)]):

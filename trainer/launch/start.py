@@ -43,7 +43,10 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
         outcome = launcher.start(assignment)
     if not isinstance(outcome, Mapping):
         name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
-        raise RunFailed(f"{name}: start returned something of type {type(outcome).__name__}. Return the dict that the first worker of this host returned")  # fmt: skip
+        raise RunFailed(
+            f"{name}: start returned something of type {type(outcome).__name__}. Return the dict that the "
+            f"first worker of this host returned"
+        )
     return dict(outcome)
 
 
@@ -83,10 +86,18 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
-        _roles(plan, config), replace(assignment, watch=None, deaths=None), run_dir, meeting, engine or Forked(preload), seen,
-        grace, told.hang_timeout_s if config.mode == "train" else None,
-        Whereabouts(plan), assignment.deaths, plan.restarts > 0,
-    )  # fmt: skip
+        _roles(plan, config),
+        replace(assignment, watch=None, deaths=None),
+        run_dir,
+        meeting,
+        engine or Forked(preload),
+        seen,
+        grace,
+        told.hang_timeout_s if config.mode == "train" else None,
+        Whereabouts(plan),
+        assignment.deaths,
+        plan.restarts > 0,
+    )
     _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
     if "worker" not in results.of:
         return {"ended": SERVED}
@@ -104,21 +115,31 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     from trainer.launch.started import Role
 
     roles, survives = [], plan.traits.survives
-    # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had answered
+    # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
+    # answered
     again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
     for name in plan.roles:
         if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"
             ports = _ports(config.launch, plan.roles[name], [p.rank for p in mine]) if is_server else []
-            roles.append(Role(
-                name, plan.roles[name], plan.entries[name], [p.device for p in mine], mine[0].rank, apart=survives and not is_server,
-                again=again and (is_server or plan.leased), ports=ports,
-            ))  # fmt: skip
+            roles.append(
+                Role(
+                    name,
+                    plan.roles[name],
+                    plan.entries[name],
+                    [p.device for p in mine],
+                    mine[0].rank,
+                    apart=survives and not is_server,
+                    again=again and (is_server or plan.leased),
+                    ports=ports,
+                )
+            )
     return roles
 
 
 def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
-    """``server.N.json`` also of the servers on hosts that have another folder; one may be there from an earlier life."""
+    """``server.N.json`` also of the servers on hosts that have another folder; one may be there from an earlier
+    life."""
     with if_the_disk_takes():
         for rank, told in servers.items():
             replace_file(run_dir / f"server.{rank}.json", json.dumps(told, indent=1))

@@ -20,7 +20,8 @@ class Role:
         size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
         entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
         devices: one per process here.
-        apart: one of its processes may die and the others go on. again: another one is started then, while the others go on.
+        apart: one of its processes may die and the others go on. again: another one is started then, while the others
+        go on.
         ports: where each listens; empty: at free ones.
     """
 

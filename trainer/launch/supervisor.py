@@ -59,7 +59,8 @@ class Supervisor:
         wait: returns when one of these signs is ready, or after so many seconds.
         clock: seconds that only go forward.
         look: tells, now and then, who of other hosts is lost, by rank, and why; raises where they have ended the run.
-        again: starts another process in the place of one that has died, tells so, and returns it; None: it does not, and the run
+        again: starts another process in the place of one that has died, tells so, and returns it; None: it does not,
+        and the run
             ends where the others cannot do without it.
     """
 
@@ -92,7 +93,8 @@ class Supervisor:
         """Watch the processes to their end; returns what they returned, and why lost ones were done without.
 
         Raises:
-            RunFailed: a process failed that the others cannot do without; the message names it, its own error and its log.
+            RunFailed: a process failed that the others cannot do without; the message names it, its own error and its
+            log.
         """
         while self.running:
             for member in list(self.running):
@@ -178,10 +180,12 @@ class Supervisor:
         return other
 
     def _cause(self, member: StartedProcess) -> RunFailed:
-        """Why the run ends with that member: the latest death of a worker that the member's own words name as its cause, or else
+        """Why the run ends with that member: the latest death of a worker that the member's own words name as its
+        cause, or else
         what has failed first now.
 
-        Such words are a server's that cannot go on, or a worker's that had them from a server. Once another worker has been let
+        Such words are a server's that cannot go on, or a worker's that had them from a server. Once another worker has
+        been let
         in for the dead one, nothing follows from that death any more.
         """
         if _which(member) in self._silent:
@@ -204,14 +208,16 @@ class Supervisor:
     def _can_do_without(self, member: StartedProcess) -> bool:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
 
-        What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was declared
+        What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was
+        declared
         lost itself does not.
         """
         role = member.role
         others = (
             any(m.role.name == role.name and self._goes_on(m) for m in self.running if m is not member)
             or self.results[role.name]
-            # a host with a server goes on for the workers of others; only the host of the first worker keeps what the run comes to
+            # a host with a server goes on for the workers of others; only the host of the first worker keeps what the
+            # run comes to
             or (role.first_rank > 0 and role.here < role.size and any(not m.role.apart for m in self.running))
         )
         failure = member.handle.failure
@@ -269,7 +275,8 @@ class Supervisor:
         return [m for m in busy if self._takes_part(m)] or busy
 
     def unneeded(self, members: Sequence[StartedProcess]) -> bool:
-        """Whether all other workers have done their work, so that the run is over without these. Workers end together, at a last
+        """Whether all other workers have done their work, so that the run is over without these. Workers end together,
+        at a last
         meeting, unless they are lost: one that runs after that hangs on its way out."""
         others = [m for m in self.members if m.role.name == "worker" and m not in members]
         return bool(others) and all(m.role.apart for m in members) and all(self._well(m) for m in others)
@@ -279,7 +286,8 @@ class Supervisor:
         return not member.returns or self.board[0].check([ADMITTED.format(member.rank, member.life)])
 
     def _all_fenced(self) -> bool:
-        """Whether the others have declared all that still run lost, for a while: stopped processes end by no word of anybody."""
+        """Whether the others have declared all that still run lost, for a while: stopped processes end by no word of
+        anybody."""
         if not (why := self._fenced()):
             return False
         now = self.clock()
@@ -306,7 +314,8 @@ class Supervisor:
 
 
 def end(handles: Sequence[Handle], patience_s: float) -> None:
-    """End watched processes at once by SIGKILL: workers would take SIGTERM for a request, and do not react while they wait."""
+    """End watched processes at once by SIGKILL: workers would take SIGTERM for a request, and do not react while they
+    wait."""
     for handle in handles:
         handle.signal(signal.SIGKILL)
     until = time.monotonic() + patience_s

@@ -44,7 +44,14 @@ def _start_of(
     role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
 ) -> Start:
     """Rebuild the :class:`Start` from the plain data of :func:`trainer.launch.tasks.told`."""
-    return Start(Role(**role), payload=Assignment.of(payload), place=_place(**place), log=Path(log), scratch=Path(scratch), **others)  # fmt: skip
+    return Start(
+        Role(**role),
+        payload=Assignment.of(payload),
+        place=_place(**place),
+        log=Path(log),
+        scratch=Path(scratch),
+        **others,
+    )
 
 
 def _place(secret: str, **others: Any) -> Place:

@@ -67,7 +67,13 @@ class TaskLauncher(Launcher):
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         if not torchrun.is_rank():
             return []
-        return [UserError(f"launch._target_={config.launch._target_}", "torchrun has started the processes already", "launch=local")]  # fmt: skip
+        return [
+            UserError(
+                f"launch._target_={config.launch._target_}",
+                "torchrun has started the processes already",
+                "launch=local",
+            )
+        ]
 
     @abstractmethod
     def launch(self, task: Task) -> Running:
@@ -118,7 +124,10 @@ class TaskHandle:
         except Exception as error:
             raise failed(what, "poll", self.running.poll, error) from error
         if code is not None and not isinstance(code, int):
-            raise RunFailed(f"{what}: poll() returned something of type {type(code).__name__}, not an exit code, or None while the process runs")  # fmt: skip
+            raise RunFailed(
+                f"{what}: poll() returned something of type {type(code).__name__}, not an exit code, or None "
+                f"while the process runs"
+            )
         return code
 
     @property
@@ -138,11 +147,15 @@ class TaskHandle:
             self.failure = Failure(**json_text.loads(self.board.get("failure")))
 
     def _silent(self) -> str:
-        """Why a process that has not begun counts as failed, with the program that runs in its place, where it is known."""
+        """Why a process that has not begun counts as failed, with the program that runs in its place, where it is
+        known."""
         arguments = getattr(self.running, "args", None)
         words = [arguments] if isinstance(arguments, str) else [str(word) for word in arguments or ()]
         program = f" (it runs: {shortened(' '.join(words))})" if words else ""
-        return f"has not begun within {self.timeout_s:g} s (launch.timeout_s). Its launcher must run task.command with the variables of task.environment{program}"  # fmt: skip
+        return (
+            f"has not begun within {self.timeout_s:g} s (launch.timeout_s). Its launcher must run task.command "
+            f"with the variables of task.environment{program}"
+        )
 
     def signs(self) -> list[Any]:
         """Return no signs, so that the supervisor polls."""
@@ -222,7 +235,11 @@ class Commands:
             with within(self.timeout_s):
                 running = self.launch(task)
         except TooLong:
-            raise RunFailed(f"{self.name}: launch of {who} has not returned within {self.timeout_s:g} s (launch.timeout_s). It must return at once: start the command with subprocess.Popen, not with subprocess.run") from None  # fmt: skip
+            raise RunFailed(
+                f"{self.name}: launch of {who} has not returned within {self.timeout_s:g} s "
+                f"(launch.timeout_s). It must return at once: start the command with subprocess.Popen, not "
+                f"with subprocess.run"
+            ) from None
         except OSError as error:
             raise RunFailed(f"{self.name} cannot start {who}: {error}") from error
         except Exception as error:
@@ -230,7 +247,10 @@ class Commands:
         if lacking := [name for name in ("poll", "kill") if not callable(getattr(running, name, None))]:
             named = f"something of type {type(running).__name__}, which has no {' and no '.join(lacking)}"
             kind = "None" if running is None else named
-            raise RunFailed(f"{self.name}: launch returned {kind} for {who}. Return something with poll() and kill(), such as a subprocess.Popen")  # fmt: skip
+            raise RunFailed(
+                f"{self.name}: launch returned {kind} for {who}. Return something with poll() and kill(), "
+                f"such as a subprocess.Popen"
+            )
         return running
 
 

@@ -12,15 +12,50 @@ from trainer.planning.plan import Plan
 from trainer.planning.started_one_by_one import plain_launch
 
 OF_EACH_HOST = (
-    "name", "weights", "precision", "device", "profile", "plan", "debug", "verbosity", "launch", "tracking", "predict", "resume",
-    "checkpoint.to", "execution.keep_memory", "execution.threads", "execution.log_workers", "execution.profile_after", "execution.profile_steps",
-    "data.batch_size", "data.global_batch_size", "data.memory_limit_gib", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache",
-    "data.verify", "data.download",
-)  # fmt: skip
-"""Keys, and groups of them, that may differ: places, screens, how data are read. Of some of them the plan's values are compared."""
+    "name",
+    "weights",
+    "precision",
+    "device",
+    "profile",
+    "plan",
+    "debug",
+    "verbosity",
+    "launch",
+    "tracking",
+    "predict",
+    "resume",
+    "checkpoint.to",
+    "execution.keep_memory",
+    "execution.threads",
+    "execution.log_workers",
+    "execution.profile_after",
+    "execution.profile_steps",
+    "data.batch_size",
+    "data.global_batch_size",
+    "data.memory_limit_gib",
+    "data.num_workers",
+    "data.prefetch",
+    "data.pin_memory",
+    "data.cache",
+    "data.verify",
+    "data.download",
+)
+"""Keys, and groups of them, that may differ: places, screens, how data are read. Of some of them the plan's values are
+compared."""
 WORDS_OF_DATA = tuple(
-    f"data.{name}" for name in ("_target_", "work", "shard", "on_lost_worker", "read", "normalize", "augment", "train_split", "val_split")
-)  # fmt: skip
+    f"data.{name}"
+    for name in (
+        "_target_",
+        "work",
+        "shard",
+        "on_lost_worker",
+        "read",
+        "normalize",
+        "augment",
+        "train_split",
+        "val_split",
+    )
+)
 """Texts in ``data`` that must be the same. Others are places of files, which a host may have elsewhere."""
 
 
@@ -29,7 +64,13 @@ def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, An
     from trainer.launch.rendezvous import ANY
 
     typed = {key: value for key, value in leaves(config.plain(), "") if not _is_of_each_host(key, value)}
-    planned = {"launch.nnodes": plan.nnodes, "workers": plan.workers, "data.batch_size": plan.batch_size, "data.global_batch_size": plan.global_batch_size, "device": plan.device}  # fmt: skip
+    planned = {
+        "launch.nnodes": plan.nnodes,
+        "workers": plan.workers,
+        "data.batch_size": plan.batch_size,
+        "data.global_batch_size": plan.global_batch_size,
+        "device": plan.device,
+    }
     if "server" in plan.roles:
         planned |= {"hosts of the servers": plan.nodes_of("server")}
     found = {

@@ -1,8 +1,10 @@
 """Hands the finished config from torchrun's rank 0 to the other ranks, so that no stranger can hand them another.
 
 torchrun's store listens on every interface, without a password: nothing that comes from it is believed. On one host the
-config is a file in the folder that torchrun's agent makes for its ranks alone. Over several hosts it is a message in the
-store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes on to its ranks. It is JSON always.
+config is a file in the folder that torchrun's agent makes for its ranks alone. Over several hosts it is a message in
+the
+store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes on to its ranks. It is JSON
+always.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ class Sealed(Handover):
             run, text = json_text.loads(self.box.decrypt(self.store.get(self.KEY)))
         except InvalidToken:
             raise RunFailed(
-                f"the config in torchrun's store is not from rank 0 of this run: somebody else writes there, or {SECRET} "
+                f"the config in torchrun's store is not from rank 0 of this run: somebody else writes there, "
+                f"or {SECRET} "
                 "differs between the hosts. Nothing of it was used."
             ) from None
         if run != self.run:
@@ -148,16 +151,21 @@ def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Hando
     size, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
     if secret := environment.get(SECRET, ""):
         if len(secret) < LEAST_SECRET:
-            raise UserError(SECRET, f"is shorter than {LEAST_SECRET} characters and could be guessed", f"{SECRET}=$(openssl rand -hex 32) on all hosts")  # fmt: skip
+            raise UserError(
+                SECRET,
+                f"is shorter than {LEAST_SECRET} characters and could be guessed",
+                f"{SECRET}=$(openssl rand -hex 32) on all hosts",
+            )
         run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
         return Sealed(store, secret, " ".join([*run, str(size)]))
     if size == here and (folder := agents_folder(environment)):
         return InFolder(folder)
     where = "over several hosts" if size > here else "without a log folder of torchrun's own"
     raise UserError(
-        SECRET, f"is not set; {where} the ranks know rank 0 by a secret, because anybody can write to torchrun's store",
+        SECRET,
+        f"is not set; {where} the ranks know rank 0 by a secret, because anybody can write to torchrun's store",
         f"export {SECRET}=..., the same on all hosts, such as openssl rand -hex 32 gives",
-    )  # fmt: skip
+    )
 
 
 def agents_folder(environment: Mapping[str, str]) -> Path | None:

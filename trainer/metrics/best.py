@@ -19,9 +19,16 @@ WATCHED = {"classification": "acc1", "binary": "auc"}
 FALLING = ("loss", "mae", "mse")
 """Endings of metrics of which less is better (of rmse, too)."""
 WORDS = {
-    "accuracy": ("acc1", "acc"), "acc": ("acc1", "acc"), "1": ("acc1",), "accuracy1": ("acc1",), "5": ("acc5",),
-    "accuracy5": ("acc5",), "rocauc": ("auc",), "f1score": ("f1",), "error": ("loss",),
-}  # fmt: skip
+    "accuracy": ("acc1", "acc"),
+    "acc": ("acc1", "acc"),
+    "1": ("acc1",),
+    "accuracy1": ("acc1",),
+    "5": ("acc5",),
+    "accuracy5": ("acc5",),
+    "rocauc": ("auc",),
+    "f1score": ("f1",),
+    "error": ("loss",),
+}
 """Other words for metrics."""
 NOBODY: Mapping[str, bool] = {}
 """No metric of a user's that says whether less is better."""
@@ -41,7 +48,8 @@ def falls(metric: str, lower: Mapping[str, bool] = NOBODY) -> bool:
 
 
 def best_of(classes: int) -> int:
-    """The number of best guesses that ``acc5`` counts: 5, or all classes but one if there are fewer than 5 (3 classes: ``acc2``)."""
+    """The number of best guesses that ``acc5`` counts: 5, or all classes but one if there are fewer than 5 (3 classes:
+    ``acc2``)."""
     return 5 if classes >= 5 else max(1, classes - 1)
 
 
@@ -82,7 +90,10 @@ def unmeasured(metric: str) -> str:
     cause = (
         ", because all labels of the validation data are the same" if metric.endswith(("/auc", "/auc_share")) else ""
     )
-    return f"ATTENTION: {metric} cannot be measured{cause}; no best model is chosen by it (best.metric=val/loss goes by the loss)"
+    return (
+        f"ATTENTION: {metric} cannot be measured{cause}; no best model is chosen by it (best.metric=val/loss goes "
+        f"by the loss)"
+    )
 
 
 class Best:
@@ -161,5 +172,12 @@ class EarlyStop:
             return ""
         word = "fallen" if falls(metric, self.best.lower) else "risen"
         by = f" by more than {self.best.min_delta:g}" if self.best.min_delta else ""
-        so_far = "never was a number" if self.best.value is None else f"best {self.best.value:.5f} at update {self.best.step}"  # fmt: skip
-        return f"early stop at update {step}: {metric} has not {word}{by} for {counted(self.waited, 'validation')} ({so_far})"
+        so_far = (
+            "never was a number"
+            if self.best.value is None
+            else f"best {self.best.value:.5f} at update {self.best.step}"
+        )
+        return (
+            f"early stop at update {step}: {metric} has not {word}{by} for {counted(self.waited, 'validation')} "
+            f"({so_far})"
+        )

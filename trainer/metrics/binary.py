@@ -17,7 +17,8 @@ from trainer.metrics.exchange import Total, gathered_rows
 from trainer.metrics.ranking import COLUMNS, area, merged, ranked
 
 HEAD = 5
-"""Loss, its denominator, hits at 0.5, |p - y|, (p - y)^2 come first in a vector of sums; then the ranking's rows; last, samples."""
+"""Loss, its denominator, hits at 0.5, |p - y|, (p - y)^2 come first in a vector of sums; then the ranking's rows; last,
+samples."""
 LINE_SCORES = 1 << 16
 """Distinct scores up to which the AUC of a line, and of the epoch so far, is exact. Beyond, its error is known."""
 VALIDATION_SCORES = 1 << 19
@@ -170,7 +171,8 @@ class BinaryMeter:
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the sums (5 + 4 R + 1,) float64 on the CPU, and empty the meter.
 
-        Loss times denominator, denominator, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the ranking (R, 4) of the logits; samples.
+        Loss times denominator, denominator, hits at 0.5, |p - y|, (p - y)^2, each summed over samples; the ranking (R,
+        4) of the logits; samples.
         """
         if not self.seen:
             return torch.zeros(HEAD + 1, dtype=torch.float64)
@@ -179,10 +181,16 @@ class BinaryMeter:
         counts, parts = torch.tensor([samples, denominators], dtype=torch.float64, device=losses[0].device)
         logits, wanted = torch.cat(outputs).double(), torch.cat(labels).double()
         error = logits.sigmoid() - wanted
-        head = torch.stack([
-            (torch.stack(losses).double() * parts).sum(), parts.sum(), ((logits > 0) == (wanted > 0.5)).sum().double(),
-            error.abs().sum(), error.square().sum(), counts.sum(),
-        ])  # fmt: skip
+        head = torch.stack(
+            [
+                (torch.stack(losses).double() * parts).sum(),
+                parts.sum(),
+                ((logits > 0) == (wanted > 0.5)).sum().double(),
+                error.abs().sum(),
+                error.square().sum(),
+                counts.sum(),
+            ]
+        )
         scores = torch.stack([logits, (wanted > 0.5).double()]).cpu().numpy()
         return _vector(head.cpu(), merged([ranked(scores[0], scores[1] > 0)], self.limit))
 

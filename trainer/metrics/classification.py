@@ -149,7 +149,8 @@ class ClassificationMeter:
         self.seen = [seen_of(*batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums (5,) float64 and empty the meter: loss, its denominator, hits of acc1, hits of acc5, samples."""
+        """Return the sums (5,) float64 and empty the meter: loss, its denominator, hits of acc1, hits of acc5,
+        samples."""
         if not self.seen:
             return torch.zeros(HEAD + 1, dtype=torch.float64, device=device)
         losses, outputs, labels, samples, denominators = zip(*self.seen, strict=True)

@@ -37,7 +37,8 @@ class Examination:
     Attributes:
         metrics: by name.
         hits, labels, guesses: (C,) how often a class was guessed rightly, was the label, was guessed.
-        confusion: (C, C + 1) of labels and guesses, its last column for outputs that are no class; None of many classes.
+        confusion: (C, C + 1) of labels and guesses, its last column for outputs that are no class; None of many
+        classes.
         mistakes: the worst, by falling loss.
     """
 
@@ -50,7 +51,8 @@ class Examination:
 
 
 def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
-    """The guess of each row of scores, as the confusion counts take it; ``classes`` if it is no class, or a score is NaN.
+    """The guess of each row of scores, as the confusion counts take it; ``classes`` if it is no class, or a score is
+    NaN.
 
     Args:
         outputs: (N, D) scores, D at least ``classes``. A row with one that is not a number is no guess.
@@ -149,6 +151,7 @@ def _counts(classes: int) -> int:
 
 
 def _worst(rows: torch.Tensor) -> torch.Tensor:
-    """The rows of the greatest losses, of equal ones the lowest numbers first: the same however samples were shared out."""
+    """The rows of the greatest losses, of equal ones the lowest numbers first: the same however samples were shared
+    out."""
     by_number = rows[rows[:, 1].argsort(stable=True)]
     return by_number[by_number[:, 0].argsort(descending=True, stable=True)][:WORST]

@@ -33,7 +33,8 @@ class Criterion(nn.Module):
     """The loss of a run, with what a batch's loss is divided by.
 
     A batch without a denominator (all its labels are ignored, or have weight 0) has loss 0, where torch's is 0/0.
-    Validations measure the loss without ``label_smoothing``, as people compare it. Outputs in 16 bits are widened to 32.
+    Validations measure the loss without ``label_smoothing``, as people compare it. Outputs in 16 bits are widened to
+    32.
 
     Args:
         loss: called with (outputs, labels), returns one number for the batch.
@@ -73,7 +74,8 @@ def make_criterion(
 
 
 def weights_of(node: Mapping[str, Any], classes: int, labels: Any) -> dict[str, torch.Tensor]:
-    """Return ``loss.weight`` (C,) and ``loss.pos_weight`` () as tensors, where the config has them as numbers or balanced.
+    """Return ``loss.weight`` (C,) and ``loss.pos_weight`` () as tensors, where the config has them as numbers or
+    balanced.
 
     Args:
         labels: (N,) of the training data; None: they are not known.
@@ -101,7 +103,9 @@ def _counts(labels: Any, classes: int, what: str) -> torch.Tensor:
     numbers = "2.0" if "pos_weight" in what else f"[{','.join(['1.0'] * max(2, classes))}]"
     instead = f"{what.partition('=')[0]}={numbers if len(numbers) < LONGEST else '[...]'} with your own numbers"
     if labels is None:
-        raise UserError(what, "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))", instead)  # fmt: skip
+        raise UserError(
+            what, "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))", instead
+        )
     found = torch.as_tensor(labels).long().flatten()
     found = found[found >= 0]  # negative ones are ignored by losses
     counts = torch.bincount(found, minlength=max(2, classes)).double()
@@ -216,7 +220,10 @@ def _values(loss: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
     outputs, labels = batch
     cut = len(labels) // 3
     try:
-        values = [loss(outputs[part], labels[part]).double() for part in (slice(None), slice(None), slice(cut), slice(cut, None))]  # fmt: skip
+        values = [
+            loss(outputs[part], labels[part]).double()
+            for part in (slice(None), slice(None), slice(cut), slice(cut, None))
+        ]
     except Exception:  # it takes no batches of these sizes
         return None
     usable = all(value.dim() == 0 and value.isfinite() for value in values)
@@ -226,7 +233,8 @@ def _values(loss: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
 def _batches(
     loss: nn.Module, classes: int, outputs: int | None, form: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches to try, (outputs, labels), which together hold all classes. Outputs are probabilities, which losses of logits take
+    """Batches to try, (outputs, labels), which together hold all classes. Outputs are probabilities, which losses of
+    logits take
     as well. The parts hold classes in other proportions, and classes of unequal weight; each has one that counts."""
     draw = torch.Generator().manual_seed(0)
     if outputs is None:
@@ -235,7 +243,9 @@ def _batches(
             yield torch.rand(12, generator=draw) * 0.8 + 0.1, labels
         return
     weight, ignored = _weight(loss), getattr(loss, "ignore_index", -1)
-    order = torch.arange(classes) if weight is None or len(weight) < classes else weight[:classes].argsort(descending=True)  # fmt: skip
+    order = (
+        torch.arange(classes) if weight is None or len(weight) < classes else weight[:classes].argsort(descending=True)
+    )
     kept = order[order != ignored]
     first, last = kept[:1], kept[-1:]
     for some in kept[:: -(-classes // TRIED)].split(CLASSES):

@@ -1,8 +1,11 @@
 """The area under the ROC curve from scores of any range: exact for so many scores, and with a known error beyond.
 
-A ranking is a table (R, 4) float64 of the columns lowest score, greatest score, positives, negatives. A row is one score
-with all samples that have it, so the area is exact and ties count as half. A ranking with more rows than its limit joins
-neighbours, so that all rows hold about equally many samples. A joined row is an interval of scores: the order of samples
+A ranking is a table (R, 4) float64 of the columns lowest score, greatest score, positives, negatives. A row is one
+score
+with all samples that have it, so the area is exact and ties count as half. A ranking with more rows than its limit
+joins
+neighbours, so that all rows hold about equally many samples. A joined row is an interval of scores: the order of
+samples
 whose rows overlap is unknown, they count as half, and half of their pairs is the most that the area can be wrong by.
 Rankings of several workers, or of one epoch's parts, are merged in any order.
 """
@@ -75,14 +78,21 @@ def _absorbed(rows: np.ndarray, heavy: np.ndarray) -> np.ndarray:
 
 
 def _joined(rows: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Join sorted rows (R, 4) into one from each place where one begins; ``begins`` (R - 1,) is of all but the first."""
+    """Join sorted rows (R, 4) into one from each place where one begins; ``begins`` (R - 1,) is of all but the
+    first."""
     if not len(rows):
         return rows
     starts = np.concatenate([[0], np.flatnonzero(begins) + 1])
     low, high, positives, negatives = rows.T
-    return np.stack([
-        low[starts], np.maximum.reduceat(high, starts), np.add.reduceat(positives, starts), np.add.reduceat(negatives, starts),
-    ], axis=1)  # fmt: skip
+    return np.stack(
+        [
+            low[starts],
+            np.maximum.reduceat(high, starts),
+            np.add.reduceat(positives, starts),
+            np.add.reduceat(negatives, starts),
+        ],
+        axis=1,
+    )
 
 
 def area(ranking: np.ndarray) -> Area | None:

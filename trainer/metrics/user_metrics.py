@@ -1,6 +1,7 @@
 """A user's metrics for validations, with torchmetrics' interface, exact over any number of workers.
 
-Every worker updates its own object with its share of the samples. Then the objects' states travel through the strategy's
+Every worker updates its own object with its share of the samples. Then the objects' states travel through the
+strategy's
 sum, each worker's in a place of its own, and every worker puts them together as the metric says and computes.
 """
 
@@ -110,7 +111,8 @@ class OwnMetrics:
 
 
 def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-    """Turn outputs into what users' metrics take: softmax of class scores (N, C), sigmoid of logits (N,), in float32 or 64."""
+    """Turn outputs into what users' metrics take: softmax of class scores (N, C), sigmoid of logits (N,), in float32 or
+    64."""
     wide = outputs.detach()
     wide = wide if wide.dtype in (torch.float32, torch.float64) else wide.float()
     return wide.sigmoid() if wide.dim() == 1 else wide.softmax(1)
@@ -133,7 +135,11 @@ def _made(name: str, node: Mapping[str, Any]) -> Any:
         part.sync_on_compute = part._to_sync = False
     sums = getattr(metric, "sums", None)
     if not parts and (isinstance(sums, str) or not isinstance(sums, Sequence)):
-        raise UserError(what, "does not say how the workers' parts are put together", "a subclass of torchmetrics.Metric, or sums = ('hits', 'samples'), the names of its attributes that add up")  # fmt: skip
+        raise UserError(
+            what,
+            "does not say how the workers' parts are put together",
+            "a subclass of torchmetrics.Metric, or sums = ('hits', 'samples'), the names of its attributes that add up",
+        )
     if not parts and (missing := [s for s in sums or () if not hasattr(metric, s)]):
         raise UserError(what, f"has no attribute {missing[0]!r}, which its sums name")
     return metric

@@ -47,12 +47,7 @@ def _path_of(run_dir: Path, which: str) -> Path:
 
 
 def keep(
-    run_dir: Path,
-    which: str,
-    examination: Examination,
-    inputs: Any,
-    files: Sequence[str] = (),
-    split: str = VAL,
+    run_dir: Path, which: str, examination: Examination, inputs: Any, files: Sequence[str] = (), split: str = VAL
 ) -> None:
     """Write the findings file of a validation.
 
@@ -90,15 +85,20 @@ def read(run_dir: Path, which: str) -> Findings | None:
             Mistake(int(n), int(label), int(g), c, loss) for n, label, g, c, loss in kept["mistakes"].tolist()
         )
         examination = Examination(
-            json_text.loads(str(kept["metrics"])), kept["hits"], kept["labels"], kept["guesses"],
-            kept.get("confusion"), mistakes,
-        )  # fmt: skip
+            json_text.loads(str(kept["metrics"])),
+            kept["hits"],
+            kept["labels"],
+            kept["guesses"],
+            kept.get("confusion"),
+            mistakes,
+        )
         files = tuple(kept["files"].tolist()) if "files" in kept else ()
         return Findings(examination, kept.get("images"), files, str(kept.get("split", VAL)))
 
 
 def pictured(inputs: Any) -> np.ndarray | None:
-    """Convert a validation's inputs to the images of its file: (N, C, H, W) to (N, H, W, C) uint8, rescaled; None if they are none."""
+    """Convert a validation's inputs to the images of its file: (N, C, H, W) to (N, H, W, C) uint8, rescaled; None if
+    they are none."""
     if not isinstance(inputs, torch.Tensor) or inputs.dim() != 4 or inputs.shape[1] not in CHANNELS:
         return None
     if inputs.dtype != torch.uint8:

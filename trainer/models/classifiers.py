@@ -29,7 +29,11 @@ def classifier(name: str, **arguments: Any) -> nn.Module:
     where = get_model_builder(name).__module__
     for task in OTHER_TASKS:
         if where.startswith(f"torchvision.models.{task}"):
-            raise UserError(f"model.name={name}", f"is a model of torchvision for {task.replace('_', ' ')}, whose outputs are not scores (N, classes)", "model.name=resnet50")  # fmt: skip
+            raise UserError(
+                f"model.name={name}",
+                f"is a model of torchvision for {task.replace('_', ' ')}, whose outputs are not scores (N, classes)",
+                "model.name=resnet50",
+            )
     if name in TURNED and arguments.get("weights") is None:
         arguments = {"init_weights": True, **arguments}  # torchvision's default, of which it warns
     model: nn.Module = get_model(name, **arguments)

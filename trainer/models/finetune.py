@@ -47,7 +47,8 @@ def architecture(
 
 
 def check(name: str, weights: str, num_classes: int = 1000, freeze: str = "none", **arguments: Any) -> str:
-    """Before anything starts: refuse weights of another model, and pretrained ones that are neither in the cache nor at their site.
+    """Before anything starts: refuse weights of another model, and pretrained ones that are neither in the cache nor at
+    their site.
 
     Returns:
         of a file, which part of it is taken; empty where that is all of it.
@@ -98,7 +99,11 @@ def _entry(name: str, weights: str) -> Any:
         known = get_model_weights(name)
         return known[weights]
     except KeyError:
-        raise UserError(f"model.weights={weights}", f"{name} has {', '.join(w.name for w in known) or 'no weights'}", "model.weights=DEFAULT") from None  # fmt: skip
+        raise UserError(
+            f"model.weights={weights}",
+            f"{name} has {', '.join(w.name for w in known) or 'no weights'}",
+            "model.weights=DEFAULT",
+        ) from None
     except ValueError as error:
         raise UserError(f"model.name={name}", str(error)) from error
 
@@ -114,7 +119,11 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
         try:
             return entry.get_state_dict(progress=False, check_hash=True, weights_only=True)  # type: ignore[no-any-return]
         except UnpicklingError as error:
-            raise UserError(f"model.weights={weights}", f"{_cached(entry.url)} holds more than tensors by name", f"rm {quoted(str(_cached(entry.url)))}, which is then fetched anew") from error  # fmt: skip
+            raise UserError(
+                f"model.weights={weights}",
+                f"{_cached(entry.url)} holds more than tensors by name",
+                f"rm {quoted(str(_cached(entry.url)))}, which is then fetched anew",
+            ) from error
         except (OSError, RuntimeError) as error:
             raise UserError(f"model.weights={weights}", f"cannot be fetched: {error}", "model.weights=FILE") from error
     paddle_files.refuse(Path(weights), "model.weights")
@@ -122,14 +131,16 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
 
 
 def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
-    """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes without."""
+    """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes
+    without."""
     found = renamed(given, model.state_dict(), what).tensors
     anew = _begin_anew(model, {name: tuple(tensor.shape) for name, tensor in found.items()}, what)
     fit.into(model, {n: t for n, t in found.items() if n not in anew and not _of_a_head(n, model)}, what)
 
 
 def _begin_anew(model: nn.Module, there: dict[str, fit.Shape], what: str) -> list[str]:
-    """The names of the tensors that a file does not have for this model: of the head, if it has none, or for other classes.
+    """The names of the tensors that a file does not have for this model: of the head, if it has none, or for other
+    classes.
 
     Args:
         there: shapes in the file, under the model's names.
@@ -181,7 +192,9 @@ def _head_of(model: nn.Module, num_classes: int) -> tuple[str, nn.Module]:
     heads = [one for one in modules if isinstance(one[1], nn.Linear) and one[1].out_features == num_classes]
     heads = heads or [one for one in modules if isinstance(one[1], nn.Conv2d) and one[1].out_channels == num_classes]
     if not heads:
-        raise UserError("model", f"no layer has {num_classes} outputs, so there is no head", "model.head=keep model.freeze=none")  # fmt: skip
+        raise UserError(
+            "model", f"no layer has {num_classes} outputs, so there is no head", "model.head=keep model.freeze=none"
+        )
     return heads[-1]
 
 

@@ -12,7 +12,8 @@ from trainer.models.wide_and_deep import WideAndDeep
 
 @torch.no_grad()
 def draw(model: nn.Module) -> None:
-    """Draw the weights of a model's convolutions and linear layers from torch's generator, and set their biases to zero.
+    """Draw the weights of a model's convolutions and linear layers from torch's generator, and set their biases to
+    zero.
 
     Convolutions: N(0, sqrt(2 / fan_in)) (He et al., 2015). Linear layers: uniform by Glorot and Bengio (2010); those of
     Wide & Deep: N(0, 1 / sqrt(inputs)), its wide part cut off at two deviations. Norms and tables stay as they are.

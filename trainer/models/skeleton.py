@@ -1,11 +1,15 @@
 """The skeleton of a model: the module as its class built it, without the tensors that saved weights fill.
 
-Building a model of one's own a second time may fetch pretrained weights again, or read a file that is gone. So a training
-pickles the module once, when it is built: the run's logged model, its export and its test begin with this skeleton. In place
-of each parameter and buffer of the state_dict stand shape and type. Everything else is as ``__init__`` left it: attributes,
+Building a model of one's own a second time may fetch pretrained weights again, or read a file that is gone. So a
+training
+pickles the module once, when it is built: the run's logged model, its export and its test begin with this skeleton. In
+place
+of each parameter and buffer of the state_dict stand shape and type. Everything else is as ``__init__`` left it:
+attributes,
 buffers that are not saved, tensors shared by several layers.
 
-A pickle names the classes of its objects and runs code of theirs. It is read where the config of the same folder would be
+A pickle names the classes of its objects and runs code of theirs. It is read where the config of the same folder would
+be
 instantiated, which runs the same code, and only if it is a file of this user's that nobody else can write to.
 """
 
@@ -30,7 +34,8 @@ def skeleton(module: nn.Module, secrets: Iterable[str] = ()) -> bytes | None:
     """Pickle a module without the values in its state_dict.
 
     Returns:
-        the pickle; None: pickle does not take the module, or gives another one back, or one of the secrets would be in it.
+        the pickle; None: pickle does not take the module, or gives another one back, or one of the secrets would be in
+        it.
     """
     content = io.BytesIO()
     try:
@@ -62,7 +67,8 @@ def of_run(run_dir: Path) -> bytes | None:
 
 
 def as_built(skeleton_file: str, **arguments: Any) -> nn.Module:
-    """The module of a skeleton's file, as a ``_target_``: ``eval RUN`` and ``predict RUN`` name it in place of the run's own class.
+    """The module of a skeleton's file, as a ``_target_``: ``eval RUN`` and ``predict RUN`` name it in place of the
+    run's own class.
 
     Args:
         arguments: of that class, for whatever else in the config takes its values from them.

@@ -54,7 +54,8 @@ class AveragedWeights:
         self.placed = False
 
     def begin_anew(self) -> None:
-        """Begin with the weights that are followed next. (Not with those of now: a worker may have to pull them first.)"""
+        """Begin with the weights that are followed next. (Not with those of now: a worker may have to pull them
+        first.)"""
         self.step = NOTHING
 
     def live(self) -> list[torch.Tensor]:
@@ -94,11 +95,14 @@ class AveragedWeights:
         agreed = self.average[first:]
         if not agreed:
             return
-        flat = torch.cat([
-            t.double().reshape(-1).cpu() if place + first < self.buffers or index == 0
-            else torch.zeros(t.numel(), dtype=torch.float64)
-            for place, t in enumerate(agreed)
-        ])  # fmt: skip
+        flat = torch.cat(
+            [
+                t.double().reshape(-1).cpu()
+                if place + first < self.buffers or index == 0
+                else torch.zeros(t.numel(), dtype=torch.float64)
+                for place, t in enumerate(agreed)
+            ]
+        )
         total = strategy.all_reduce_sum(flat)
         offset = 0
         for place, tensor in enumerate(agreed):

@@ -33,7 +33,11 @@ def by_name(parameters: list[Any], name: str, **arguments: Any) -> torch.optim.O
         raise UserError(f"optimizer.name={name}", *why)
     if name.lower() not in known:
         nearest = [known[near].__name__ for near in difflib.get_close_matches(name.lower(), known, 1)]
-        raise UserError(f"optimizer.name={name}", "torch.optim has no such optimizer", f"optimizer.name={nearest[0]}" if nearest else "")  # fmt: skip
+        raise UserError(
+            f"optimizer.name={name}",
+            "torch.optim has no such optimizer",
+            f"optimizer.name={nearest[0]}" if nearest else "",
+        )
     made = known[name.lower()]
     if not arguments.get("weight_decay") and "weight_decay" not in inspect.signature(made).parameters:
         arguments.pop("weight_decay", None)

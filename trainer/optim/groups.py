@@ -81,7 +81,11 @@ def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
     frozen = {n for n, rate in rates(model, node).items() if rate.lr == 0}
     if frozen.issuperset(n for n, p in model.named_parameters() if p.requires_grad):
         last = _prefixes(list(_aliases(model))[-1])[0]
-        raise UserError("optimizer.lr_factors", "factors of 0 freeze all of the model, and nothing is left to train", f"'optimizer.lr_factors={{*: 0, {last}: 1}}'")  # fmt: skip
+        raise UserError(
+            "optimizer.lr_factors",
+            "factors of 0 freeze all of the model, and nothing is left to train",
+            f"'optimizer.lr_factors={{*: 0, {last}: 1}}'",
+        )
 
 
 def freeze(model: nn.Module, node: Mapping[str, Any], tables: Iterable[Any] = ()) -> None:

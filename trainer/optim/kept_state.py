@@ -1,6 +1,7 @@
 """What an optimizer takes over of another one's state, by parameter name, when a run resumes with another config.
 
-:func:`carry` decides for the plan, which lists what begins anew, and for the workers and servers that load the state. This module
+:func:`carry` decides for the plan, which lists what begins anew, and for the workers and servers that load the state.
+This module
 imports no torch.
 """
 
@@ -17,9 +18,11 @@ BEGINS_AT_ZERO: Mapping[str, frozenset[str]] = {
     "AdamW": frozenset({"max_exp_avg_sq"}),
     "RMSprop": frozenset({"momentum_buffer", "grad_avg"}),
 }
-"""Buffers that an option of torch's optimizers adds (amsgrad, momentum, centered). They begin at zero whenever they begin."""
+"""Buffers that an option of torch's optimizers adds (amsgrad, momentum, centered). They begin at zero whenever they
+begin."""
 DENSE_AND_SPARSE = "DenseAndSparse"
-"""The kind that older checkpoints tell of an optimizer for dense parameters and another one for tables, whatever the two are."""
+"""The kind that older checkpoints tell of an optimizer for dense parameters and another one for tables, whatever the
+two are."""
 BETWEEN = " + "
 MOST_NAMES = 20
 
@@ -81,11 +84,14 @@ class Carried:
         if self.gone:
             yield f"the optimizer's state of {named(self.gone, ())}, which is not trained any more"
         if self.dropped:
-            yield f"{_listed(self.dropped)} of the optimizer as a whole, because its class or its parameters have changed"
+            yield (
+                f"{_listed(self.dropped)} of the optimizer as a whole, because its class or its parameters have changed"
+            )
 
 
 def carry(saved: KeptState, live: KeptState) -> Carried:
-    """Decide what an optimizer takes over of a saved state; the state of the same parameter and class, never of another one.
+    """Decide what an optimizer takes over of a saved state; the state of the same parameter and class, never of another
+    one.
 
     Args:
         saved: its ``keys`` are those that are there, none of a parameter that never had a gradient.

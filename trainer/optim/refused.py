@@ -1,4 +1,5 @@
-"""Optimizers and schedules of torch.optim that cannot train a model here, and what to type instead. This module imports no torch: the command line reads it, too."""
+"""Optimizers and schedules of torch.optim that cannot train a model here, and what to type instead. This module imports
+no torch: the command line reads it, too."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from typing import Any
 from trainer.config.keys import spelled
 
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "lbfgs": ("evaluates the loss several times in each update, which one batch after the other does not allow", "optimizer=adam"),
+    "lbfgs": (
+        "evaluates the loss several times in each update, which one batch after the other does not allow",
+        "optimizer=adam",
+    ),
     "sparseadam": ("takes sparse gradients alone", "optimizer.name=Adam optimizer.sparse=adam"),
-}  # fmt: skip
+}
 """Why, and what to type instead, by the name in lower case."""
 
 SCHEDULES: Mapping[str, tuple[str, Mapping[str, str]]] = {

@@ -53,7 +53,8 @@ class Constant:
         return max(1, self.total_steps - self.warmup)
 
     def progress(self, step: int) -> float:
-        """How much of the way after the warm-up is done in update number ``step``: from 0 in its first to 1 in the run's last."""
+        """How much of the way after the warm-up is done in update number ``step``: from 0 in its first to 1 in the
+        run's last."""
         return min(1.0, (step - self.warmup) / (self.length - 1)) if self.length > 1 else 1.0
 
     def after_warmup(self, step: int) -> float:
@@ -64,9 +65,15 @@ class Constant:
         """Yield what of the schedule this run is too short for, each a clause."""
         if self.warmup > self.total_steps:
             last = self.factor(self.total_steps - 1)
-            yield f"the warm-up ({counted(self.warmup, 'update')}) is longer than the run ({self.total_steps}): the learning rate ends at {last:.2g} of its value"
+            yield (
+                f"the warm-up ({counted(self.warmup, 'update')}) is longer than the run ({self.total_steps}): the "
+                f"learning rate ends at {last:.2g} of its value"
+            )
         elif self.warmup == self.total_steps:
-            yield f"the warm-up ({counted(self.warmup, 'update')}) is as long as the run: nothing of the schedule after it is left"
+            yield (
+                f"the warm-up ({counted(self.warmup, 'update')}) is as long as the run: nothing of the schedule "
+                f"after it is left"
+            )
         else:
             yield from self.too_late()
 
@@ -90,7 +97,10 @@ class Step(Constant):
 
     def too_late(self) -> Iterator[str]:
         if self.every >= self.total_steps:
-            yield f"the first drop of the learning rate, after {counted(self.every, 'update')} (scheduler.every_epochs), is not in the run ({self.total_steps}): it stays as it is"
+            yield (
+                f"the first drop of the learning rate, after {counted(self.every, 'update')} "
+                f"(scheduler.every_epochs), is not in the run ({self.total_steps}): it stays as it is"
+            )
 
 
 class Cosine(Constant):
@@ -126,7 +136,10 @@ class MultiStep(Constant):
         if late := [n for n, step in enumerate(self.milestones) if step >= self.total_steps]:
             epochs = ", ".join(f"{self.epochs[n]:g}" for n in late)
             none = " and the learning rate stays as it is" if len(late) == len(self.milestones) else ""
-            yield f"scheduler.milestones has epochs after the end of the run ({self.total_steps / self.steps_per_epoch:.3g} epochs): {epochs} never come{none}"
+            yield (
+                f"scheduler.milestones has epochs after the end of the run "
+                f"({self.total_steps / self.steps_per_epoch:.3g} epochs): {epochs} never come{none}"
+            )
 
 
 class Polynomial(Constant):
@@ -143,7 +156,8 @@ class Polynomial(Constant):
 
 
 class OneCycle(Constant):
-    """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final`` at the last.
+    """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final`` at
+    the last.
     After Smith & Topin (2019).
 
     As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
@@ -233,7 +247,8 @@ class Plateau(Constant):
     def load(
         self, scale: float, bad: int, resting: int, best: tuple[float | None, int], metric: str | None = None
     ) -> None:
-        """Restore what :meth:`state` returned; of another metric the scale alone. (Older checkpoints do not tell of which.)"""
+        """Restore what :meth:`state` returned; of another metric the scale alone. (Older checkpoints do not tell of
+        which.)"""
         self.scale = scale
         if metric in (None, self.best.metric):
             self.bad, self.resting = bad, resting

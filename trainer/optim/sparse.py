@@ -113,7 +113,10 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
     if given == "auto" and not lazy:
         raise UserError(
             f"optimizer ({_spelled(node)})",
-            "has no counterpart for embedding tables with sparse gradients, of which a step moves the touched rows alone",
+            (
+                "has no counterpart for embedding tables with sparse gradients, of which a step moves the touched "
+                "rows alone"
+            ),
             f"optimizer.sparse=adagrad (or {', '.join(r for r in RULES if r != 'adagrad')})",
         )
     rule = family if given == "auto" else given
@@ -150,7 +153,8 @@ def _spelled(node: Mapping[str, Any]) -> str:
 class DenseAndSparse(torch.optim.Optimizer):
     """Wraps two optimizers that step as one, so that a loss scaler skips both or none.
 
-    Its parameter groups are those of the two themselves: a learning rate that is set here holds there. ``rule`` is that of
+    Its parameter groups are those of the two themselves: a learning rate that is set here holds there. ``rule`` is that
+    of
     the tables.
     """
 

@@ -56,7 +56,8 @@ def by_name(saved: Mapping[str, Any], names: Sequence[str]) -> States:
 
 
 def groups_by_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[int, Mapping[str, Any]]]:
-    """For each parameter name, the number of its group in an optimizer's ``state_dict`` (or a pair), and the group's settings."""
+    """For each parameter name, the number of its group in an optimizer's ``state_dict`` (or a pair), and the group's
+    settings."""
     left = iter(names)
     groups = [group for part in _parts(saved) for group in part.param_groups]
     return {
@@ -67,7 +68,8 @@ def groups_by_name(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, 
 
 
 def of_no_parameter(saved: Mapping[str, Any], made_with: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names of what an optimizer's ``state_dict`` (or a pair) has beside the state of its parameters and the settings of its groups.
+    """Names of what an optimizer's ``state_dict`` (or a pair) has beside the state of its parameters and the settings
+    of its groups.
 
     Args:
         made_with: the settings of the groups when they were made; what came later is the optimizer's own.

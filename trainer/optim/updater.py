@@ -133,7 +133,8 @@ class Updater:
         plateau: Mapping[str, Any] | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Restore what :meth:`state` returned, each parameter's state by its name (:mod:`trainer.optim.kept_state`); the plan lists
+        """Restore what :meth:`state` returned, each parameter's state by its name (:mod:`trainer.optim.kept_state`);
+        the plan lists
         what begins anew.
         Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the one before stay as they
         are."""

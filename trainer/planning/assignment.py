@@ -23,11 +23,14 @@ class Assignment:
         imported: packages that the launcher has imported while it checked the config.
         resume: folder of the checkpoint that the run goes on from; empty: it begins.
         turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
-        deaths: counts those of the run for the launcher, which starts single processes again as long as it allows that; None: it does
+        deaths: counts those of the run for the launcher, which starts single processes again as long as it allows that;
+        None: it does
             not. No process gets it.
-        watch: called by the launcher now and then, while the processes run with the board of the run; no process gets it.
+        watch: called by the launcher now and then, while the processes run with the board of the run; no process gets
+        it.
         data: the fingerprint of the data, for checkpoints; empty: there is none, or host 0 has it.
-        tested: the update after which the life before ended, and what it measured of the test data then; empty: it did not.
+        tested: the update after which the life before ended, and what it measured of the test data then; empty: it did
+        not.
         again: these are not the first processes of this job: others have died.
     """
 
@@ -52,11 +55,17 @@ class Assignment:
     def as_dict(self) -> dict[str, Any]:
         """Return this assignment as plain data for JSON."""
         return {
-            "config": self.config.plain(), "plan": self.plan.as_dict(), "files": self.files, "secrets": self.secrets,
-            "imported": self.imported, "resume": self.resume, "turns": self.turns, "data": self.data,
+            "config": self.config.plain(),
+            "plan": self.plan.as_dict(),
+            "files": self.files,
+            "secrets": self.secrets,
+            "imported": self.imported,
+            "resume": self.resume,
+            "turns": self.turns,
+            "data": self.data,
             "tested": self.tested,
             "again": self.again,
-        }  # fmt: skip
+        }
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Assignment:

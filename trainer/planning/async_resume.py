@@ -47,13 +47,19 @@ def check(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> No
         why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
         raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
     if (before := _batch(about, plan.merge)) != plan.batch_size:
-        why = f"a batch has {plan.batch_size} samples, and had {before} in {folder}; work is handed out in blocks of batches"
+        why = (
+            f"a batch has {plan.batch_size} samples, and had {before} in {folder}; work is handed out in blocks "
+            f"of batches"
+        )
         raise UserError(f"{plan.workers} workers", why, f"data.batch_size={before}")
     for key in EACH:
         told, now = about.config.get(key), getattr(config, key)
         if told is not None and told * about.workers != (now or 0) * plan.workers:
             together = told * about.workers
-            why = f"it counts those of each worker, and {folder} is of {counted(about.workers, 'worker')} with {told} each"
+            why = (
+                f"it counts those of each worker, and {folder} is of {counted(about.workers, 'worker')} with "
+                f"{told} each"
+            )
             even = (
                 f"{key}={together // plan.workers}"
                 if together % plan.workers == 0
@@ -72,18 +78,25 @@ def lost(plan: Plan, about: store.About) -> Iterator[str]:
     if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
         yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
     if plan.leased and about.config.get("max_steps") and _is_cut(plan, about):
-        yield f"the rest of the epoch that max_steps={about.config.get('max_steps')} has cut: its blocks were counted then, and the next epoch follows"
+        yield (
+            f"the rest of the epoch that max_steps={about.config.get('max_steps')} has cut: its blocks were "
+            f"counted then, and the next epoch follows"
+        )
     if not _other_processes(plan, about):
         return
     if plan.strategy == GEO:
-        yield "what tells the replicas of workers apart: all begin with the servers' parameters, and train again on what they had not exchanged"
+        yield (
+            "what tells the replicas of workers apart: all begin with the servers' parameters, and train again on "
+            "what they had not exchanged"
+        )
         yield "what the workers' optimizers remember of rows"
     if float(about.config.get("strategy", {}).get("delay_compensation") or 0.0):
         yield "the parameters that workers had pulled: a gradient of the first update is not compensated"
 
 
 def _is_cut(plan: Plan, about: store.About) -> bool:
-    """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes on."""
+    """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes
+    on."""
     whole, rest = divmod(about.total_steps, plan.steps_per_epoch)
     return plan.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
 
@@ -92,4 +105,7 @@ def other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if pserver_geo's workers or servers are now more or fewer."""
     if plan.strategy == GEO and _other_processes(plan, about):
         now = plan.roles.get("server", 0)
-        yield f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has {plan.workers} and {now}; each worker has a replica of its own"
+        yield (
+            f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has "
+            f"{plan.workers} and {now}; each worker has a replica of its own"
+        )

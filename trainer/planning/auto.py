@@ -85,7 +85,8 @@ class Chosen:
 
     Attributes:
         precision: fp64, fp32, bf16 or fp16.
-        threads: CPU threads per worker; num_workers: processes that read for each; prefetch: batches that each keeps ready.
+        threads: CPU threads per worker; num_workers: processes that read for each; prefetch: batches that each keeps
+        ready.
     """
 
     precision: str
@@ -98,9 +99,14 @@ class Chosen:
 
 
 def choose(
-    config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, slow_data: bool,
+    config: RunConfig,
+    device: str,
+    model: ModelFacts,
+    machine: Machine,
+    workers_here: int,
+    slow_data: bool,
     batch_size: int = 0,
-) -> tuple[Chosen, dict[str, str]]:  # fmt: skip
+) -> tuple[Chosen, dict[str, str]]:
     """Choose precision, channels_last, keep_memory, threads, reading, pin_memory; also the reason for each ``auto``."""
     why: dict[str, str] = {}
     execution, data = config.execution, config.data

@@ -31,7 +31,10 @@ def searched(config: RunConfig, typed: set[str]) -> bool:
         why = f"finds the samples of an update, and data.global_batch_size={data.global_batch_size} sets them"
         raise UserError(what, why, "data.global_batch_size=null (or data.batch_size=null)")
     if launch.nnodes > 1:
-        why = "is searched for on one host, and the run has several: search with launch.nnodes=1, and give all hosts what is found"
+        why = (
+            "is searched for on one host, and the run has several: search with launch.nnodes=1, and give all "
+            "hosts what is found"
+        )
         raise UserError(what, why, f"data.batch_size={FIRST_TRY}")
     if torchrun.is_rank():
         why = "starts processes for each try, and torchrun has started the run's already"
@@ -79,7 +82,11 @@ def batch_sizes(
         raise UserError(what, why, f"data.global_batch_size={nearest} (or data.work=static)")
     share = -(-together // portions)
     if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
-        raise UserError(what, f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}", f"data.batch_size={share} (or one of the two alone)")  # fmt: skip
+        raise UserError(
+            what,
+            f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}",
+            f"data.batch_size={share} (or one of the two alone)",
+        )
     return {"batch_size": share}
 
 
@@ -100,7 +107,9 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     blocks = f"sampler.padding={sampler.padding}" if sampler.padding == CONTIGUOUS else ""
     if together is not None and sampler.pad and "sampler.pad" in typed:
         why = "with data.global_batch_size each sample is shared out once, unevenly if need be, and none is repeated"
-        raise UserError("sampler.pad=true", why, "sampler.pad=false (or data.batch_size in place of data.global_batch_size)")  # fmt: skip
+        raise UserError(
+            "sampler.pad=true", why, "sampler.pad=false (or data.batch_size in place of data.global_batch_size)"
+        )
     if together is not None and blocks and "sampler.padding" in typed:
         why = "goes with data.batch_size: with data.global_batch_size updates do not depend on the number of workers"
         raise UserError(blocks, why, "sampler.padding=strided (or data.batch_size in place of data.global_batch_size)")
@@ -108,7 +117,9 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
         why = "splits an epoch beforehand, and with this strategy workers lease blocks of work"
         raise UserError(blocks, why, "data.work=static (or sampler.padding=strided)")
     if blocks and sampler.order != EACH_ONCE:
-        raise UserError(blocks, f"takes each sample once, and sampler.order={sampler.order} does not", "sampler.padding=strided")  # fmt: skip
+        raise UserError(
+            blocks, f"takes each sample once, and sampler.order={sampler.order} does not", "sampler.padding=strided"
+        )
     if together is not None:
         return config.changed(sampler={"pad": False, "padding": STRIDED})
     return config.changed(sampler={"padding": STRIDED}) if leased else config

@@ -1,4 +1,5 @@
-"""Which callback's saved state belongs to which callback of a resumed run: that of the same class and arguments, whatever its place."""
+"""Which callback's saved state belongs to which callback of a resumed run: that of the same class and arguments,
+whatever its place."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def name_of(number: int, node: Mapping[str, Any]) -> str:
 
 
 def places_before(before: Nodes, now: Nodes) -> list[int | None]:
-    """For each callback, its place in the run before: that of an equal one, else of one of the same class; None: it is new."""
+    """For each callback, its place in the run before: that of an equal one, else of one of the same class; None: it is
+    new."""
     found: list[int | None] = [None] * len(now)
     for names in ((), ("_target_",)):  # all of it, then the class alone
         for number, node in enumerate(now):
@@ -41,7 +43,8 @@ def moved(states: Mapping[str, Any], before: Nodes, now: Nodes) -> dict[str, Any
 
 
 def changes(before: Nodes, now: Nodes) -> Iterator[str]:
-    """Yield one line for each callback that begins anew, has other arguments than its state was made with, or is gone."""
+    """Yield one line for each callback that begins anew, has other arguments than its state was made with, or is
+    gone."""
     places = places_before(before, now)
     for number, (place, node) in enumerate(zip(places, now, strict=True)):
         if place is None:

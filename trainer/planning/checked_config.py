@@ -51,7 +51,8 @@ class Checked:
         elsewhere: the plan is for other machines than this one.
         files: what mode=predict looks at, in the order of its rows, relative to predict.input, which is a folder then.
         samples: images or about how many rows there are in these files.
-        searches: the largest batch that fits is to be found before the training; until then ``data.batch_size`` is a guess.
+        searches: the largest batch that fits is to be found before the training; until then ``data.batch_size`` is a
+        guess.
         classes: what the outputs of the model mean; head: why the head of pretrained weights is not taken.
     """
 

@@ -1,4 +1,5 @@
-"""Compares the classes of saved weights with the classes of the data: names decide what an output means, not numbers."""
+"""Compares the classes of saved weights with the classes of the data: names decide what an output means, not
+numbers."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ def names_in(run: Path, what: str) -> list[str] | None:
 
 
 def _damaged(what: str, path: Path, reason: str) -> UserError:
-    return UserError(what, f"{path} does not hold the names of the classes: {reason}", "the folder of another run, or FILE elsewhere")  # fmt: skip
+    return UserError(
+        what, f"{path} does not hold the names of the classes: {reason}", "the folder of another run, or FILE elsewhere"
+    )
 
 
 def names_of_data(config: RunConfig, source: DataSource, facts: Facts) -> list[str]:
@@ -123,13 +126,32 @@ def for_weights(config: RunConfig, source: DataSource, facts: Facts) -> Classes:
     if not ours:
         if facts.task != "classification" or len(theirs) != facts.classes:
             return Classes()  # a model of another size is refused by its shapes
-        return Classes(tuple(theirs), said=f"the labels of {facts.source} have no names: they are taken for the classes of {run_of(weights)} in their order, {some(theirs)}")  # fmt: skip
+        return Classes(
+            tuple(theirs),
+            said=(
+                f"the labels of {facts.source} have no names: they are taken for the classes of {run_of(weights)} "
+                f"in their order, {some(theirs)}"
+            ),
+        )
     if ours == theirs:
         return Classes()
     if strange := [name for name in ours if name not in theirs]:
-        raise _others(f"weights={weights}", strange, theirs, facts, "weights=RUN of these classes, or folders with the names of those")  # fmt: skip
+        raise _others(
+            f"weights={weights}",
+            strange,
+            theirs,
+            facts,
+            "weights=RUN of these classes, or folders with the names of those",
+        )
     if facts.task != "classification" or len(set(theirs)) < len(theirs) or len(set(ours)) < len(ours):
-        raise UserError(f"weights={weights}", f"its classes are {some(theirs)}, and those of {facts.source} are {some(ours)}: the order is another, and labels of this kind are not mapped", "the order of the run")  # fmt: skip
+        raise UserError(
+            f"weights={weights}",
+            (
+                f"its classes are {some(theirs)}, and those of {facts.source} are {some(ours)}: the order is "
+                f"another, and labels of this kind are not mapped"
+            ),
+            "the order of the run",
+        )
     fewer = f"{len(ours)} of the {len(theirs)}" if len(ours) < len(theirs) else f"the {len(theirs)}"
     order = "" if [name for name in theirs if name in ours] == ours else ", in another order"
     said = f"{facts.source} has {fewer} classes of {run_of(weights)}{order}: labels are mapped by name"
@@ -155,11 +177,14 @@ def _unnamed(weights: Path, ours: Sequence[str], facts: Facts) -> str:
 
 
 def _others(what: str, strange: Sequence[str], theirs: Sequence[str], facts: Facts, instead: str) -> UserError:
-    return UserError(what, f"its classes are {some(theirs)}, and {facts.source} has {some(strange)}, which it does not know", instead)  # fmt: skip
+    return UserError(
+        what, f"its classes are {some(theirs)}, and {facts.source} has {some(strange)}, which it does not know", instead
+    )
 
 
 def new_head(config: RunConfig, source: DataSource, facts: Facts) -> tuple[RunConfig, str]:
-    """Return the config with a new head where pretrained weights are of a run with other classes, and what is said of it."""
+    """Return the config with a new head where pretrained weights are of a run with other classes, and what is said of
+    it."""
     model = config.model
     if config.mode != "train" or model.get("_target_") != schema.FinetuneModel._target_ or model.get("head") != "auto":
         return config, ""
@@ -168,7 +193,10 @@ def new_head(config: RunConfig, source: DataSource, facts: Facts) -> tuple[RunCo
     ours = names_of_data(config, source, facts)
     if theirs is None or not ours or ours == theirs:
         return config, ""
-    said = f"model.weights={model.get('weights')} was trained on the classes {some(theirs)}, and these are {some(ours)}: the head is new (model.head=new)"  # fmt: skip
+    said = (
+        f"model.weights={model.get('weights')} was trained on the classes {some(theirs)}, and these are "
+        f"{some(ours)}: the head is new (model.head=new)"
+    )
     return config.changed(model={"head": "new"}), said
 
 
@@ -187,11 +215,16 @@ def refuse_other_start(config: RunConfig, source: DataSource, facts: Facts) -> N
     theirs = None if run is None else names_in(run, what)
     ours = names_of_data(config, source, facts)
     if theirs is not None and ours and ours != theirs:
-        raise UserError(what, f"it is of a run with the classes {some(theirs)}, and {facts.source} has {some(ours)}", "strategy.load_from=null, or a run with these classes in this order")  # fmt: skip
+        raise UserError(
+            what,
+            f"it is of a run with the classes {some(theirs)}, and {facts.source} has {some(ours)}",
+            "strategy.load_from=null, or a run with these classes in this order",
+        )
 
 
 def of_checkpoint(run: Path, config: RunConfig, source: DataSource, facts: Facts) -> str:
-    """How the classes differ from those of the run that wrote a checkpoint; empty where they do not, or nobody tells."""
+    """How the classes differ from those of the run that wrote a checkpoint; empty where they do not, or nobody
+    tells."""
     theirs, ours = names_in(run, f"resume={run}"), names_of_data(config, source, facts)
     if theirs is None or not ours or ours == theirs:
         return ""

@@ -1,4 +1,5 @@
-"""The config of a checkpoint beside that of the run that resumes from it: both without secrets, and with the keys of today."""
+"""The config of a checkpoint beside that of the run that resumes from it: both without secrets, and with the keys of
+today."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def public(config: RunConfig) -> dict[str, Any]:
 
 
 def completed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """An older config with each key that it lacks and that has its default now: the trainer of then did what the default does.
+    """An older config with each key that it lacks and that has its default now: the trainer of then did what the
+    default does.
 
     Args:
         now: the config with which it is compared.

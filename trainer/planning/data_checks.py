@@ -30,26 +30,42 @@ def check_data(checked: Checked) -> None:
     """Refuse a config with another number of classes than the data, or that asks for what is impossible with them."""
     config, facts = checked.config, checked.facts
     if config.data.num_classes != facts.classes:
-        raise UserError(f"data.num_classes={config.data.num_classes}", f"{facts.source} has {counted(facts.classes, 'class')}", f"data.num_classes={facts.classes}")  # fmt: skip
+        raise UserError(
+            f"data.num_classes={config.data.num_classes}",
+            f"{facts.source} has {counted(facts.classes, 'class')}",
+            f"data.num_classes={facts.classes}",
+        )
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
     what, declaration = f"strategy._target_={config.strategy._target_}", checked.declaration
     for refusal in refusals(what, "refuse_inputs", lambda: declaration.refuse_inputs(inputs, facts.source)):
         raise refusal
     if facts.streams and not checked.declaration.traits.leases:
-        raise UserError("data.cache=false", f"strategy={checked.declaration.name} reads samples by number, from the cache", "data.cache=true")  # fmt: skip
+        raise UserError(
+            "data.cache=false",
+            f"strategy={checked.declaration.name} reads samples by number, from the cache",
+            "data.cache=true",
+        )
     counted_later = facts.iterable or "val" in facts.estimated
     if config.mode == "train" and config.validation and not facts.val_samples and not counted_later:
         raise UserError(f"data ({facts.source})", "there are no validation samples", "validation=false")
     ids, rows = config.node("data").get("hash_size", 0), config.model.get("table_size")
     if rows is not None and (ids is None or ids > rows):
-        raise UserError(f"model.table_size={rows}", f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)", f"model.table_size={keys.spelled(ids)}")  # fmt: skip
+        raise UserError(
+            f"model.table_size={rows}",
+            f"the ids of {facts.source} go up to {ids or '2^63'} (data.hash_size)",
+            f"model.table_size={keys.spelled(ids)}",
+        )
 
 
 def check_enough(checked: Checked) -> None:
     """Refuse more workers than there are training samples."""
     config, facts, workers = checked.config, checked.facts, checked.workers
     if config.mode == "train" and facts.train_samples < workers:
-        raise UserError(f"{workers} workers", f"{facts.source} has {facts.train_samples} training samples, fewer than workers", _fewer(checked))  # fmt: skip
+        raise UserError(
+            f"{workers} workers",
+            f"{facts.source} has {facts.train_samples} training samples, fewer than workers",
+            _fewer(checked),
+        )
 
 
 def _fewer(checked: Checked) -> str:
@@ -70,9 +86,15 @@ def _check_order(config: RunConfig, facts: Facts) -> None:
     if order == "each_once":
         return
     if not config.sampler.shuffle:
-        raise UserError("sampler.shuffle=false", f"sampler.order={order} draws the samples at random", "sampler.shuffle=true")  # fmt: skip
+        raise UserError(
+            "sampler.shuffle=false", f"sampler.order={order} draws the samples at random", "sampler.shuffle=true"
+        )
     if facts.streams or facts.kind == "random":
-        raise UserError(f"sampler.order={order}", f"{facts.source} have no samples to choose from by their class or number", "sampler.order=each_once")  # fmt: skip
+        raise UserError(
+            f"sampler.order={order}",
+            f"{facts.source} have no samples to choose from by their class or number",
+            "sampler.order=each_once",
+        )
 
 
 def _check_mixing(config: RunConfig) -> None:
@@ -85,7 +107,11 @@ def _check_mixing(config: RunConfig) -> None:
     }.get(str(loss["_target_"]))
     for key in ("mixup", "cutmix"):
         if data.get(key) and takes_none:
-            raise UserError(f"data.{key}={data[key]}", f"makes labels that are shares of classes, which {takes_none} does not take", "loss=cross_entropy")  # fmt: skip
+            raise UserError(
+                f"data.{key}={data[key]}",
+                f"makes labels that are shares of classes, which {takes_none} does not take",
+                "loss=cross_entropy",
+            )
         ignored = loss.get("ignore_index", -1)
         if data.get(key) and isinstance(ignored, int) and ignored >= 0:
             why = f"makes labels that are shares of classes, of which loss.ignore_index={ignored} cannot leave one out"
@@ -98,14 +124,30 @@ def check_unsharded(config: RunConfig, leased: bool) -> None:
         return
     together, order, others = config.data.global_batch_size, config.sampler.order, "sampler.shard=true"
     if together is not None:
-        raise UserError("sampler.shard=false", f"each worker reads every sample, and data.global_batch_size={together} shares samples out", f"data.global_batch_size=null (or {others})")  # fmt: skip
+        raise UserError(
+            "sampler.shard=false",
+            f"each worker reads every sample, and data.global_batch_size={together} shares samples out",
+            f"data.global_batch_size=null (or {others})",
+        )
     if leased:
-        raise UserError("sampler.shard=false", "each worker reads every sample, and with this strategy workers lease blocks of an epoch", f"data.work=static (or {others})")  # fmt: skip
+        raise UserError(
+            "sampler.shard=false",
+            "each worker reads every sample, and with this strategy workers lease blocks of an epoch",
+            f"data.work=static (or {others})",
+        )
     if config.data.read == "scatter":
-        raise UserError("sampler.shard=false", "each worker reads every sample, and with data.read=scatter the first reads for all", f"data.read=each (or {others})")  # fmt: skip
+        raise UserError(
+            "sampler.shard=false",
+            "each worker reads every sample, and with data.read=scatter the first reads for all",
+            f"data.read=each (or {others})",
+        )
     for key, value, usual in (("padding", config.sampler.padding, STRIDED), ("order", order, EACH_ONCE)):
         if value != usual:
-            raise UserError("sampler.shard=false", f"each worker reads every sample once, and sampler.{key}={value} does otherwise", f"sampler.{key}={usual} (or {others})")  # fmt: skip
+            raise UserError(
+                "sampler.shard=false",
+                f"each worker reads every sample once, and sampler.{key}={value} does otherwise",
+                f"sampler.{key}={usual} (or {others})",
+            )
 
 
 def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
@@ -117,7 +159,11 @@ def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
         return  # which is said by itself, and no size of a batch mends it
     left_out = f"does not fit the {samples} training samples, and sampler.drop_last leaves out what is not full"
     if together is not None:
-        raise UserError(f"data.global_batch_size={together}", left_out, f"data.global_batch_size={samples} (or sampler.drop_last=false)")  # fmt: skip
+        raise UserError(
+            f"data.global_batch_size={together}",
+            left_out,
+            f"data.global_batch_size={samples} (or sampler.drop_last=false)",
+        )
     why = f"with {counted(workers, 'worker')} a batch of {size * workers} {left_out}"
     raise UserError(
         f"data.batch_size={size}", why, f"data.batch_size={samples // workers} (or sampler.drop_last=false)"

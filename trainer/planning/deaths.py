@@ -54,7 +54,8 @@ class Deaths:
         return self.most - len(self.times)
 
     def count(self) -> str:
-        """Count a restart, of all processes or of one while the others go on; returns which of how many it is, in words."""
+        """Count a restart, of all processes or of one while the others go on; returns which of how many it is, in
+        words."""
         self.times.append(self.clock())
         return f"restart {len(self.times)} of {self.most}"
 

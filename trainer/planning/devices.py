@@ -23,4 +23,8 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
         raise UserError("device=cuda", "this machine shows no GPU", "device=cpu")
     alone = config.launch.role is not None and gpus == 1  # CUDA_VISIBLE_DEVICES shows each worker its own
     if nproc > gpus and not alone:
-        raise UserError(f"launch.nproc={nproc}", f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own", f"launch.nproc={gpus} (or device=cpu)")  # fmt: skip
+        raise UserError(
+            f"launch.nproc={nproc}",
+            f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own",
+            f"launch.nproc={gpus} (or device=cpu)",
+        )

@@ -52,7 +52,10 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     if declaration.name in STRATEGIES:
         yield from _of_each(config, declaration)
     elif not traits.lockstep:
-        yield f"strategy={declaration.name} has workers with states of their own, whose number stays", "strategy=pserver_sync"  # fmt: skip
+        yield (
+            f"strategy={declaration.name} has workers with states of their own, whose number stays",
+            "strategy=pserver_sync",
+        )
     elif traits.survives:
         yield "strategy.on_lost_worker=continue goes on without lost workers by itself", "strategy.on_lost_worker=stop"
     elif not (traits.same_everywhere or traits.replicas):
@@ -60,7 +63,10 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     if not (kept.every_steps or kept.every_minutes or kept.every_epochs):
         yield "without checkpoints there is nothing to go on from", "checkpoint=auto"
     if config.sampler.padding == CONTIGUOUS:
-        yield f"sampler.padding={CONTIGUOUS} has another order of samples with another number of workers", "sampler.padding=strided"  # fmt: skip
+        yield (
+            f"sampler.padding={CONTIGUOUS} has another order of samples with another number of workers",
+            "sampler.padding=strided",
+        )
     if launch._target_ not in STARTERS:
         yield f"launch._target_={launch._target_} starts processes once", "launch=local"
 

@@ -93,7 +93,11 @@ def _range(told: str, word: str) -> range:
     numbers = [int(n) if n.isascii() and n.isdecimal() else 0 for n in (first, last if dash else first)]
     low, high = numbers
     if not 1 <= low <= high <= HIGHEST:
-        raise UserError(f"{PORTS}={told}", f"{word or 'nothing'} is neither a port from 1 to {HIGHEST} nor a range of ports", f"{PORTS}=8000-8003")  # fmt: skip
+        raise UserError(
+            f"{PORTS}={told}",
+            f"{word or 'nothing'} is neither a port from 1 to {HIGHEST} nor a range of ports",
+            f"{PORTS}=8000-8003",
+        )
     return range(low, high + 1)
 
 
@@ -108,6 +112,14 @@ def check_port(config: RunConfig) -> None:
         return
     if not addresses.port_is_free(address, 0):
         mine = schema.LaunchConfig.master_addr if single else addresses.address()
-        raise UserError(f"launch.master_addr={address}", "is not this host's address, and host 0 serves the meeting", f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"))  # fmt: skip
+        raise UserError(
+            f"launch.master_addr={address}",
+            "is not this host's address, and host 0 serves the meeting",
+            f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"),
+        )
     free = next((p for p in range(port + 1, 65536) if addresses.port_is_free(address, p)), MEETING_PORT)
-    raise UserError(f"launch.master_port={port}", f"is in use on {address}", "launch.master_port=0" if single else f"launch.master_port={free}")  # fmt: skip
+    raise UserError(
+        f"launch.master_port={port}",
+        f"is in use on {address}",
+        "launch.master_port=0" if single else f"launch.master_port={free}",
+    )

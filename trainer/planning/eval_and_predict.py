@@ -38,16 +38,30 @@ def in_its_mode(config: RunConfig) -> RunConfig:
         ("predict.output", config.predict.output, ("predict",)),
     ):
         if value is not None and mode not in modes:
-            raise UserError(f"{path}={value}", f"mode={mode} does not take it", f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval")  # fmt: skip
+            raise UserError(
+                f"{path}={value}",
+                f"mode={mode} does not take it",
+                f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval",
+            )
         if value is None and mode in modes and path != "predict.output":
-            what = "the file of weights, or the folder of the run that made it" if path == "weights" else "a folder of images, or a file of rows"  # fmt: skip
+            what = (
+                "the file of weights, or the folder of the run that made it"
+                if path == "weights"
+                else "a folder of images, or a file of rows"
+            )
             raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
     if config.eval.split != VAL and mode != "eval":
-        raise UserError(f"eval.split={config.eval.split}", f"mode={mode} does not take it", "mode=eval (test=true measures the test samples at the end of a training)")  # fmt: skip
+        raise UserError(
+            f"eval.split={config.eval.split}",
+            f"mode={mode} does not take it",
+            "mode=eval (test=true measures the test samples at the end of a training)",
+        )
     if mode == "train":
         return config
     if config.profile:
-        raise UserError("profile=true", f"shows where an update's time goes, and mode={mode} makes none", "profile=false")  # fmt: skip
+        raise UserError(
+            "profile=true", f"shows where an update's time goes, and mode={mode} makes none", "profile=false"
+        )
     plain = asdict(schema.GroupStrategy())
     plain |= {"_target_": EVALUATORS, "timeout_s": config.node("strategy").get("timeout_s", plain["timeout_s"])}
     kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
@@ -75,8 +89,19 @@ def weights_file(path: Path) -> Path:
                     return Path(os.path.abspath(newest))
             if (path / durable_folder.MARKER).is_file():
                 run = Path(os.path.abspath(path)).parents[1]
-                raise UserError(f"weights={path}", "this folder has persistables, which parameter servers start from (strategy.load_from), and no weights", typed("weights", run if (run / "plan.json").is_file() else "RUN"))  # fmt: skip
-            raise UserError(f"weights={path}", "this folder has no model.safetensors, which a run leaves when it is done, and no whole checkpoint", "weights=FILE")  # fmt: skip
+                raise UserError(
+                    f"weights={path}",
+                    (
+                        "this folder has persistables, which parameter servers start from (strategy.load_from), "
+                        "and no weights"
+                    ),
+                    typed("weights", run if (run / "plan.json").is_file() else "RUN"),
+                )
+            raise UserError(
+                f"weights={path}",
+                "this folder has no model.safetensors, which a run leaves when it is done, and no whole checkpoint",
+                "weights=FILE",
+            )
         path = path / "model.safetensors"
     if not path.is_file():
         raise UserError(f"weights={path}", "there is no such file or folder", "weights=outputs/RECIPE/TIME")
@@ -116,7 +141,11 @@ def as_measured(config: RunConfig, facts: Facts) -> Facts:
     run = run_of(Path(str(config.weights)))
     measured = {} if run is None else measured_by(run)
     if missing := [key for key in automatic if key not in measured]:
-        raise UserError(f"data.{missing[0]}=auto", f"no run beside weights={config.weights} tells what was measured of its training data", f"weights=RUN, the folder of the run, or data.{missing[0]}=[...] with its 13 numbers")  # fmt: skip
+        raise UserError(
+            f"data.{missing[0]}=auto",
+            f"no run beside weights={config.weights} tells what was measured of its training data",
+            f"weights=RUN, the folder of the run, or data.{missing[0]}=[...] with its 13 numbers",
+        )
     return replace(facts, measured={key: measured[key] for key in automatic})
 
 
@@ -209,7 +238,11 @@ def _check_split(config: RunConfig, facts: Facts) -> None:
         return
     split = config.eval.split
     kind, other = ("validation", TEST) if split == VAL else (TEST, VAL)
-    told = f"tells no number of {kind} samples ({split}_samples of its facts)" if facts.iterable else f"has no {kind} samples"  # fmt: skip
+    told = (
+        f"tells no number of {kind} samples ({split}_samples of its facts)"
+        if facts.iterable
+        else f"has no {kind} samples"
+    )
     there = facts.test_samples if split == VAL else facts.val_samples
     what = "mode=eval" if split == VAL else f"eval.split={split}"
     raise UserError(what, f"{facts.source} {told}", f"eval.split={other}" if there else "")
@@ -231,13 +264,12 @@ def _images(config: RunConfig) -> LookedAt:
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
     if not files:
         passed = f". Passed over: {some(again)}" if again else ""
-        raise UserError(f"predict.input={folder}", f"there is no image in it ({', '.join(EXTENSIONS)}){passed}", "predict.input=FOLDER")  # fmt: skip
-    return LookedAt(
-        os.path.abspath(folder),
-        tuple(files),
-        len(files),
-        f"passed over: {some(again)}" if again else "",
-    )
+        raise UserError(
+            f"predict.input={folder}",
+            f"there is no image in it ({', '.join(EXTENSIONS)}){passed}",
+            "predict.input=FOLDER",
+        )
+    return LookedAt(os.path.abspath(folder), tuple(files), len(files), f"passed over: {some(again)}" if again else "")
 
 
 def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
@@ -275,7 +307,11 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
     for key, value in node.items():
         if theirs is not None and key in theirs and theirs[key] != value:
             told = "null" if theirs[key] is None else theirs[key]
-            raise UserError(f"data.{key}={'null' if value is None else value}", f"the run that left the weights had data.{key}={told}", f"data.{key}={told}")  # fmt: skip
+            raise UserError(
+                f"data.{key}={'null' if value is None else value}",
+                f"the run that left the weights had data.{key}={told}",
+                f"data.{key}={told}",
+            )
 
 
 def _check_output(output: str | None) -> None:

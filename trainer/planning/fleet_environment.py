@@ -18,9 +18,14 @@ ID = "PADDLE_TRAINER_ID"
 CURRENT = "PADDLE_CURRENT_ENDPOINT"
 IP, PORT = "POD_IP", "PADDLE_PORT"
 EXAMPLES = {
-    SERVERS: "10.0.0.1:8000,10.0.0.2:8000", WORKERS: "10.0.0.1:8100,10.0.0.2:8100", NUMBER: "2", ID: "0",
-    IP: "10.0.0.1", PORT: "8000", ROLE: "TRAINER",
-}  # fmt: skip
+    SERVERS: "10.0.0.1:8000,10.0.0.2:8000",
+    WORKERS: "10.0.0.1:8100,10.0.0.2:8100",
+    NUMBER: "2",
+    ID: "0",
+    IP: "10.0.0.1",
+    PORT: "8000",
+    ROLE: "TRAINER",
+}
 ROLES = {"PSERVER": "server", "TRAINER": "worker"}
 
 
@@ -54,7 +59,11 @@ def _rank_of_a_server(told: Mapping[str, str]) -> int:
     host, port = _needed(told, IP), _number(told, PORT)
     mine = [rank for rank, server in enumerate(servers) if (server.host, server.port) == (host.strip("[]"), port)]
     if not mine:
-        raise UserError(f"{IP}={host} {PORT}={port}", f"is no endpoint of {SERVERS}={told[SERVERS]}", f"{IP}={servers[0].host} {PORT}={servers[0].port}")  # fmt: skip
+        raise UserError(
+            f"{IP}={host} {PORT}={port}",
+            f"is no endpoint of {SERVERS}={told[SERVERS]}",
+            f"{IP}={servers[0].host} {PORT}={servers[0].port}",
+        )
     return mine[0]
 
 
@@ -62,10 +71,18 @@ def _rank_of_a_worker(told: Mapping[str, str]) -> int:
     workers = endpoints_of(WORKERS, told[WORKERS], EXAMPLES[WORKERS])
     rank = _number(told, ID)
     if rank >= len(workers):
-        raise UserError(f"{ID}={rank}", f"{WORKERS} has {len(workers)}, so that the last is {len(workers) - 1}", f"{ID}={len(workers) - 1}")  # fmt: skip
+        raise UserError(
+            f"{ID}={rank}",
+            f"{WORKERS} has {len(workers)}, so that the last is {len(workers) - 1}",
+            f"{ID}={len(workers) - 1}",
+        )
     mine = told.get(CURRENT, str(workers[rank]))
     if endpoints_of(CURRENT, mine) != (workers[rank],):
-        raise UserError(f"{CURRENT}={mine}", f"{ID}={rank}, and that one of {WORKERS} is {workers[rank]}", f"{CURRENT}={workers[rank]}")  # fmt: skip
+        raise UserError(
+            f"{CURRENT}={mine}",
+            f"{ID}={rank}, and that one of {WORKERS} is {workers[rank]}",
+            f"{CURRENT}={workers[rank]}",
+        )
     return rank
 
 

@@ -51,14 +51,22 @@ def _of_addresses(launch: schema.LaunchConfig, plan_alone: bool) -> dict[str, An
     here = [i for i, ip in enumerate(hosts) if addresses.port_is_free(ip, 0)]
     if not here and not plan_alone:
         own = addresses.address()
-        raise UserError(f"launch.ips={launch.ips}", f"none of these addresses is this host's (its own is {own})", f"this command on those hosts, or launch.ips with {own} among its addresses, the same on all hosts")  # fmt: skip
+        raise UserError(
+            f"launch.ips={launch.ips}",
+            f"none of these addresses is this host's (its own is {own})",
+            f"this command on those hosts, or launch.ips with {own} among its addresses, the same on all hosts",
+        )
     return {"nnodes": len(hosts), "master_addr": hosts[0], "node_rank": here[0] if here else 0}
 
 
 def _check_hosts(launch: schema.LaunchConfig) -> None:
     nnodes = launch.nnodes
     if launch.node_rank >= nnodes:
-        raise UserError(f"launch.node_rank={launch.node_rank}", f"with launch.nnodes={nnodes} it must be below {nnodes}", "launch.node_rank=0")  # fmt: skip
+        raise UserError(
+            f"launch.node_rank={launch.node_rank}",
+            f"with launch.nnodes={nnodes} it must be below {nnodes}",
+            "launch.node_rank=0",
+        )
 
 
 def _check_workers(launch: schema.LaunchConfig) -> None:
@@ -70,9 +78,17 @@ def _check_workers(launch: schema.LaunchConfig) -> None:
     if workers < nnodes and not launch.ips:
         raise UserError(what, f"is not one for each of {nnodes} hosts", f"launch.nnodes={workers}")
     if workers % nnodes:
-        raise UserError(what, f"cannot be spread evenly over {nnodes} hosts", f"launch.workers={max(nnodes, workers // nnodes * nnodes)}")  # fmt: skip
+        raise UserError(
+            what,
+            f"cannot be spread evenly over {nnodes} hosts",
+            f"launch.workers={max(nnodes, workers // nnodes * nnodes)}",
+        )
     if nproc is not None and nproc * nnodes != workers:
-        raise UserError(f"launch.nproc={nproc}", f"on {counted(nnodes, 'host')} disagrees with {what}", f"launch.nproc={workers // nnodes}")  # fmt: skip
+        raise UserError(
+            f"launch.nproc={nproc}",
+            f"on {counted(nnodes, 'host')} disagrees with {what}",
+            f"launch.nproc={workers // nnodes}",
+        )
 
 
 def hosts_of(launch: schema.LaunchConfig) -> list[str]:

@@ -28,7 +28,8 @@ def own(folder: Path, run_dir: Path) -> Path | None:
 def check_nothing_lost(config: RunConfig, run_dir: Path, source: Path | None) -> None:
     """A run that clears its folder finds nothing there that could go on.
 
-    Called before anything is written, and again while the run holds its folder alone: it may have waited for another run's end.
+    Called before anything is written, and again while the run holds its folder alone: it may have waited for another
+    run's end.
 
     Args:
         source: the checkpoint from which the run goes on; None: it begins.
@@ -71,7 +72,8 @@ def check_still_newest(config: RunConfig, run_dir: Path, source: Path) -> None:
 
 
 def check_name(asked: str, folder: Path, run_dir: Path) -> None:
-    """A run goes on in its own folder from a checkpoint called step-N; others are of a training that was given up, or copies.
+    """A run goes on in its own folder from a checkpoint called step-N; others are of a training that was given up, or
+    copies.
 
     Raises:
         UserError: it has another name.
@@ -80,4 +82,8 @@ def check_name(asked: str, folder: Path, run_dir: Path) -> None:
     if mine is None or store.NAME.fullmatch(mine.name.removesuffix(".previous")):
         return
     why = "is of a training that was given up" if mine.name.startswith(store.GIVEN_UP) else "is not called step-N"
-    raise UserError(f"resume={asked}", f"{why}, and a run goes on in its own folder from a step-N alone", f"{typed('resume', asked)} hydra.run.dir=ANOTHER_FOLDER")  # fmt: skip
+    raise UserError(
+        f"resume={asked}",
+        f"{why}, and a run goes on in its own folder from a step-N alone",
+        f"{typed('resume', asked)} hydra.run.dir=ANOTHER_FOLDER",
+    )

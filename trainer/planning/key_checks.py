@@ -32,7 +32,11 @@ def check_keys(config: Mapping[str, Any]) -> None:
             if name.partition(".")[0] in keys.OF_OTHERS:
                 raise UserError(f"{name}={keys.spelled(value)}", *keys.OF_OTHERS[name.partition(".")[0]])
             near = keys.nearest_key(name, every_key(), value)
-            raise UserError(f"{name}={keys.spelled(value)}", "there is no such key (python -m trainer --help lists them)", near and quoted(f"{near}={keys.spelled(value)}"))  # fmt: skip
+            raise UserError(
+                f"{name}={keys.spelled(value)}",
+                "there is no such key (python -m trainer --help lists them)",
+                near and quoted(f"{near}={keys.spelled(value)}"),
+            )
         if name in root and name not in schema.GROUPS:
             _check_value(root[name], value)
     for name, declared in root.items():
@@ -73,7 +77,11 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
         elif closed and not path.startswith("tracking.tags."):
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
-            raise UserError(path, f"there is no such key; this {group} has {names}", near and quoted(f"{near}={keys.spelled(value)}"))  # fmt: skip
+            raise UserError(
+                path,
+                f"there is no such key; this {group} has {names}",
+                near and quoted(f"{near}={keys.spelled(value)}"),
+            )
     if group not in schema.CONSTRUCTED:
         for path, declared in known.items():
             if path not in present and declared.kind is not dict:
@@ -83,7 +91,11 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
 def _without_schema(group: str, path: str, target: str) -> UserError:
     """The refusal for an option of the user's own that does not begin with its group's keys."""
     base = schema.GROUPS[group][0].__name__
-    return UserError(path, f"{target} is called without this key, which every {group} has", f"defaults: [/schema/{base}@_here_, _self_] in its YAML, or {path.rpartition('.')[2]}: VALUE")  # fmt: skip
+    return UserError(
+        path,
+        f"{target} is called without this key, which every {group} has",
+        f"defaults: [/schema/{base}@_here_, _self_] in its YAML, or {path.rpartition('.')[2]}: VALUE",
+    )
 
 
 def _known_keys(group: str, target: str) -> tuple[dict[str, keys.Key], bool]:
@@ -108,7 +120,8 @@ HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
 
 
 def _check_no_words_of_hydra(config: Mapping[str, Any]) -> None:
-    """Refuse words of Hydra's instantiate: a ``_target_`` is called with the keys beside it, by name, and nothing else."""
+    """Refuse words of Hydra's instantiate: a ``_target_`` is called with the keys beside it, by name, and nothing
+    else."""
     for path, value in _inside(config, ""):
         owner, _, word = path.rpartition(".")
         if word in HYDRAS and owner:
@@ -133,18 +146,33 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
     for group in schema.GROUPS:
         target = config[group].get("_target_")
         if target is None and group in schema.CONSTRUCTED:
-            raise UserError(f"{group}._target_", "has no value: it names the class or function to call", f"_target_: my_package.module.Name in the YAML file of this {group}")  # fmt: skip
+            raise UserError(
+                f"{group}._target_",
+                "has no value: it names the class or function to call",
+                f"_target_: my_package.module.Name in the YAML file of this {group}",
+            )
         if target is None or target == AUTO:
             continue
         if group == "scheduler" and str(target).startswith(TORCHS):
-            why = "is built with one process's optimizer and counts its steps; here each worker and server computes the rate from the update's number"
+            why = (
+                "is built with one process's optimizer and counts its steps; here each worker and server computes "
+                "the rate from the update's number"
+            )
             raise UserError(f"scheduler._target_={target}", why, option_for(config[group]))
         check_target(str(target), f"{group}._target_")
         if group in schema.CONSTRUCTED:
             check_arguments(config[group], group, typed)
-    _check_nodes("data.transforms", config["data"].get("transforms") or [], "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]")  # fmt: skip
+    _check_nodes(
+        "data.transforms",
+        config["data"].get("transforms") or [],
+        "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]",
+    )
     _check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
-    _check_nodes("metrics", config["metrics"], "metrics={f1w:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:10}}")  # fmt: skip
+    _check_nodes(
+        "metrics",
+        config["metrics"],
+        "metrics={f1w:{_target_:torchmetrics.classification.MulticlassF1Score,num_classes:10}}",
+    )
 
 
 def _check_nodes(key: str, nodes: Any, example: str) -> None:
@@ -153,7 +181,11 @@ def _check_nodes(key: str, nodes: Any, example: str) -> None:
     Args:
         example: of the whole key, to type instead.
     """
-    by_path = {f"{key}.{name}": node for name, node in nodes.items()} if isinstance(nodes, Mapping) else {f"{key}[{n}]": node for n, node in enumerate(nodes)}  # fmt: skip
+    by_path = (
+        {f"{key}.{name}": node for name, node in nodes.items()}
+        if isinstance(nodes, Mapping)
+        else {f"{key}[{n}]": node for n, node in enumerate(nodes)}
+    )
     for path, node in by_path.items():
         if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
             raise UserError(f"{path}={keys.spelled(node)}", "must be a mapping with a _target_", example)
@@ -163,7 +195,11 @@ def _check_nodes(key: str, nodes: Any, example: str) -> None:
         strange = next((name for name in node if taken is not None and name not in (*taken, "_target_")), None)
         if strange is not None:
             near = keys.nearest(strange, taken or ())
-            raise UserError(f"{path}.{strange}", f"{target} takes no such argument; it takes {', '.join(taken or ())}", near and f"{near}: {keys.spelled(node[strange])}")  # fmt: skip
+            raise UserError(
+                f"{path}.{strange}",
+                f"{target} takes no such argument; it takes {', '.join(taken or ())}",
+                near and f"{near}: {keys.spelled(node[strange])}",
+            )
 
 
 def check_name(name: str) -> None:

@@ -24,7 +24,11 @@ def check_weights(checked: Checked) -> None:
     loss, facts = checked.config.loss, checked.facts
     target = str(loss.get("_target_"))
     if target == schema.BinaryCrossEntropyLoss._target_ and loss.get("weight") is not None:
-        raise UserError(f"loss.weight={keys.spelled(loss.get('weight'))}", f"{target} takes it as a factor for each sample of a batch, not for each class", "loss.weight=null loss.pos_weight=NUMBER")  # fmt: skip
+        raise UserError(
+            f"loss.weight={keys.spelled(loss.get('weight'))}",
+            f"{target} takes it as a factor for each sample of a batch, not for each class",
+            "loss.weight=null loss.pos_weight=NUMBER",
+        )
     for name in ("weight", "pos_weight"):
         value = loss.get(name)
         if value is None:
@@ -32,7 +36,11 @@ def check_weights(checked: Checked) -> None:
         if value == BALANCED:
             if facts.streams or facts.iterable or facts.kind == "random":
                 example = "2.0" if name == "pos_weight" else _list([1.0] * facts.classes)
-                raise UserError(f"loss.{name}={value}", f"{facts.source} have no labels that can be counted before the training", f"loss.{name}={example} with your own numbers")  # fmt: skip
+                raise UserError(
+                    f"loss.{name}={value}",
+                    f"{facts.source} have no labels that can be counted before the training",
+                    f"loss.{name}={example} with your own numbers",
+                )
         elif target.startswith("torch."):
             _check_numbers(name, value, checked)
 
@@ -43,15 +51,23 @@ def _check_numbers(name: str, value: Any, checked: Checked) -> None:
     what, ones = f"loss.{name}={keys.spelled(value)}", "1.0" if name == "pos_weight" else _list([1.0] * facts.classes)
     numbers = value if isinstance(value, (list, tuple)) else [value] if name == "pos_weight" else None
     if isinstance(value, dict) and isinstance(value.get("data"), (list, tuple)):
-        raise UserError(what, "numbers are enough: they become a tensor on the device", f"loss.{name}={_list(value.get('data'))}")  # fmt: skip
+        raise UserError(
+            what, "numbers are enough: they become a tensor on the device", f"loss.{name}={_list(value.get('data'))}"
+        )
     if numbers is None or not all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers):
         wanted = (
             "a number" if name == "pos_weight" else "a list with a number for each class, in the order of the classes"
         )
-        raise UserError(what, f"must be {wanted}, or {BALANCED}", f"loss.{name}={BALANCED} (or loss.{name}={ones} with your own numbers)")  # fmt: skip
+        raise UserError(
+            what,
+            f"must be {wanted}, or {BALANCED}",
+            f"loss.{name}={BALANCED} (or loss.{name}={ones} with your own numbers)",
+        )
     wrong = next((n for n in numbers if not math.isfinite(n) or n < 0), None)
     if wrong is not None:
-        raise UserError(what, f"holds {keys.spelled(wrong)}, and a weight is a finite number, at least 0", f"loss.{name}={ones}")  # fmt: skip
+        raise UserError(
+            what, f"holds {keys.spelled(wrong)}, and a weight is a finite number, at least 0", f"loss.{name}={ones}"
+        )
     if not any(numbers):
         raise UserError(what, "all weights are 0, so that nothing would be learnt", f"loss.{name}={ones}")
     if name == "pos_weight":
@@ -64,7 +80,11 @@ def _check_numbers(name: str, value: Any, checked: Checked) -> None:
     outputs = config.model.get("num_classes")
     classes = outputs if isinstance(outputs, int) else facts.classes
     if len(numbers) != classes:
-        raise UserError(what, f"has {counted(len(numbers), 'weight')} for {counted(classes, 'class')}", f"loss.weight={BALANCED} (or {_list([1.0] * classes)} with your own numbers)")  # fmt: skip
+        raise UserError(
+            what,
+            f"has {counted(len(numbers), 'weight')} for {counted(classes, 'class')}",
+            f"loss.weight={BALANCED} (or {_list([1.0] * classes)} with your own numbers)",
+        )
 
 
 def _list(numbers: Any) -> str:
@@ -91,12 +111,25 @@ def check_denominator(checked: Checked, model: ModelFacts) -> None:
         return
     changes = []
     if checked.merge > 1:
-        changes += [f"strategy.gradient_merge.k_steps=1 data.batch_size={config.batch_size * checked.merge} data.global_batch_size=null"]  # fmt: skip
+        changes += [
+            (
+                f"strategy.gradient_merge.k_steps=1 data.batch_size={config.batch_size * checked.merge} "
+                f"data.global_batch_size=null"
+            )
+        ]
     traits = checked.declaration.traits
     if checked.workers > 1 and traits.lockstep and (traits.exact or not traits.replicas):
         changes += ["strategy=single launch.nproc=1"]
     if changes:
-        raise UserError(what, "is no mean over samples: its value on a batch does not follow from its values on parts of it, so that the parts' gradients do not make that of the global batch. Give the class a method denominator(labels) if it is a weighted mean", " ".join(changes))  # fmt: skip
+        raise UserError(
+            what,
+            (
+                "is no mean over samples: its value on a batch does not follow from its values on parts of it, so "
+                "that the parts' gradients do not make that of the global batch. Give the class a method "
+                "denominator(labels) if it is a weighted mean"
+            ),
+            " ".join(changes),
+        )
 
 
 def balanced_keys(config: RunConfig) -> list[str]:
@@ -115,7 +148,8 @@ MEANS = {
 
 
 def found_loss(checked: Checked, denominator: str) -> dict[str, Any]:
-    """What was found about the loss, for the plan: its denominator, and the same in words, empty for torch's mean over samples."""
+    """What was found about the loss, for the plan: its denominator, and the same in words, empty for torch's mean over
+    samples."""
     config, traits = checked.config, checked.declaration.traits
     usual = str(config.loss.get("_target_")).startswith(("torch.", "trainer."))
     if config.mode == "predict" or (usual and denominator == "samples" and not balanced_keys(config)):
@@ -129,7 +163,13 @@ def concern_of(config: RunConfig, denominator: str) -> str:
     """What is odd about a loss that runs; empty as a rule."""
     what = f"loss ({config.loss.get('_target_')})"
     if denominator == "neither":
-        return f"{what} is no mean over samples: each batch's own value is minimised, and val/loss is the mean of its values on batches"
+        return (
+            f"{what} is no mean over samples: each batch's own value is minimised, and val/loss is the mean of "
+            f"its values on batches"
+        )
     if denominator == "random":
-        return f"{what} differs from call to call, so it was not tested whether it is a mean over samples; it is taken for one"
+        return (
+            f"{what} differs from call to call, so it was not tested whether it is a mean over samples; it is "
+            f"taken for one"
+        )
     return ""

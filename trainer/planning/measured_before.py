@@ -1,4 +1,5 @@
-"""Whether a resumed run may compare a metric with the values before: whether it measures the same thing on the same samples."""
+"""Whether a resumed run may compare a metric with the values before: whether it measures the same thing on the same
+samples."""
 
 from __future__ import annotations
 
@@ -13,13 +14,47 @@ from trainer.optim.schedules import is_plateau
 from trainer.planning.config_before import public
 
 TRAINING_ALONE = (
-    "data.batch_size", "data.global_batch_size", "data.val_batch_size", "data.memory_limit_gib", "data.num_workers", "data.prefetch",
-    "data.pin_memory", "data.cache", "data.cache_dir", "data.root", "data.download", "data.read", "data.work", "data.lease_batches",
-    "data.steps_per_epoch", "data.shard", "data.shuffle_buffer", "data.on_lost_worker", "data.mixup", "data.cutmix", "data.mix_probability",
-    "data.flip", "data.augment", "data.randaugment_ops", "data.randaugment_magnitude", "data.erasing", "data.min_scale", "data.min_ratio",
-    "data.train_resize", "data.transforms", "data.pad_crop", "data.block_mib", "data.chunk_rows", "data.verify", "data.max_pixels",
-    "data.max_label_kib", "data.max_bad_fraction", "data.on_missing", "data.order", "data.test_path",
-)  # fmt: skip
+    "data.batch_size",
+    "data.global_batch_size",
+    "data.val_batch_size",
+    "data.memory_limit_gib",
+    "data.num_workers",
+    "data.prefetch",
+    "data.pin_memory",
+    "data.cache",
+    "data.cache_dir",
+    "data.root",
+    "data.download",
+    "data.read",
+    "data.work",
+    "data.lease_batches",
+    "data.steps_per_epoch",
+    "data.shard",
+    "data.shuffle_buffer",
+    "data.on_lost_worker",
+    "data.mixup",
+    "data.cutmix",
+    "data.mix_probability",
+    "data.flip",
+    "data.augment",
+    "data.randaugment_ops",
+    "data.randaugment_magnitude",
+    "data.erasing",
+    "data.min_scale",
+    "data.min_ratio",
+    "data.train_resize",
+    "data.transforms",
+    "data.pad_crop",
+    "data.block_mib",
+    "data.chunk_rows",
+    "data.verify",
+    "data.max_pixels",
+    "data.max_label_kib",
+    "data.max_bad_fraction",
+    "data.on_missing",
+    "data.order",
+    "data.test_path",
+)
 """Keys of the data that say nothing about the samples of a validation."""
 LOSS, LIMIT = "loss", "limit_val_batches"
 

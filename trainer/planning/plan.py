@@ -64,19 +64,25 @@ class Plan:
     """The plan of a run: everything that is decided before the first process starts, as pure data.
 
     Attributes:
-        traits: of the strategy; leased: training data is handed out while an epoch lasts, in blocks of ``lease_batches`` batches
-            (0: the data have blocks of their own). drops_lost: a lost worker's blocks are dropped, and do not go to others.
+        traits: of the strategy; leased: training data is handed out while an epoch lasts, in blocks of
+        ``lease_batches`` batches
+            (0: the data have blocks of their own). drops_lost: a lost worker's blocks are dropped, and do not go to
+            others.
         weights: the file that is evaluated or predicts; empty in training.
-        batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per update.
+        batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per
+        update.
         steps_per_epoch, total_steps: updates.
         val_batch_size: samples per worker and evaluation batch.
         facts: of the data.
-        preprocessing: what validation does to an image, see ``DataSource.image_preprocessing``; empty: samples are none.
+        preprocessing: what validation does to an image, see ``DataSource.image_preprocessing``; empty: samples are
+        none.
         chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
-        lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such key.
+        lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such
+        key.
         lr_factor: what it is scaled by; update_batch: for how many samples per update.
         best: the validation metric that marks the best model; empty: none does, because nothing is validated.
-        tests: test samples are measured at the end of the training. limit_val: batches of a split that a worker measures; 0: all.
+        tests: test samples are measured at the end of the training. limit_val: batches of a split that a worker
+        measures; 0: all.
         lower: of the user's own metrics whose class says so, whether less is better.
         endpoint: where the processes meet.
         environment: the variables of each role's first process, by which it knows the others of its role.
@@ -93,7 +99,8 @@ class Plan:
         least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
         whole_path: the user named the run's folder by a path from the root: so are its copies at ``checkpoint.to``.
         transport: how workers and parameter servers reach each other; empty: there are no servers.
-        denominator: what the loss of a batch is divided by, so that it is a mean over batches, too; loss: the same in words, or empty.
+        denominator: what the loss of a batch is divided by, so that it is a mean over batches, too; loss: the same in
+        words, or empty.
         class_weights: those that are ``balanced`` in the config, by key of ``loss``.
         started_in: the working folder, from which the config's relative paths lead.
         taken: which part of the file of weights is taken; empty: all of it, or there is none.
@@ -173,7 +180,8 @@ class Plan:
 
     @property
     def whose(self) -> str:
-        """Whose updates this host's result counts, where each worker takes its own, as many as it gets work for: `` of worker N``."""
+        """Whose updates this host's result counts, where each worker takes its own, as many as it gets work for: `` of
+        worker N``."""
         first = min((process.rank for process in self.here if process.role == "worker"), default=0)
         return f" of worker {first}" if self.leased else ""
 
@@ -211,7 +219,8 @@ def _late_momentum(checked: Checked) -> str:
     if not (checked.declaration.traits.alone and checked.workers > 1 and momentum > MOST_LATE_MOMENTUM):
         return ""
     return (
-        f"optimizer.momentum={momentum:g} with {checked.workers} workers that push apart: late gradients act as more momentum, and the loss may not fall "
+        f"optimizer.momentum={momentum:g} with {checked.workers} workers that push apart: late gradients act "
+        f"as more momentum, and the loss may not fall "
         f"(optimizer.momentum={MOST_LATE_MOMENTUM:g} is what to try first)"
     )
 
@@ -236,7 +245,10 @@ def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[
         steps = {step for some in every if some for step in range(some, total + 1, some) if step >= schedule.warmup}
         looks = len(steps | {total})
         if looks < schedule.patience + 2:  # the first one is the best so far
-            yield f"scheduler.patience={schedule.patience} is as long as the run ({counted(looks, 'validation')}): the learning rate never falls"
+            yield (
+                f"scheduler.patience={schedule.patience} is as long as the run ({counted(looks, 'validation')}): "
+                f"the learning rate never falls"
+            )
 
 
 def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
@@ -320,7 +332,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
 
 
 def _of_weights(checked: Checked) -> dict[str, Any]:
-    """What is measured or predicted besides: with which weights and classes in mode=eval and predict, the test in a training."""
+    """What is measured or predicted besides: with which weights and classes in mode=eval and predict, the test in a
+    training."""
     config, told, each = checked.config, checked.config.predict, "image" if checked.sees_pictures else "row"
     predict = Predicted(str(told.input), checked.samples, each, told.output) if config.mode == "predict" else None
     tests = config.mode == "train" and config.test and bool(checked.facts.test_samples or checked.facts.iterable)

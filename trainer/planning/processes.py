@@ -45,7 +45,8 @@ class Process:
     """One process of the run: role, rank within the role, host number, index on that host, device.
 
     Attributes:
-        endpoint: where it is: of a server where it listens, of a worker its host's address. Empty: only the start tells.
+        endpoint: where it is: of a server where it listens, of a worker its host's address. Empty: only the start
+        tells.
         pid: its number on its host; 0: not started yet.
     """
 

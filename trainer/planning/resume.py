@@ -32,11 +32,36 @@ PRECISION = "precision"
 """What it stands for is compared (:func:`_precision`), not the word."""
 FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
-    "on_nonfinite", "max_rewinds", "name", "verbosity", "debug", "profile", "tracking", "checkpoint", "launch", "predict", "device",
-    "data.batch_size", "data.global_batch_size", "data.num_workers", "data.prefetch", "data.pin_memory", "data.cache", "data.root", "sampler.pad", "model.head", "test", "eval",
-    "execution.keep_memory", "execution.threads", "execution.log_every", "execution.log_workers", "execution.line_of",
-    "execution.profile_after", "execution.profile_steps",
-)  # fmt: skip
+    "on_nonfinite",
+    "max_rewinds",
+    "name",
+    "verbosity",
+    "debug",
+    "profile",
+    "tracking",
+    "checkpoint",
+    "launch",
+    "predict",
+    "device",
+    "data.batch_size",
+    "data.global_batch_size",
+    "data.num_workers",
+    "data.prefetch",
+    "data.pin_memory",
+    "data.cache",
+    "data.root",
+    "sampler.pad",
+    "model.head",
+    "test",
+    "eval",
+    "execution.keep_memory",
+    "execution.threads",
+    "execution.log_every",
+    "execution.log_workers",
+    "execution.line_of",
+    "execution.profile_after",
+    "execution.profile_steps",
+)
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
 OF_THE_COMMAND = ("resume", "plan")
 """From where a run resumes, and whether its plan alone is shown: no differences of the training."""
@@ -45,7 +70,8 @@ ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
 CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
-"""Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their own."""
+"""Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their
+own."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +117,8 @@ def keeps(config: RunConfig, plan: Plan) -> bool:
 def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """Whether nothing is lost if the run ends now and the same command begins it again.
 
-    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a folder that this
+    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a
+    folder that this
     host sees.
     """
     if config.mode != "train":
@@ -261,7 +288,11 @@ def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
 
 def other_classes(other: str, folder: Path) -> UserError:
     """The error for a run whose data have other classes than those of the checkpoint."""
-    return UserError("resume", f"{other}, and the head of {folder} goes by their order", "the data of before, or model=finetune model.weights=FILE for a new head")  # fmt: skip
+    return UserError(
+        "resume",
+        f"{other}, and the head of {folder} goes by their order",
+        "the data of before, or model=finetune model.weights=FILE for a new head",
+    )
 
 
 def as_begun(plan: Plan, resume: Resume | None) -> Plan:
@@ -286,7 +317,10 @@ def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
     sampler = config.sampler
     before, now = (about.workers, about.config.get("sampler", {}).get("pad")), (plan.workers, sampler.pad)
     if sampler.padding == CONTIGUOUS and before != now:
-        yield f"the run had {counted(about.workers, 'worker')} and sampler.pad={spelled(before[1])}, and sampler.padding={CONTIGUOUS} repeats samples before it shuffles"  # fmt: skip
+        yield (
+            f"the run had {counted(about.workers, 'worker')} and sampler.pad={spelled(before[1])}, and "
+            f"sampler.padding={CONTIGUOUS} repeats samples before it shuffles"
+        )
 
 
 def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
@@ -368,7 +402,10 @@ def _average(config: RunConfig, about: store.About) -> Iterator[str]:
     """Yield what becomes of the moving average of the weights, if only one of the two runs has one."""
     before, now = about.config.get("ema", {}).get("decay"), config.ema.decay
     if before is None and now is not None:
-        yield f"ema.decay={now} needs an average of the weights, and the checkpoint has none: it begins with the weights of update {about.step}"
+        yield (
+            f"ema.decay={now} needs an average of the weights, and the checkpoint has none: it begins with the "
+            f"weights of update {about.step}"
+        )
     if before is not None and now is None:
         yield "the moving average of the weights, which ema.decay=null does not need"
 
@@ -384,7 +421,10 @@ def _other_errors(plan: Plan, about: store.About) -> Iterator[str]:
     told = about.config.get("strategy", {})
     for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
         if told.get(option) == value and about.workers != plan.workers:
-            yield f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has left out, and has {plan.workers}"  # fmt: skip
+            yield (
+                f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has "
+                f"left out, and has {plan.workers}"
+            )
 
 
 def _kept_in_servers(plan: Plan, about: store.About) -> str:

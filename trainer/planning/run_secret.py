@@ -36,7 +36,11 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
     secret = _of_file(told, f"launch.secret_file={told}") if told else environment.get(VARIABLE, "").strip()
     if secret and len(secret) < LEAST:
         where = f"launch.secret_file={told}" if told else VARIABLE
-        raise UserError(where, f"is shorter than {LEAST} characters and could be guessed", MAKE if told else f"{VARIABLE}=$(openssl rand -hex 32) on all hosts")  # fmt: skip
+        raise UserError(
+            where,
+            f"is shorter than {LEAST} characters and could be guessed",
+            MAKE if told else f"{VARIABLE}=$(openssl rand -hex 32) on all hosts",
+        )
     redact.HERE.learn([secret] if secret else [])
     return secret
 
@@ -84,7 +88,11 @@ def _of_file(name: str, what: str) -> str:
         if found.st_uid != os.geteuid():
             raise UserError(what, "belongs to another user", MAKE)
         if found.st_mode & OTHERS:
-            raise UserError(what, f"can be read or written by other users (mode {stat.S_IMODE(found.st_mode):04o})", f"chmod 600 {quoted(name)}, after a new secret if others may have read this one")  # fmt: skip
+            raise UserError(
+                what,
+                f"can be read or written by other users (mode {stat.S_IMODE(found.st_mode):04o})",
+                f"chmod 600 {quoted(name)}, after a new secret if others may have read this one",
+            )
         if not (secret := os.read(number, MOST).decode(errors="replace").strip()):
             raise UserError(what, "is empty", MAKE)
         return secret
@@ -106,10 +114,14 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
         return
     raise UserError(
         f"launch.role={launch.role}" if alone else f"launch.nnodes={launch.nnodes}",
-        "parameter servers and workers of several hosts know each other by a secret, and there is none. Make one, and copy it "
+        "parameter servers and workers of several hosts know each other by a secret, and there is none. Make "
+        "one, and copy it "
         f"to all hosts: {MAKE}",
-        f"launch.secret_file=run.secret on each host, or {VARIABLE}=... (or launch.insecure=true, where every program of the network may change the training)",
-    )  # fmt: skip
+        (
+            f"launch.secret_file=run.secret on each host, or {VARIABLE}=... (or launch.insecure=true, where every "
+            f"program of the network may change the training)"
+        ),
+    )
 
 
 def is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:

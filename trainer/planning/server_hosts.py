@@ -21,7 +21,8 @@ KEY = "launch.server_hosts"
 def server_hosts(launch: LaunchConfig, servers: int) -> list[int]:
     """The host number of each parameter server, by server number; servers of one host have consecutive numbers.
 
-    The servers are spread evenly over the chosen hosts; where the division leaves a rest, the first hosts have one more.
+    The servers are spread evenly over the chosen hosts; where the division leaves a rest, the first hosts have one
+    more.
 
     Raises:
         UserError: there is no such host, a host would have no server, or the text names no hosts.
@@ -56,13 +57,16 @@ def _numbers(told: str, nnodes: int) -> list[int]:
             last = f"the last of {nnodes} is host {nnodes - 1}" if nnodes > 1 else "the run has host 0 alone"
             raise UserError(what, f"there is no host {word}: {last} (launch.nnodes, launch.ips)", instead)
         if host in hosts:
-            raise UserError(what, f"names host {host} twice", f"{KEY}={','.join(map(str, dict.fromkeys(map(int, words))))}")  # fmt: skip
+            raise UserError(
+                what, f"names host {host} twice", f"{KEY}={','.join(map(str, dict.fromkeys(map(int, words))))}"
+            )
         hosts.append(host)
     return hosts
 
 
 def listens_at(launch: schema.LaunchConfig) -> str:
-    """The address where this host's parameter servers listen: its own in launch.ips, else the one by which host 0 reaches it."""
+    """The address where this host's parameter servers listen: its own in launch.ips, else the one by which host 0
+    reaches it."""
     if everybody := peers(launch):
         return addresses.own(everybody[launch.node_rank].endpoint.host)
     if launch.nnodes == 1:

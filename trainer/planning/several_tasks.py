@@ -1,7 +1,10 @@
-"""Refuses a command that a scheduler or ``mpirun`` has started several times, where each would be a whole run by itself.
+"""Refuses a command that a scheduler or ``mpirun`` has started several times, where each would be a whole run by
+itself.
 
-The copies would train the same into one folder. Which launcher has started a command is known from its variables: how many tasks
-the job has, and which of them this one is. They are not used for more than that: the hosts of a run are told by ``launch.nnodes`` and
+The copies would train the same into one folder. Which launcher has started a command is known from its variables: how
+many tasks
+the job has, and which of them this one is. They are not used for more than that: the hosts of a run are told by
+``launch.nnodes`` and
 ``launch.node_rank``. torchrun's variables are read in :mod:`trainer.launch.torchrun`.
 """
 
@@ -44,7 +47,9 @@ class Tasks:
 
 SLURM = Tasks("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "srun -n1")
 KUBEFLOW = Tasks("Kubeflow", "PET_NNODES", "PET_NODE_RANK", host="PET_NODE_RANK")
-PYTORCH = Tasks("a launcher that sets WORLD_SIZE", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", host="RANK", of_processes=True)  # fmt: skip
+PYTORCH = Tasks(
+    "a launcher that sets WORLD_SIZE", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", host="RANK", of_processes=True
+)
 PADDLE = Tasks("a launcher of Paddle Fleet", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
 LAUNCHERS = (
     Tasks("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", once="jsrun -n 1"),
@@ -71,7 +76,11 @@ LAUNCHERS = (
 SLURM_ALL, SLURM_STEP = "SLURM_NTASKS", "SLURM_STEP_ID"
 NO_STEP = 0xFFFF_FFF0
 """Slurm numbers what is no step of tasks from here: a batch script, an interactive shell."""
-NAMES = (*(name for one in LAUNCHERS for name in (one.size, one.rank, one.here, one.hosts) if name), SLURM_ALL, SLURM_STEP)  # fmt: skip
+NAMES = (
+    *(name for one in LAUNCHERS for name in (one.size, one.rank, one.here, one.hosts) if name),
+    SLURM_ALL,
+    SLURM_STEP,
+)
 """Every variable that is read here."""
 
 
@@ -138,7 +147,8 @@ def _instead(one: Tasks, environment: Mapping[str, str], size: int | None) -> st
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
-    """A variable's whole number; MAX of MIN:MAX; of a JSON list, how many it has; None where it is not set, or is something else."""
+    """A variable's whole number; MAX of MIN:MAX; of a JSON list, how many it has; None where it is not set, or is
+    something else."""
     word = environment.get(name, "").strip()
     if word.startswith("["):
         return word.count(",") + 1

@@ -18,7 +18,8 @@ class SingleSample:
 
 
 def single_sample(checked: Checked) -> SingleSample | None:
-    """Find a training batch in which a worker has one sample, or with ``sync_batch_norm`` all workers have one together;
+    """Find a training batch in which a worker has one sample, or with ``sync_batch_norm`` all workers have one
+    together;
     None: there is none, or the data's length is not known."""
     config, samples = checked.config, checked.facts.train_samples
     if config.mode != "train" or checked.searches or not _has_one(config, checked):
@@ -30,7 +31,11 @@ def single_sample(checked: Checked) -> SingleSample | None:
         ("all workers together", 2 * checked.merge) if synced else ("a worker", 2 * checked.workers * checked.merge)
     )
     full = size * (checked.workers if synced else 1) == 1 if together is None else together < least
-    why = f"gives {who} batches of one sample" if full else f"leaves {who} one sample in the last batch of an epoch of {samples}"  # fmt: skip
+    why = (
+        f"gives {who} batches of one sample"
+        if full
+        else f"leaves {who} one sample in the last batch of an epoch of {samples}"
+    )
     wider = {"batch_size": size + 1} if together is None else {"global_batch_size": least}
     spelled = " ".join(f"data.{name}={value}" for name, value in wider.items())
     candidates = {
@@ -43,7 +48,8 @@ def single_sample(checked: Checked) -> SingleSample | None:
 
 
 def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
-    """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an epoch
+    """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an
+    epoch
     that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
     from trainer.data.sampler import DistributedBatchSampler, training_sampler
 

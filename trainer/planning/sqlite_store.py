@@ -25,7 +25,8 @@ MOVES_WITHIN_S = 3.0
 
 @dataclass(frozen=True)
 class Experiment:
-    """An MLflow experiment: its name, which key or variable names it ('': it is called as the run), its id if that was set."""
+    """An MLflow experiment: its name, which key or variable names it ('': it is called as the run), its id if that was
+    set."""
 
     name: str
     named_by: str = ""
@@ -43,7 +44,8 @@ def upgrade_command(uri: str) -> str:
 
 
 def check(uri: str, rest: str, what: str, experiment: Experiment | None) -> None:
-    """Refuse an address ``sqlite:///FILE`` that is no database of this MLflow that can be written, and no place for one.
+    """Refuse an address ``sqlite:///FILE`` that is no database of this MLflow that can be written, and no place for
+    one.
 
     Args:
         rest: the address after ``://``.
@@ -51,10 +53,18 @@ def check(uri: str, rest: str, what: str, experiment: Experiment | None) -> None
     """
     instead = f"tracking.uri={KEPT}"
     if not rest.startswith("/"):
-        raise UserError(what, "a file follows three slashes, and a path from the root four", typed("tracking.uri", f"sqlite:///{rest or 'mlflow.db'}"))  # fmt: skip
+        raise UserError(
+            what,
+            "a file follows three slashes, and a path from the root four",
+            typed("tracking.uri", f"sqlite:///{rest or 'mlflow.db'}"),
+        )
     path, mark, options = rest[1:].partition("?")
     if mark and not re.match(r"\w+=", options):
-        raise UserError(what, "options of SQLite follow a ?, and a ? of the path is written as %3F", typed("tracking.uri", address(Path(rest[1:]))))  # fmt: skip
+        raise UserError(
+            what,
+            "options of SQLite follow a ?, and a ? of the path is written as %3F",
+            typed("tracking.uri", address(Path(rest[1:]))),
+        )
     name = urllib.parse.unquote(path)
     if name in ("", ":memory:"):
         raise UserError(what, "names no file, and what is in memory is lost with the process", instead)
@@ -67,7 +77,9 @@ def check(uri: str, rest: str, what: str, experiment: Experiment | None) -> None
         raise UserError(what, "is a folder", typed("tracking.uri", address(Path(name) / "mlflow.db")))
     for place in (file, file.parent):  # the folder too: SQLite makes its journal there
         if place.exists() and not os.access(place, os.W_OK):
-            raise UserError(what, f"{place} cannot be written", "tracking.uri=sqlite:////FOLDER/mlflow.db (or tracking=none)")  # fmt: skip
+            raise UserError(
+                what, f"{place} cannot be written", "tracking.uri=sqlite:////FOLDER/mlflow.db (or tracking=none)"
+            )
     if file.exists() and file.stat().st_size:
         _check_database(file, uri, what, experiment)
     elif experiment is not None:
@@ -77,7 +89,11 @@ def check(uri: str, rest: str, what: str, experiment: Experiment | None) -> None
 def check_known(experiment: Experiment, where: str) -> None:
     """Refuse an experiment that was named by its id, for a store that does not have it."""
     if experiment.id:
-        raise UserError(f"{experiment.named_by}={experiment.id}", f"there is no such experiment at {where}", "tracking.experiment=NAME")  # fmt: skip
+        raise UserError(
+            f"{experiment.named_by}={experiment.id}",
+            f"there is no such experiment at {where}",
+            "tracking.experiment=NAME",
+        )
 
 
 @dataclass(frozen=True)
@@ -90,9 +106,15 @@ class _Found:
 
 
 def _read(file: Path, experiment: Experiment | None) -> _Found:
-    with contextlib.closing(sqlite3.connect(f"file:{urllib.parse.quote(str(file))}?mode=ro", uri=True, timeout=2)) as base:  # fmt: skip
+    with contextlib.closing(
+        sqlite3.connect(f"file:{urllib.parse.quote(str(file))}?mode=ro", uri=True, timeout=2)
+    ) as base:
         tables = frozenset(name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
-        versions = [v for (v,) in base.execute("SELECT version_num FROM alembic_version")] if "alembic_version" in tables else []  # fmt: skip
+        versions = (
+            [v for (v,) in base.execute("SELECT version_num FROM alembic_version")]
+            if "alembic_version" in tables
+            else []
+        )
         stages: list[str] = []
         if experiment is not None and "experiments" in tables:
             column, value = ("experiment_id", experiment.id) if experiment.id else ("name", experiment.name)
@@ -121,18 +143,30 @@ def _check_version(file: Path, found: _Found, uri: str, what: str) -> None:
     if not known or not found.versions or found.versions == newest:
         return
     if not found.versions <= known:
-        raise UserError(what, "the database is of a newer MLflow than the one that is installed", "tracking.uri=sqlite:///another.db (or a newer MLflow)")  # fmt: skip
+        raise UserError(
+            what,
+            "the database is of a newer MLflow than the one that is installed",
+            "tracking.uri=sqlite:///another.db (or a newer MLflow)",
+        )
     until = time.monotonic() + MOVES_WITHIN_S  # MLflow makes a new database through all older versions
     while time.monotonic() < until:
         time.sleep(0.1)
         if _read(file, None).versions != found.versions:
             return
-    raise UserError(what, "the database is of an older MLflow than the one that is installed. Upgrade it (a copy of it is the way back), or take tracking.uri=sqlite:///another.db", upgrade_command(uri))  # fmt: skip
+    raise UserError(
+        what,
+        (
+            "the database is of an older MLflow than the one that is installed. Upgrade it (a copy of it is the "
+            "way back), or take tracking.uri=sqlite:///another.db"
+        ),
+        upgrade_command(uri),
+    )
 
 
 @functools.cache
 def _revisions() -> tuple[frozenset[str], frozenset[str]]:
-    """The versions of the database's schema that the installed MLflow knows, from its migrations, and the newest of them."""
+    """The versions of the database's schema that the installed MLflow knows, from its migrations, and the newest of
+    them."""
     spec = importlib.util.find_spec("mlflow")
     folders = spec.submodule_search_locations if spec is not None else None
     files = list(Path(next(iter(folders))).glob("store/db_migrations/versions/*.py")) if folders else []
@@ -143,4 +177,11 @@ def _revisions() -> tuple[frozenset[str], frozenset[str]]:
 
 def deleted(experiment: Experiment) -> UserError:
     """The refusal of an experiment that was deleted."""
-    return UserError(f"the experiment {experiment.name}", "was deleted in MLflow, which keeps its name until it is removed for good", f"{typed('tracking.experiment', 'NAME' if experiment.id else f'{experiment.name}_2')} (or mlflow experiments restore, or mlflow gc)")  # fmt: skip
+    return UserError(
+        f"the experiment {experiment.name}",
+        "was deleted in MLflow, which keeps its name until it is removed for good",
+        (
+            f"{typed('tracking.experiment', 'NAME' if experiment.id else f'{experiment.name}_2')} (or mlflow "
+            f"experiments restore, or mlflow gc)"
+        ),
+    )

@@ -1,6 +1,7 @@
 """Runs whose processes are started one by one: each command is one server or worker and knows all endpoints.
 
-Such a process is a host with one process on it. The hosts are numbered by the workers' ranks, and the servers follow: host 0
+Such a process is a host with one process on it. The hosts are numbered by the workers' ranks, and the servers follow:
+host 0
 is worker 0, at whose endpoint all meet.
 """
 
@@ -42,7 +43,10 @@ def peers(launch: LaunchConfig) -> list[Peer]:
     """All processes of a run whose processes are started one by one, in the order of host numbers; else []."""
     if launch.role is None:
         return []
-    listed = {"worker": endpoints_of(WORKERS, launch.worker_endpoints), "server": endpoints_of(SERVERS, launch.server_endpoints)}  # fmt: skip
+    listed = {
+        "worker": endpoints_of(WORKERS, launch.worker_endpoints),
+        "server": endpoints_of(SERVERS, launch.server_endpoints),
+    }
     return [Peer(role, rank, endpoint) for role, all_of in listed.items() for rank, endpoint in enumerate(all_of)]
 
 
@@ -59,7 +63,9 @@ def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> 
         _check_no_role(launch)
         return config
     if torchrun.is_rank(environment):
-        raise UserError(f"{ROLE}={launch.role}", "torchrun has started the processes already", "the command without torchrun")  # fmt: skip
+        raise UserError(
+            f"{ROLE}={launch.role}", "torchrun has started the processes already", "the command without torchrun"
+        )
     if launch.role == "server" and config.mode != "train":
         raise UserError(f"{ROLE}=server", f"mode={config.mode} has no servers", f"{ROLE}=worker")
     everybody, me = peers(launch), _me(launch)
@@ -85,14 +91,22 @@ def _without_a_role(launch: LaunchConfig) -> LaunchConfig:
     """The same, where nothing but the environment tells the role."""
     for name in ("role", *OF_ROLES):
         if (value := getattr(launch, name)) is not None:
-            raise UserError(f"launch.{name}={value}", "with launch.env=paddle the environment tells role, rank and endpoints", "launch.env=auto")  # fmt: skip
+            raise UserError(
+                f"launch.{name}={value}",
+                "with launch.env=paddle the environment tells role, rank and endpoints",
+                "launch.env=auto",
+            )
     return launch
 
 
 def _check_no_role(launch: LaunchConfig) -> None:
     for name in OF_ROLES:
         if (value := getattr(launch, name)) is not None:
-            raise UserError(f"launch.{name}={value}", f"is for processes that are started one by one, and {ROLE} is not given", f"{ROLE}=worker {RANK}=0")  # fmt: skip
+            raise UserError(
+                f"launch.{name}={value}",
+                f"is for processes that are started one by one, and {ROLE} is not given",
+                f"{ROLE}=worker {RANK}=0",
+            )
 
 
 def _me(launch: LaunchConfig) -> Peer:
@@ -101,12 +115,22 @@ def _me(launch: LaunchConfig) -> Peer:
     key, example = (SERVERS, "8000") if launch.role == "server" else (WORKERS, "8100")
     for needed in (WORKERS, key):
         if getattr(launch, needed.removeprefix("launch.")) is None:
-            raise UserError(what, f"{needed} is not given: all processes know the endpoints of all", f"{needed}=10.0.0.1:{example},10.0.0.2:{example}")  # fmt: skip
+            raise UserError(
+                what,
+                f"{needed} is not given: all processes know the endpoints of all",
+                f"{needed}=10.0.0.1:{example},10.0.0.2:{example}",
+            )
     mine = [peer for peer in peers(launch) if peer.role == launch.role]
     if launch.rank is None:
-        raise UserError(what, f"{RANK} is not given: which of {counted(len(mine), str(launch.role))} is this one", f"{RANK}=0")  # fmt: skip
+        raise UserError(
+            what, f"{RANK} is not given: which of {counted(len(mine), str(launch.role))} is this one", f"{RANK}=0"
+        )
     if launch.rank >= len(mine):
-        raise UserError(f"{RANK}={launch.rank}", f"{key} has {counted(len(mine), 'endpoint')}, so that the last rank is {len(mine) - 1}", f"{RANK}={len(mine) - 1}")  # fmt: skip
+        raise UserError(
+            f"{RANK}={launch.rank}",
+            f"{key} has {counted(len(mine), 'endpoint')}, so that the last rank is {len(mine) - 1}",
+            f"{RANK}={len(mine) - 1}",
+        )
     return mine[launch.rank]
 
 
@@ -115,12 +139,20 @@ def _check_apart(launch: LaunchConfig, everybody: list[Peer]) -> None:
     seen: dict[Endpoint, Peer] = {}
     for peer in everybody:
         if (other := seen.setdefault(peer.endpoint, peer)) != peer:
-            raise UserError(f"{SERVERS}={launch.server_endpoints}", f"{peer.endpoint} is the endpoint of {other} as well", "another port")  # fmt: skip
+            raise UserError(
+                f"{SERVERS}={launch.server_endpoints}",
+                f"{peer.endpoint} is the endpoint of {other} as well",
+                "another port",
+            )
     at_home = [peer for peer in everybody if peer.endpoint.is_loopback]
     if at_home and len(at_home) < len(everybody):
         away = next(peer for peer in everybody if not peer.endpoint.is_loopback)
         key = WORKERS if at_home[0].role == "worker" else SERVERS
-        raise UserError(f"{key}={getattr(launch, key.removeprefix('launch.'))}", f"{at_home[0].endpoint.host} leads each machine to itself, and {away} is at {away.endpoint}", "addresses that all machines can reach")  # fmt: skip
+        raise UserError(
+            f"{key}={getattr(launch, key.removeprefix('launch.'))}",
+            f"{at_home[0].endpoint.host} leads each machine to itself, and {away} is at {away.endpoint}",
+            "addresses that all machines can reach",
+        )
 
 
 def _check_others(launch: LaunchConfig, everybody: list[Peer]) -> None:
@@ -129,11 +161,19 @@ def _check_others(launch: LaunchConfig, everybody: list[Peer]) -> None:
     for name in OF_HOSTS:
         if (value := getattr(launch, name)) != (instead := getattr(usual, name)):
             word = "null" if instead is None else instead
-            raise UserError(f"launch.{name}={value}", f"with {ROLE} the endpoints say where all processes are", f"launch.{name}={word}")  # fmt: skip
+            raise UserError(
+                f"launch.{name}={value}",
+                f"with {ROLE} the endpoints say where all processes are",
+                f"launch.{name}={word}",
+            )
     for role, key, endpoints in (("worker", "workers", WORKERS), ("server", "servers", SERVERS)):
         size = sum(peer.role == role for peer in everybody)
         if (given := getattr(launch, key)) is not None and given != size:
-            raise UserError(f"launch.{key}={given}", f"{endpoints} has {counted(size, 'endpoint')}", f"launch.{key}={size or 'null'}")  # fmt: skip
+            raise UserError(
+                f"launch.{key}={given}",
+                f"{endpoints} has {counted(size, 'endpoint')}",
+                f"launch.{key}={size or 'null'}",
+            )
 
 
 def _check_here(me: Peer, processes: int) -> None:
@@ -141,16 +181,26 @@ def _check_here(me: Peer, processes: int) -> None:
     key, (host, port) = (SERVERS if me.role == "server" else WORKERS), (me.endpoint.host, me.endpoint.port)
     what = f"{key}={me.endpoint}"
     if not addresses.port_is_free(host, 0):
-        raise UserError(f"{what} of {me}", f"{host} is not an address of this machine (its own is {addresses.address()})", f"the command of {me} on its machine, or another {RANK} here")  # fmt: skip
+        raise UserError(
+            f"{what} of {me}",
+            f"{host} is not an address of this machine (its own is {addresses.address()})",
+            f"the command of {me} on its machine, or another {RANK} here",
+        )
     listens = me.role == "server" or (me.rank == 0 and processes > 1)
     if listens and not addresses.port_is_free(host, port):
-        raise UserError(f"{what} of {me}", f"port {port} is in use on {host}", "another port, in the commands of all processes")  # fmt: skip
+        raise UserError(
+            f"{what} of {me}", f"port {port} is in use on {host}", "another port, in the commands of all processes"
+        )
 
 
 def check_strategy(launch: LaunchConfig, strategy: str, roles: Mapping[str, int]) -> None:
     """Refuse a run without server endpoints if its strategy has servers and processes are started one by one."""
     if launch.role is not None and "server" in roles and launch.server_endpoints is None:
-        raise UserError(f"{ROLE}={launch.role}", f"strategy={strategy} has servers, and {SERVERS} is not given", f"{SERVERS}=10.0.0.1:8000,10.0.0.2:8000")  # fmt: skip
+        raise UserError(
+            f"{ROLE}={launch.role}",
+            f"strategy={strategy} has servers, and {SERVERS} is not given",
+            f"{SERVERS}=10.0.0.1:8000,10.0.0.2:8000",
+        )
 
 
 def on_one_machine(launch: LaunchConfig) -> bool:

@@ -1,4 +1,5 @@
-"""Checks the tracking store and the names given to MLflow, without mlflow: what can never work, and what may come back."""
+"""Checks the tracking store and the names given to MLflow, without mlflow: what can never work, and what may come
+back."""
 
 from __future__ import annotations
 
@@ -37,8 +38,11 @@ PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 OWN = ("http", "https", "databricks", "databricks-uc", "uc")
 TRY_S = 5.0
 OTHER_LOGINS = (
-    "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH", "DATABRICKS_TOKEN",
-)  # fmt: skip
+    "MLFLOW_TRACKING_AUTH",
+    "MLFLOW_TRACKING_AWS_SIGV4",
+    "MLFLOW_TRACKING_CLIENT_CERT_PATH",
+    "DATABRICKS_TOKEN",
+)
 """Environment variables by which MLflow logs in as only it can."""
 LONGEST_EXPERIMENT = 500
 """Characters of a name in MLflow."""
@@ -63,7 +67,8 @@ def named(tracking: TrackingConfig) -> str:
 
 
 def experiment_of(tracking: TrackingConfig, name: str) -> Experiment:
-    """The experiment of a run that is called ``name``: ``tracking.experiment``, else what a platform has set, else its name."""
+    """The experiment of a run that is called ``name``: ``tracking.experiment``, else what a platform has set, else its
+    name."""
     if tracking.experiment:
         return Experiment(tracking.experiment, "tracking.experiment")
     if there := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
@@ -108,7 +113,11 @@ def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None
         near = difflib.get_close_matches(dialect, (*OWN, *DRIVERS), 1)
         there = "http, https, sqlite, postgresql, mysql and mssql"
         instead = f"{near[0]}://{text(uri).partition('://')[2]}" if near else KEPT
-        raise UserError(what, f"MLflow knows no address that begins with {scheme}://; it takes {there}", typed("tracking.uri", instead))  # fmt: skip
+        raise UserError(
+            what,
+            f"MLflow knows no address that begins with {scheme}://; it takes {there}",
+            typed("tracking.uri", instead),
+        )
 
 
 def _check_plain(uri: str, what: str) -> None:
@@ -119,7 +128,11 @@ def _check_plain(uri: str, what: str) -> None:
         raise UserError(what, "does not say how the server is spoken to", typed("tracking.uri", f"http://{uri}"))
     if found := re.match(r"(https?|sqlite|postgresql|mysql|mssql):/*(.*)", uri):
         slashes = "///" if found[1] == "sqlite" else "://"
-        raise UserError(what, "is not written as an address", typed("tracking.uri", f"{found[1]}{':' if found[1] == 'sqlite' else ''}{slashes}{found[2]}"))  # fmt: skip
+        raise UserError(
+            what,
+            "is not written as an address",
+            typed("tracking.uri", f"{found[1]}{':' if found[1] == 'sqlite' else ''}{slashes}{found[2]}"),
+        )
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in ("true", "1"):
         raise _folder(what, uri.removeprefix("file:"))
 
@@ -219,7 +232,9 @@ def _try_server(uri: str, what: str, experiment: Experiment) -> str:
     except (OSError, urllib.error.URLError) as error:
         return text(str(getattr(error, "reason", error)))
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(what, "answers, but not as an MLflow server does", "tracking.uri=ADDRESS OF AN MLFLOW SERVER") from error  # fmt: skip
+        raise UserError(
+            what, "answers, but not as an MLflow server does", "tracking.uri=ADDRESS OF AN MLFLOW SERVER"
+        ) from error
     if stage == "deleted":
         raise deleted(experiment)
     return ""
@@ -233,9 +248,15 @@ def _refusal(error: urllib.error.HTTPError, what: str, experiment: Experiment) -
             sqlite_store.check_known(experiment, what)
             return ""
     if error.code in (401, 403) and not any(os.environ.get(name) for name in OTHER_LOGINS):
-        raise UserError(what, f"the server does not let this user in ({error.code} {error.reason})", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the environment") from error  # fmt: skip
+        raise UserError(
+            what,
+            f"the server does not let this user in ({error.code} {error.reason})",
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN) in the environment",
+        ) from error
     if error.code in NEVER:
-        raise UserError(what, f"there is no MLflow server ({error.code} {error.reason})", "tracking.uri=ADDRESS OF AN MLFLOW SERVER") from error  # fmt: skip
+        raise UserError(
+            what, f"there is no MLflow server ({error.code} {error.reason})", "tracking.uri=ADDRESS OF AN MLFLOW SERVER"
+        ) from error
     return f"{error.code} {error.reason}"
 
 
@@ -272,7 +293,11 @@ def check_tracking(config: RunConfig) -> None:
     _check_registered(tracking)
     for name, value in tracking.tags.items():
         if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):
-            raise UserError(f"tracking.tags.{name}", "is no name that MLflow takes: letters, digits, _ - . : / and spaces", "+tracking.tags.NAME=VALUE")  # fmt: skip
+            raise UserError(
+                f"tracking.tags.{name}",
+                "is no name that MLflow takes: letters, digits, _ - . : / and spaces",
+                "+tracking.tags.NAME=VALUE",
+            )
         if len(str(value)) > 8000:
             raise UserError(f"tracking.tags.{name}", "is longer than the 8000 characters that MLflow takes")
 
@@ -282,7 +307,11 @@ def _check_experiment(experiment: Experiment) -> None:
     what = f"{experiment.named_by or 'name'}={experiment.id or experiment.name}"
     text_checks.check_text(what, experiment.name, "tracking.experiment=NAME")
     if len(experiment.name) > LONGEST_EXPERIMENT:
-        raise UserError(what, f"is longer than the {LONGEST_EXPERIMENT} characters that MLflow takes for an experiment", "tracking.experiment=NAME")  # fmt: skip
+        raise UserError(
+            what,
+            f"is longer than the {LONGEST_EXPERIMENT} characters that MLflow takes for an experiment",
+            "tracking.experiment=NAME",
+        )
 
 
 def _check_registered(tracking: TrackingConfig) -> None:

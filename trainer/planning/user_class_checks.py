@@ -30,7 +30,9 @@ def asked(what: str, method: str, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserError(what, f"its {method} breaks in {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}") from error  # fmt: skip
+        raise UserError(
+            what, f"its {method} breaks in {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def refusals(what: str, method: str, call: Callable[[], Any]) -> Sequence[UserError]:
@@ -41,9 +43,17 @@ def refusals(what: str, method: str, call: Callable[[], Any]) -> Sequence[UserEr
     """
     found = asked(what, method, call)
     if not isinstance(found, (list, tuple)):
-        raise UserError(what, f"its {method} returned {kind(found)}. Return a list of UserErrors, empty where nothing is refused")  # fmt: skip
+        raise UserError(
+            what, f"its {method} returned {kind(found)}. Return a list of UserErrors, empty where nothing is refused"
+        )
     if strange := [one for one in found if not isinstance(one, UserError)]:
-        raise UserError(what, f"its {method} returned a list with {kind(strange[0])}. Return a list of trainer.errors.UserError(what, why, instead)")  # fmt: skip
+        raise UserError(
+            what,
+            (
+                f"its {method} returned a list with {kind(strange[0])}. Return a list of "
+                f"trainer.errors.UserError(what, why, instead)"
+            ),
+        )
     return found
 
 
@@ -84,7 +94,11 @@ def _check_place(place: Any, what: str, name: str, form: str, purpose: str) -> N
     try:
         check_target(place, name)
     except UserError as error:
-        raise UserError(what, f"its {name}='{place}': {error.why}", error.instead and f"{name} = '{module}:{error.instead.rpartition('.')[2]}'") from error  # fmt: skip
+        raise UserError(
+            what,
+            f"its {name}='{place}': {error.why}",
+            error.instead and f"{name} = '{module}:{error.instead.rpartition('.')[2]}'",
+        ) from error
 
 
 def checked_facts(facts: Any, what: str, method: str) -> Facts:
@@ -94,14 +108,27 @@ def checked_facts(facts: Any, what: str, method: str) -> Facts:
         UserError: they are no facts, or hold something else than they should.
     """
     if not isinstance(facts, Facts):
-        raise UserError(what, f"its {method} returned {kind(facts)}. Return a trainer.data.source.Facts" + (" (the facts that it was given, where nothing has changed)" if method == "prepare" else ""))  # fmt: skip
+        raise UserError(
+            what,
+            f"its {method} returned {kind(facts)}. Return a trainer.data.source.Facts"
+            + (" (the facts that it was given, where nothing has changed)" if method == "prepare" else ""),
+        )
     for name, least in (("train_samples", 0), ("val_samples", 0), ("test_samples", 0), ("classes", 1)):
         value = getattr(facts, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(what, f"its {method} returned Facts with {name}={value!r}. It must be a whole number of at least {least}")  # fmt: skip
+            raise UserError(
+                what,
+                f"its {method} returned Facts with {name}={value!r}. It must be a whole number of at least {least}",
+            )
     shapes = facts.shape.values() if isinstance(facts.shape, dict) else [facts.shape]
     if not all(isinstance(shape, tuple) and all(isinstance(n, int) and n > 0 for n in shape) for shape in shapes):
-        raise UserError(what, f"its {method} returned Facts with shape={facts.shape!r}. It must be a tuple of whole numbers, such as (3, 224, 224), or a dict of these by input")  # fmt: skip
+        raise UserError(
+            what,
+            (
+                f"its {method} returned Facts with shape={facts.shape!r}. It must be a tuple of whole numbers, "
+                f"such as (3, 224, 224), or a dict of these by input"
+            ),
+        )
     return facts
 
 

@@ -92,9 +92,21 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     config, facts, classes = _with_facts(config, source, workers, merge, typed, lacks, searches)
     config, head = new_head(config, source, facts)
     checked = Checked(
-        config, declaration, source, facts, auto_strategy, workers, nproc, device, merge, lacks, elsewhere,
-        searches=searches, classes=classes, head=head,
-    )  # fmt: skip
+        config,
+        declaration,
+        source,
+        facts,
+        auto_strategy,
+        workers,
+        nproc,
+        device,
+        merge,
+        lacks,
+        elsewhere,
+        searches=searches,
+        classes=classes,
+        head=head,
+    )
     for step in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
             step(checked)
@@ -149,7 +161,9 @@ def _check_launcher(config: RunConfig, workers: int, declaration: Declaration, l
         with lacks:
             more = " and ".join(f"{role}s" for role in roles if role != "worker")
             why = f"torchrun starts workers alone, and this strategy has {more}"
-            raise UserError(f"strategy={declaration.name}", why, "python -m trainer without torchrun (or strategy=collective)")  # fmt: skip
+            raise UserError(
+                f"strategy={declaration.name}", why, "python -m trainer without torchrun (or strategy=collective)"
+            )
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
     for refusal in refusals(what, "refuse", lambda: launcher.refuse(config, workers, others)):
         with lacks:

@@ -16,8 +16,14 @@ REPORT = "nonfinite.json"
 OF_BEST = {"best", "bests"}
 """Of status.json: what may be of validations after the checkpoint."""
 CARRIED = (
-    POINTS, "lives.json", "status.json", "tracking.json", "classes.json", "validation.best.npz", "checkpoints/best.safetensors",
-)  # fmt: skip
+    POINTS,
+    "lives.json",
+    "status.json",
+    "tracking.json",
+    "classes.json",
+    "validation.best.npz",
+    "checkpoints/best.safetensors",
+)
 """Files of a run's folder that it takes, beside a checkpoint, to go on on another machine."""
 
 

@@ -42,7 +42,8 @@ def refusal(hold: Hold, what: str, instead: str) -> UserError:
     """The refusal of a command that needs the folder to itself: who holds it, or why its lock cannot be opened.
 
     Args:
-        what, instead: of the :class:`UserError`; of a lock that cannot be opened it is said what opens it, and before ``instead``.
+        what, instead: of the :class:`UserError`; of a lock that cannot be opened it is said what opens it, and before
+        ``instead``.
     """
     if hold.shut is not None:
         return UserError(what, hold.shut.why, f"{hold.shut.instead}; or {instead}")
@@ -82,8 +83,10 @@ class Hold:
     """One process's lock on a run's folder.
     Launcher, workers, servers, and who sends the points, share it; a run begins with it alone.
 
-    The lock is on the file ``.lock`` in the folder, which its owner alone can open: on the folder itself anybody could have it who
-    may read the folder, and NFS has no locks for folders. Where the file system has no locks, or takes no file, everybody
+    The lock is on the file ``.lock`` in the folder, which its owner alone can open: on the folder itself anybody could
+    have it who
+    may read the folder, and NFS has no locks for folders. Where the file system has no locks, or takes no file,
+    everybody
     gets what he asks for. Nobody gets it where the file is there and cannot be opened.
 
     Args:
@@ -107,7 +110,8 @@ class Hold:
             os.pwrite(self.descriptor, json.dumps(told).encode(), 0)
 
     def holder(self) -> str:
-        """Who holds the folder, as its file tells: ``process 12 of user eva on host gpu3, since 2026-01-02 03:04``; '' if it does not."""
+        """Who holds the folder, as its file tells: ``process 12 of user eva on host gpu3, since 2026-01-02 03:04``; ''
+        if it does not."""
         try:
             told = json_text.loads(os.pread(self.descriptor, LONGEST, 0))
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
@@ -136,7 +140,8 @@ class Hold:
         return True
 
     def send(self, way: socket.socket, message: bytes) -> None:
-        """Send a message with this lock, which holds from now on until the receiver has left it, also when this process is killed.
+        """Send a message with this lock, which holds from now on until the receiver has left it, also when this process
+        is killed.
 
         Args:
             way: a Unix socket; the lock arrives with the message's first byte.

@@ -75,7 +75,9 @@ def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
         if place == "hydra.sweep.dir" and parts and parts[0].isdecimal():
             parts = parts[1:] or (CHECKPOINTS,)
         if _of_a_run(parts) or (key == "weights" and below.is_relative_to(folder)):
-            raise UserError(f"{key}={value}", f"lies in the run's own folder {run_dir}, which is written anew", f"{place}=ANOTHER")  # fmt: skip
+            raise UserError(
+                f"{key}={value}", f"lies in the run's own folder {run_dir}, which is written anew", f"{place}=ANOTHER"
+            )
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

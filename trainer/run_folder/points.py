@@ -67,7 +67,13 @@ class Points:
             if error.errno not in REFUSED:
                 raise
             if not self.refused:
-                print(f"ATTENTION: {self.path} cannot be written ({why(error)}); the training goes on, its points wait until there is room", flush=True)  # fmt: skip
+                print(
+                    (
+                        f"ATTENTION: {self.path} cannot be written ({why(error)}); the training goes on, its "
+                        f"points wait until there is room"
+                    ),
+                    flush=True,
+                )
             self.refused = True
             return error
         if self.refused:

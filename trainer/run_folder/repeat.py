@@ -29,9 +29,11 @@ def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], run_dir: Path) -> list[str]:
-    """The words of the command that repeats a run, as a shell takes them; [] where its lives may have trained differently (``resume.allow_changes``).
+    """The words of the command that repeats a run, as a shell takes them; [] where its lives may have trained
+    differently (``resume.allow_changes``).
 
-    A run that went on in its own folder is repeated from its beginning. One that went on from another run's checkpoint is
+    A run that went on in its own folder is repeated from its beginning. One that went on from another run's checkpoint
+    is
     repeated from there.
 
     Args:

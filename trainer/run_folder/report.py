@@ -33,7 +33,8 @@ class Waits(Protocol):
 
 
 class Window(NamedTuple):
-    """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples of all
+    """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples of
+    all
     lines before, and at which update the last of them came (after a resume that was in the life before)."""
 
     time: float
@@ -64,9 +65,15 @@ class Report:
     """
 
     def __init__(
-        self, run_dir: Path | None, total_steps: int, watched: str = "val/acc1", lower: Mapping[str, bool] = NOBODY,
-        own: Path | None = None, goes_on: bool = False, pulse: Pulse | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run_dir: Path | None,
+        total_steps: int,
+        watched: str = "val/acc1",
+        lower: Mapping[str, bool] = NOBODY,
+        own: Path | None = None,
+        goes_on: bool = False,
+        pulse: Pulse | None = None,
+    ) -> None:
         self.own = own
         self.who = ""
         self.pulse = pulse or Pulse()
@@ -261,7 +268,8 @@ class Report:
             self._points.add(json.dumps(point))
 
     def _begin_after(self, points: Points) -> None:
-        """Go on with the steps of whoever wrote the points before. Workers without a common step have other numbers of updates: those
+        """Go on with the steps of whoever wrote the points before. Workers without a common step have other numbers of
+        updates: those
         of this one are written as so many more as it is behind, so that no curve runs backwards."""
         self._moved = max(0, points.last_step - self.step)
 
@@ -324,7 +332,8 @@ class Report:
     def load(
         self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float, metric: str | None = None
     ) -> None:
-        """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints tell neither of which,
+        """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints tell
+        neither of which,
         nor when the last line came.)"""
         for name in KEPT:
             setattr(self, name, kept.get(name, self.step) if name == "told" else kept[name])

@@ -61,10 +61,22 @@ class CollectiveDeclaration(Declaration):
         refused = super().refuse(config, workers)
         if self.options.static_graph and self.options.gradient_merge.k_steps > 1:
             why = "DDP learns the graph from the first backward, and with gradient merge that one exchanges nothing"
-            refused.append(UserError("strategy.static_graph=true", why, "strategy.static_graph=false (or strategy.gradient_merge.k_steps=1)"))  # fmt: skip
+            refused.append(
+                UserError(
+                    "strategy.static_graph=true",
+                    why,
+                    "strategy.static_graph=false (or strategy.gradient_merge.k_steps=1)",
+                )
+            )
         if self.options.static_graph and self.options.find_unused_parameters:
             why = "with strategy.static_graph=true DDP finds unused parameters once, in the first step"
-            refused.append(UserError("strategy.find_unused_parameters=true", why, "strategy.find_unused_parameters=false (or strategy.static_graph=false)"))  # fmt: skip
+            refused.append(
+                UserError(
+                    "strategy.find_unused_parameters=true",
+                    why,
+                    "strategy.find_unused_parameters=false (or strategy.static_graph=false)",
+                )
+            )
         return refused + list(self._refuse_hook(config, workers))
 
     def _refuse_hook(self, config: RunConfig, workers: int) -> Iterator[UserError]:
@@ -74,14 +86,22 @@ class CollectiveDeclaration(Declaration):
         if self.comm_hook != "powersgd":
             for name, default in asdict(PowerSgdOptions()).items():
                 if (given := getattr(powersgd, name)) != default:
-                    yield UserError(f"strategy.powersgd.{name}={given}", f"with {hook} nothing is compressed that way", "strategy.comm_hook=powersgd")  # fmt: skip
+                    yield UserError(
+                        f"strategy.powersgd.{name}={given}",
+                        f"with {hook} nothing is compressed that way",
+                        "strategy.comm_hook=powersgd",
+                    )
             return
         if config.precision == "fp16":
             why = "what it leaves out of a gradient is added to the next, and with fp16 each has a scale of its own"
             yield UserError("precision=fp16", f"{hook}: {why}", "precision=bf16 (or strategy.comm_hook=fp16)")
         if config.max_steps is not None and powersgd.start_step >= config.max_steps:
             why = f"with max_steps={config.max_steps} no gradient would be compressed"
-            yield UserError(f"strategy.powersgd.start_step={powersgd.start_step}", why, f"strategy.powersgd.start_step={max(2, config.max_steps // 10)}")  # fmt: skip
+            yield UserError(
+                f"strategy.powersgd.start_step={powersgd.start_step}",
+                why,
+                f"strategy.powersgd.start_step={max(2, config.max_steps // 10)}",
+            )
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
@@ -188,11 +208,18 @@ class PserverDeclaration(Declaration):
             why = f"strategy={self.name} cuts parameters into pieces, and {kind} needs them whole"
             refused.append(UserError(f"optimizer ({kind})", why, "optimizer=sgd (or momentum, adagrad, adam, adamw)"))
         elif self.options.load_from is not None:
-            refused += locate("trainer.strategies.pserver.server.saved_state_checks:refuse")(config, self, model, optimizer)  # imports torch  # fmt: skip
+            refused += locate("trainer.strategies.pserver.server.saved_state_checks:refuse")(
+                config, self, model, optimizer
+            )  # imports torch
         for name, module in model.named_modules():
             if getattr(module, "sparse", False) and config.ema.decay is not None:
-                why = f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to average"
-                refused.append(UserError(f"ema.decay={config.ema.decay}", why, "strategy=collective (or ema.decay=null)"))  # fmt: skip
+                why = (
+                    f"strategy={self.name} keeps the rows of {name} in servers, and no worker has all of them to "
+                    f"average"
+                )
+                refused.append(
+                    UserError(f"ema.decay={config.ema.decay}", why, "strategy=collective (or ema.decay=null)")
+                )
             for option in ("max_norm", "scale_grad_by_freq"):
                 if getattr(module, "sparse", False) and getattr(module, option, None):
                     why = f"strategy={self.name} has only a batch's rows of table {name} at hand"
@@ -229,7 +256,7 @@ class OutOfStepDeclaration(PserverDeclaration):
             why = (
                 f"strategy={self.name}: each worker sees other parameters, so there is no common row of them to average"
             )
-            refused.append(UserError(f"ema.decay={config.ema.decay}", why, "strategy=pserver_sync (or ema.decay=null)"))  # fmt: skip
+            refused.append(UserError(f"ema.decay={config.ema.decay}", why, "strategy=pserver_sync (or ema.decay=null)"))
         return refused
 
 
@@ -259,8 +286,17 @@ class PserverAsyncDeclaration(StaleDeclaration):
             why = "compensates the gradient of one pull, and merged gradients come from several"
             refused.append(UserError("strategy.delay_compensation", why, "strategy.max_merge_var_num=1"))
         if self.options.send_wait_times > 0 and self.options.max_merge_var_num == 1:
-            what, why = f"strategy.send_wait_times={self.options.send_wait_times}", "a push of one gradient waits for no more of them"  # fmt: skip
-            refused.append(UserError(what, f"with strategy.max_merge_var_num=1 {why}", f"strategy.max_merge_var_num={self.options.send_wait_times + 1}"))  # fmt: skip
+            what, why = (
+                f"strategy.send_wait_times={self.options.send_wait_times}",
+                "a push of one gradient waits for no more of them",
+            )
+            refused.append(
+                UserError(
+                    what,
+                    f"with strategy.max_merge_var_num=1 {why}",
+                    f"strategy.max_merge_var_num={self.options.send_wait_times + 1}",
+                )
+            )
         return refused
 
 
@@ -287,10 +323,12 @@ class PserverGeoDeclaration(OutOfStepDeclaration):
         for name, all_of_them in asdict(Entry()).items():
             if (given := getattr(self.options.entry, name)) != all_of_them:
                 why = "its workers train rows of their own, which a server that does not let them in would never get"
-                refused.append(UserError(f"strategy.entry.{name}={given}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
+                refused.append(UserError(f"strategy.entry.{name}={given}", f"strategy={self.name}: {why}", elsewhere))
         if self.options.evict_after is not None:
             why = "its workers keep replicas of the rows, from which none would go"
-            refused.append(UserError(f"strategy.evict_after={self.options.evict_after}", f"strategy={self.name}: {why}", elsewhere))  # fmt: skip
+            refused.append(
+                UserError(f"strategy.evict_after={self.options.evict_after}", f"strategy={self.name}: {why}", elsewhere)
+            )
         return refused
 
 

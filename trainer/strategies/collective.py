@@ -68,7 +68,10 @@ class Collective(Strategy):
             if isinstance(error, RunFailed) or "finished reduction" not in str(error):
                 raise
             if self.options.static_graph:
-                why = "uses other parameters than its first (strategy.static_graph=true). Use strategy.find_unused_parameters=true instead."
+                why = (
+                    "uses other parameters than its first (strategy.static_graph=true). Use "
+                    "strategy.find_unused_parameters=true instead."
+                )
             else:
                 why = "left parameters of the model without a gradient. Use strategy.find_unused_parameters=true."
             raise RunFailed(f"worker {self.seat.rank}: an update {why}") from error

@@ -35,12 +35,14 @@ class Traits:
     Attributes:
         exact: mathematically one process on the global batch (batch-norm statistics aside); a test proves it.
         lockstep: all workers take the same number of updates (the sampler pads) and may meet inside an epoch.
-        same_everywhere: after every update all workers hold the same state, so that averaging what they hold changes nothing.
+        same_everywhere: after every update all workers hold the same state, so that averaging what they hold changes
+        nothing.
         alone: each worker's gradient is an update by itself, of the samples of that worker alone.
         survives: the others go on when a worker dies.
         leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
         scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches.
-        replicas: the worker is a :class:`trainer.strategies.replicas.HasReplicas`: other workers can begin with the mean of all.
+        replicas: the worker is a :class:`trainer.strategies.replicas.HasReplicas`: other workers can begin with the
+        mean of all.
         skips: the optimizer is in the worker, which can leave an update out (``skip``).
         tables_at_servers: sparse tables live in servers; workers never hold them whole, and ids may be unbounded.
     """
@@ -64,7 +66,8 @@ class Declaration(ABC):
         config: the ``strategy`` node of the config, resolved.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
+        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
+        ``config``.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
@@ -118,9 +121,15 @@ class Declaration(ABC):
             why = f"strategy={self.name} has no group of workers in which the first could send the others their batches"
             refused.append(UserError("data.read=scatter", why, "data.read=each", ["data.read"]))
         refused += [
-            UserError(f"launch.{key}={value}", f"strategy={self.name} has no servers", f"launch.{key}={usual}", [f"launch.{key}"])
-            for key, usual in OF_SERVERS.items() if "server" not in self.entries and (value := getattr(config.launch, key)) != getattr(LaunchConfig, key)
-        ]  # fmt: skip
+            UserError(
+                f"launch.{key}={value}",
+                f"strategy={self.name} has no servers",
+                f"launch.{key}={usual}",
+                [f"launch.{key}"],
+            )
+            for key, usual in OF_SERVERS.items()
+            if "server" not in self.entries and (value := getattr(config.launch, key)) != getattr(LaunchConfig, key)
+        ]
         return refused
 
     @property
@@ -138,7 +147,8 @@ class Seat:
         role, rank, size: its role, its number within the role over all hosts, and how many the role has.
         local_rank, local_size: the same on this host.
         device: e.g. ``cpu`` or ``cuda:0``.
-        store: the launcher's: processes of the run leave notes there for each other, such as endpoints, and nobody else does.
+        store: the launcher's: processes of the run leave notes there for each other, such as endpoints, and nobody else
+        does.
         even: all workers have equally many samples in every update, and the loss is a mean over samples.
         secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
         host: address on which a server of this host listens; port: where (0: a free one); by_host: messages name hosts.
@@ -146,7 +156,8 @@ class Seat:
         folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
         group_store: torch's own, where process groups meet; None: there are no other processes.
         pulse: file in which the launcher sees how far this process is; empty: it does not look.
-        life: random number of this start of the process; 0: none. returns: one of its rank has died, and the others go on.
+        life: random number of this start of the process; 0: none. returns: one of its rank has died, and the others go
+        on.
     """
 
     role: str
@@ -226,7 +237,8 @@ class Strategy(ABC):
         seat: this worker's place among the others.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in ``config``.
+        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
+        ``config``.
         updater: the optimizer, or where it runs elsewhere, its schedule alone; made in ``setup``.
         failed: this worker ends by an error, so that the others are not to take it for one that is done.
     """
@@ -248,7 +260,8 @@ class Strategy(ABC):
     def weight(self, denominator: float) -> float | torch.Tensor:
         """The factor on this worker's mean loss of an update that makes the combined gradient the global batch's mean.
         Called before its first forward, with what the loss is divided by: its samples here, or with class weights the
-        sum of theirs. 1.0: weights are applied elsewhere, or all are equal. A tensor () on the device is not waited for."""
+        sum of theirs. 1.0: weights are applied elsewhere, or all are equal. A tensor () on the device is not waited
+        for."""
         return 1.0
 
     def prepare(self, batch: Any) -> None:
@@ -279,7 +292,8 @@ class Strategy(ABC):
         return self.seat.rank, self.seat.size
 
     def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
-        """Return the result of ``action(index, count)``, called with ``members`` after the collective call ``settle``, by which all know
+        """Return the result of ``action(index, count)``, called with ``members`` after the collective call ``settle``,
+        by which all know
         the same members; both again if one is lost meanwhile."""
         settle()
         return action(*self.members())
@@ -308,14 +322,18 @@ class Strategy(ABC):
         """Return what is needed to resume besides the model. Called on all workers at once, between two updates.
 
         Args:
-            folder: of the checkpoint to come, where other processes of the strategy write (``trainer.checkpoint.durable_folder``).
+            folder: of the checkpoint to come, where other processes of the strategy write
+            (``trainer.checkpoint.durable_folder``).
 
         Raises:
             RunFailed: the optimizer is elsewhere, and this method is not the strategy's own.
         """
         if not hasattr(self, "updater"):
             name = f"{type(self).__module__}.{type(self).__qualname__}"
-            raise RunFailed(f"{name} has no optimizer of its own (self.updater) and no method save, so no checkpoint can be made. Write save and load, or type checkpoint=none")  # fmt: skip
+            raise RunFailed(
+                f"{name} has no optimizer of its own (self.updater) and no method save, so no checkpoint can "
+                f"be made. Write save and load, or type checkpoint=none"
+            )
         return Share({"updater": self.updater.state()})
 
     def load(self, folder: Path, share: Share) -> None:
@@ -395,5 +413,6 @@ class FullModel(Protocol):
 
 
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:
-    """Context manager of any strategy, a :class:`FullModel` or not: the model holds all its parameters and can be saved."""
+    """Context manager of any strategy, a :class:`FullModel` or not: the model holds all its parameters and can be
+    saved."""
     return strategy.whole() if isinstance(strategy, FullModel) else nullcontext()

@@ -1,4 +1,5 @@
-"""What strategies that go on without a lost worker can do: stop all workers together, take a restarted one back, and count its samples."""
+"""What strategies that go on without a lost worker can do: stop all workers together, take a restarted one back, and
+count its samples."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ ADMITTED = "admitted/worker/{}/{}"
 """Note of a server: who had that life of a worker let in."""
 
 SILENT = "silent/worker/{}/{}"
-"""Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its work; empty: it
+"""Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its
+work; empty: it
 was heard again."""
 
 ASK_S = 5.0
@@ -35,7 +37,8 @@ def is_lost(board: Board, rank: int) -> bool:
 
 
 def was_lost(board: OwnBoard, rank: int) -> bool:
-    """In the worker of that rank: whether it was stopped and taken for lost, so that another one does its work by now. A board
+    """In the worker of that rank: whether it was stopped and taken for lost, so that another one does its work by now.
+    A board
     that does not answer for a while counts as no."""
     try:
         return is_lost(board.within(ASK_S), rank)
@@ -64,7 +67,8 @@ class CountsSamples(Protocol):
     """Protocol of a strategy that knows how many samples are trained, also those of workers that have died since."""
 
     def samples_applied(self) -> int:
-        """The training samples of all workers and lives whose gradients are applied; called at the end, and may wait."""
+        """The training samples of all workers and lives whose gradients are applied; called at the end, and may
+        wait."""
 
 
 @runtime_checkable

@@ -47,7 +47,11 @@ class ProcessGroup:
 
     def __init__(self, seat: Seat, options: GroupStrategy) -> None:
         if not isinstance(options, GroupStrategy):
-            raise RunFailed(f"ProcessGroup(seat, options) was given a {type(options).__name__} as options, which has no timeout_s, init and buffers. Write Options = GroupStrategy (from trainer.config.schema) in the class of the strategy's worker")  # fmt: skip
+            raise RunFailed(
+                f"ProcessGroup(seat, options) was given a {type(options).__name__} as options, which has no "
+                f"timeout_s, init and buffers. Write Options = GroupStrategy (from trainer.config.schema) in "
+                f"the class of the strategy's worker"
+            )
         assert seat.group_store is not None, "a process group meets in a store of torch's"
         self.seat, self.options = seat, options
         self.roll_call = RollCall(seat.store.under("roll-call"), seat.rank, seat.size)
@@ -86,7 +90,9 @@ class ProcessGroup:
                 self._check_equal_start(model)
 
     def _check_equal_start(self, model: nn.Module) -> None:
-        mine = torch.stack([p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()])  # fmt: skip
+        mine = torch.stack(
+            [p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()]
+        )
         least, greatest = mine.clone(), mine.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)

@@ -43,9 +43,13 @@ def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[
         yield
         return
     columns = (
-        _column("{task.fields[where]}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-        TimeElapsedColumn(), _column("ETA"), TimeRemainingColumn(),
-    )  # fmt: skip
+        _column("{task.fields[where]}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        _column("ETA"),
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, console=Screen(), transient=True, expand=True) as progress, streams.guarded():
         task = progress.add_task("", total=total_steps, where="starting: importing")
 
@@ -118,7 +122,13 @@ def preparing(verbosity: str = "normal") -> Iterator[Any]:
 
         yield line
         return
-    columns = (_column("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), _column("ETA"), TimeRemainingColumn())  # fmt: skip
+    columns = (
+        _column("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        _column("ETA"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Screen(), transient=True, expand=True) as progress, streams.guarded():
         tasks: dict[str, Any] = {}
 

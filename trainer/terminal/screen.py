@@ -39,9 +39,13 @@ class Screen(Console):
         """Render anything; texts that were styled elsewhere are cleaned, too."""
         if isinstance(renderable, Text) and (shown := clean(renderable.plain)) != renderable.plain:
             renderable = Text(
-                shown, renderable.style, justify=renderable.justify, overflow=renderable.overflow,
-                no_wrap=renderable.no_wrap, end=renderable.end,
-            )  # fmt: skip
+                shown,
+                renderable.style,
+                justify=renderable.justify,
+                overflow=renderable.overflow,
+                no_wrap=renderable.no_wrap,
+                end=renderable.end,
+            )
         return super().render(renderable, options)
 
     def print(self, *objects: Any, **more: Any) -> None:
@@ -113,7 +117,7 @@ class Screen(Console):
 
     def rows(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wide: int, spare: Sequence[int] = ()
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Print a table; a column too wide for the terminal is printed under each row. Returns columns without room.
 
         Args:

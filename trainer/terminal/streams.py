@@ -1,4 +1,5 @@
-"""Cleans all text that a process prints to the screen or a log of secrets and control characters, and loses what nobody takes."""
+"""Cleans all text that a process prints to the screen or a log of secrets and control characters, and loses what nobody
+takes."""
 
 from __future__ import annotations
 
@@ -119,7 +120,8 @@ GUARDS: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 def _begin_anew() -> None:
-    """In a forked process (one that reads data): half a line, and the lock of who was just writing, are the parent's."""
+    """In a forked process (one that reads data): half a line, and the lock of who was just writing, are the
+    parent's."""
     for guard in GUARDS:
         guard._begin()
 
@@ -131,7 +133,8 @@ os.register_at_fork(after_in_child=_begin_anew)
 def guarded() -> Iterator[None]:
     """Context manager: the standard streams are guarded; secrets learnt inside are forgotten at the end.
 
-    Nobody need take what is printed: a reader may leave, a disk may be full, and descriptors may be closed from the start.
+    Nobody need take what is printed: a reader may leave, a disk may be full, and descriptors may be closed from the
+    start.
     """
     descriptors.open_standard()
     with HERE.for_now(), restored():
@@ -199,12 +202,14 @@ def confide(payload: Any) -> None:
 class LogFile(io.FileIO):
     """The file of a log or of the screen, which takes all bytes, so that nobody ends who prints.
 
-    What a full disk refuses is left out, and how much is said when there is room again. After any other error (the reader
+    What a full disk refuses is left out, and how much is said when there is room again. After any other error (the
+    reader
     is gone, the terminal is closed) nothing is written any more.
 
     Attributes:
         left_out: bytes. error: the number of what left them out, 0 before there was one; gone: it will not pass.
-        fleeting: the file of the terminal that shows a line until anything else is printed there, and the process that shows it.
+        fleeting: the file of the terminal that shows a line until anything else is printed there, and the process that
+        shows it.
     """
 
     left_out, error, gone = 0, 0, False
@@ -250,7 +255,8 @@ class LogFile(io.FileIO):
 
 
 def _lasting(stream: Any, number: int) -> Any:
-    """The stream of that descriptor, whose file takes all bytes; any other stream, of a notebook or a test, as it is."""
+    """The stream of that descriptor, whose file takes all bytes; any other stream, of a notebook or a test, as it
+    is."""
     if stream is None:  # Python found the descriptor closed
         file = LogFile(number, "wb", closefd=False)
         file.error, file.gone = errno.EBADF, True
@@ -279,7 +285,8 @@ def _file(stream: Any) -> Any:
 
 
 def not_taken() -> str:
-    """What nobody has taken of the standard streams and why, as ``standard output: Broken pipe``; '' if all was taken."""
+    """What nobody has taken of the standard streams and why, as ``standard output: Broken pipe``; '' if all was
+    taken."""
     lost = []
     for name, stream in (("standard output", sys.stdout), ("standard error", sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
@@ -293,7 +300,8 @@ def not_taken() -> str:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Context manager: what is printed is the answer of a command, which has failed where a full disk has not taken all of it.
+    """Context manager: what is printed is the answer of a command, which has failed where a full disk has not taken all
+    of it.
     A reader who leaves, as ``head`` does, has what he wants.
 
     Raises:
@@ -326,7 +334,8 @@ def to_log(descriptor: int) -> None:
 
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
-    """Open the log file to which the streams stdout and stderr of a process go: a new one, or with ``goes_on`` that of the life before."""
+    """Open the log file to which the streams stdout and stderr of a process go: a new one, or with ``goes_on`` that of
+    the life before."""
     files.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 

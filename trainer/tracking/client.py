@@ -29,9 +29,12 @@ class Tracker:
     """The parent's handle on the recorder process of one command: for a run, or for a sweep and its runs.
 
     The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
-    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input, which is a Unix socket, and output.
-    The message that opens a run brings the lock on its folder: a killed parent leaves it to the recorder, so that the run's next life
-    does not begin before the recorder is done. When the recorder dies, another one gets all messages about the runs that are open, and
+    killed and then marks what was open as KILLED. Messages are JSON lines on its standard input, which is a Unix
+    socket, and output.
+    The message that opens a run brings the lock on its folder: a killed parent leaves it to the recorder, so that the
+    run's next life
+    does not begin before the recorder is done. When the recorder dies, another one gets all messages about the runs
+    that are open, and
     goes on from their ``tracking.json``: each message may come twice.
 
     Args:
@@ -68,7 +71,10 @@ class Tracker:
     def tell_away(self, why: str) -> None:
         """Tell the user that the store did not answer before the start, and that training goes on."""
         self.away = why
-        self.say(f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent when it does")  # fmt: skip
+        self.say(
+            f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent "
+            f"when it does"
+        )
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -101,7 +107,10 @@ class Tracker:
         if again:
             self.say(f"MLflow: the tracking process {how}; another one goes on with the points that are not sent")
         else:
-            self.say(f"MLflow: the tracking process {how}, the {MOST_STARTS}th of this command; training goes on, points are kept in metrics.jsonl")  # fmt: skip
+            self.say(
+                f"MLflow: the tracking process {how}, the {MOST_STARTS}th of this command; training goes on, "
+                f"points are kept in metrics.jsonl"
+            )
             self.answers.put({"gone": True})
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -192,7 +201,8 @@ def _subject(message: Mapping[str, Any]) -> str:
 
 
 def for_another(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """What the parent tells another recorder again: each run's message, with how far the run has gone back meanwhile."""
+    """What the parent tells another recorder again: each run's message, with how far the run has gone back
+    meanwhile."""
     for message in messages:
         if run_dir := message.get("open"):
             backs = [one for one in messages if one.get("back") == run_dir]

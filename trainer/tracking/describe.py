@@ -50,7 +50,8 @@ ARTIFACTS = (
     "trace.*.json.gz",
 )
 PARAMETER = r"[\w\-. :/]+"
-"""What MLflow takes as a parameter's name; patterns of optimizer.lr_factors are none, so they stay together as a value."""
+"""What MLflow takes as a parameter's name; patterns of optimizer.lr_factors are none, so they stay together as a
+value."""
 
 
 def describe(
@@ -63,7 +64,8 @@ def describe(
     lives: Sequence[Life] = (),
     resume: Resume | None = None,
 ) -> dict[str, Any]:
-    """Describe a training to MLflow: its name, parameters, tags and text, as the message that opens its run; see ``Tracker.open``.
+    """Describe a training to MLflow: its name, parameters, tags and text, as the message that opens its run; see
+    ``Tracker.open``.
     Only ``uri`` and ``secrets`` in it are confidential.
 
     Args:
@@ -121,10 +123,15 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _dataset(plan: Plan, digest: str) -> dict[str, str]:
-    """The data set as MLflow records it: its name, a digest, its size, and what for. Of predictions it is what they look at."""
+    """The data set as MLflow records it: its name, a digest, its size, and what for. Of predictions it is what they
+    look at."""
     facts, read = plan.facts, plan.predict
     if read is not None:
-        name, source, size = read.input, {"source": os.path.abspath(read.input), "kind": f"{read.each}s"}, {"samples": read.samples}  # fmt: skip
+        name, source, size = (
+            read.input,
+            {"source": os.path.abspath(read.input), "kind": f"{read.each}s"},
+            {"samples": read.samples},
+        )
     else:
         name, source = facts.source, {"source": facts.source, "kind": facts.kind, "stand_in": facts.stand_in}
         size = {
@@ -170,7 +177,12 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
         f"| size | {_size(plan)} |",
     ]
     if ended is not None:
-        lines += [f"| took | {ended['seconds']:.1f} s, {counted(ended['steps'], 'update')}, {counted(ended['samples'], 'sample')} |"]  # fmt: skip
+        lines += [
+            (
+                f"| took | {ended['seconds']:.1f} s, {counted(ended['steps'], 'update')}, "
+                f"{counted(ended['samples'], 'sample')} |"
+            )
+        ]
         if ended["error"]:
             lines += ["", "```", ended["error"][:2000], "```"]
         if ended["ended"].startswith(("early stop", "stopped by a callback")):
@@ -206,7 +218,10 @@ def _life(life: Life) -> str:
 def _size(plan: Plan) -> str:
     if plan.mode != "train":
         return f"{counted(plan.batch_size, 'sample')} per worker and batch"
-    return f"{counted(plan.total_steps, 'update')} ({counted(plan.epochs, 'epoch')}) of {counted(plan.global_batch_size, 'sample')}"
+    return (
+        f"{counted(plan.total_steps, 'update')} ({counted(plan.epochs, 'epoch')}) of "
+        f"{counted(plan.global_batch_size, 'sample')}"
+    )
 
 
 def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
@@ -272,7 +287,8 @@ def user() -> str:
 
 
 def git() -> dict[str, str]:
-    """For the tags of an MLflow run: the git commit of the working directory, and whether it has changes; {} outside a checkout."""
+    """For the tags of an MLflow run: the git commit of the working directory, and whether it has changes; {} outside a
+    checkout."""
     try:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
@@ -284,7 +300,10 @@ def git() -> dict[str, str]:
         )  # the user's own git; no shell  # nosec B603 B607
     except (OSError, subprocess.SubprocessError):
         return {}
-    return {"mlflow.source.git.commit": commit.stdout.strip(), "trainer.git_dirty": str(bool(dirty.stdout.strip())).lower()}  # fmt: skip
+    return {
+        "mlflow.source.git.commit": commit.stdout.strip(),
+        "trainer.git_dirty": str(bool(dirty.stdout.strip())).lower(),
+    }
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -170,7 +170,8 @@ def _root(name: str, file: Path) -> Path:
 
 
 def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
-    """What is installed of what the model needs, of what its class or function is in, and of what its modules import."""
+    """What is installed of what the model needs, of what its class or function is in, and of what its modules
+    import."""
     top = target.replace(":", ".").partition(".")[0]
     wanted = third_parties(modules.values()) if modules else {top} - {PACKAGE.name}
     of = importlib.metadata.packages_distributions() if wanted else {}

@@ -33,7 +33,8 @@ class Follower:
 
     ``tracking.json`` in the folder remembers the MLflow run, how many bytes of metrics.jsonl have been acknowledged,
     and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
-    away. Of those the server is asked what it has, and the rest is sent, so that nothing is lost or sent twice. The same
+    away. Of those the server is asked what it has, and the rest is sent, so that nothing is lost or sent twice. The
+    same
     holds for opening the run: it is looked for by ``trainer.opened``, a number that no other has.
 
     A run that goes on from a checkpoint writes points again that may have been sent in the life before, at other times.
@@ -79,7 +80,14 @@ class Follower:
             self.retry_at = now + self.pause
             if self.away_since is None:
                 self.away_since = now
-                tell({"warning": f"the tracking server does not answer ({self.error}); training goes on, points are kept in {self.run_dir / 'metrics.jsonl'} and sent later"})  # fmt: skip
+                tell(
+                    {
+                        "warning": (
+                            f"the tracking server does not answer ({self.error}); training goes on, points are "
+                            f"kept in {self.run_dir / 'metrics.jsonl'} and sent later"
+                        )
+                    }
+                )
             return
         if self.away_since is not None:
             tell({"warning": "the tracking server answers again; all points so far are sent"})
@@ -243,13 +251,27 @@ class Follower:
                 tracking_file.write(self.run_dir, self._told())
         except OSError as error:  # a full disk is no reason not to send what is there
             if not self.forgetful:
-                tell({"warning": f"{error.filename or self.run_dir / 'tracking.json'} cannot be written ({error.strerror}): should this run be killed, nobody knows how far it was sent"})  # fmt: skip
+                tell(
+                    {
+                        "warning": (
+                            f"{error.filename or self.run_dir / 'tracking.json'} cannot be written "
+                            f"({error.strerror}): should this run be killed, nobody knows how far it was sent"
+                        )
+                    }
+                )
             self.forgetful = True
 
     def _told(self) -> Remembered:
         return Remembered(
-            self.run["uri"], self.run["experiment"], self.run_id, self.sent, self.doubt, self.asked, self.again, self.run
-        )  # fmt: skip
+            self.run["uri"],
+            self.run["experiment"],
+            self.run_id,
+            self.sent,
+            self.doubt,
+            self.asked,
+            self.again,
+            self.run,
+        )
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """Send the rest of the points, the artifacts and the end of the run, within ``timeout_s``."""
@@ -267,7 +289,13 @@ class Follower:
         if self.hold is not None:
             self.hold.leave()
         unsent = self._new_lines().count(b"\n")
-        return {"closed": str(self.run_dir), "run_id": self.run_id, "experiment_id": self.experiment_id, "unsent": unsent, "error": "" if done else self.error}  # fmt: skip
+        return {
+            "closed": str(self.run_dir),
+            "run_id": self.run_id,
+            "experiment_id": self.experiment_id,
+            "unsent": unsent,
+            "error": "" if done else self.error,
+        }
 
     def _end(self, status: str, tags: dict[str, str]) -> bool:
         try:
@@ -299,7 +327,13 @@ class Follower:
             try:
                 if tables := tensor_files.left_out(choice.weights):
                     where = "checkpoints/persistables has its rows (strategy.export_limit)"
-                    tell({"told": f"the {which} model is not logged: its file is without {', '.join(tables)}, and {where}"})  # fmt: skip
+                    tell(
+                        {
+                            "told": (
+                                f"the {which} model is not logged: its file is without {', '.join(tables)}, and {where}"
+                            )
+                        }
+                    )
                     self.logged.add(which)
                     continue
                 self.packed[which], taken = logged_model.pack_model(self.run_dir, choice)
@@ -321,7 +355,8 @@ class Follower:
                 self.logged.add(which)
 
     def _register_models(self) -> None:
-        """The sent models as versions of a registered one; a registry that refuses that is told of and fails nothing."""
+        """The sent models as versions of a registered one; a registry that refuses that is told of and fails
+        nothing."""
         from trainer.tracking import registry
 
         name = self.run.get("registered_model")
@@ -367,7 +402,8 @@ def _dataset(told: dict[str, str]) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """What an exception says, in one line; of a server that is not reached, which one and why, and not who raised it where."""
+    """What an exception says, in one line; of a server that is not reached, which one and why, and not who raised it
+    where."""
     told = str(error)
     if (server := UNREACHED.search(told)) and (why := NO_ANSWER.search(told)):
         address = server[1] or f"{server[2]}:{server[3]}"

@@ -8,7 +8,8 @@ from typing import Any
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # the recorder tries again itself
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # nobody asked a training to tell others; its thread changes os.environ, which breaks requests
+    # nobody asked a training to tell others; its thread changes os.environ, which breaks requests
+    "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
 }
 
@@ -22,7 +23,8 @@ def settle() -> None:
 def client(uri: str) -> Any:
     """Return MLflow's client of a tracking store.
 
-    MLflow would make the folders of an SQLite address as it is spelled, ``/a%23b`` beside ``/a#b``. The folder of the file
+    MLflow would make the folders of an SQLite address as it is spelled, ``/a%23b`` beside ``/a#b``. The folder of the
+    file
     is there: ``check_store`` has looked.
     """
     from mlflow import MlflowClient

@@ -13,12 +13,38 @@ MOST = 30
 FEW = 3
 """So many parts are all shown, cut where they are long."""
 SHORT = {
-    "data.batch_size": "b{}", "data.global_batch_size": "gb{}", "launch.nproc": "w{}", "launch.workers": "w{}",
-    "launch.servers": "s{}", "launch.nnodes": "h{}", "precision": "{}", "device": "{}", "mode": "{}", "epochs": "{}ep",
+    "data.batch_size": "b{}",
+    "data.global_batch_size": "gb{}",
+    "launch.nproc": "w{}",
+    "launch.workers": "w{}",
+    "launch.servers": "s{}",
+    "launch.nnodes": "h{}",
+    "precision": "{}",
+    "device": "{}",
+    "mode": "{}",
+    "epochs": "{}ep",
     "max_steps": "{} steps",
-}  # fmt: skip
+}
 """How keys that are often given are shortened: workers are ``w``, servers ``s``, hosts ``h``, a global batch ``gb``."""
-UNTOLD = ("recipe", "hydra", "tracking", "plan", "debug", "verbosity", "name", "launch.master_addr", "launch.master_port", "launch.node_rank", "launch.secret_file", "launch.role", "launch.rank", "launch.server_endpoints", "launch.worker_endpoints", "launch.env", "launch.server_ports")  # fmt: skip
+UNTOLD = (
+    "recipe",
+    "hydra",
+    "tracking",
+    "plan",
+    "debug",
+    "verbosity",
+    "name",
+    "launch.master_addr",
+    "launch.master_port",
+    "launch.node_rank",
+    "launch.secret_file",
+    "launch.role",
+    "launch.rank",
+    "launch.server_endpoints",
+    "launch.worker_endpoints",
+    "launch.env",
+    "launch.server_ports",
+)
 """Keys that make no difference to what is trained."""
 FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
 """What MLflow takes in no model's name."""

@@ -18,7 +18,8 @@ INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def own_modules(target: str, new: Iterable[str] = ()) -> dict[str, Path]:
-    """The user's own code that a logged model needs: by module name the source files of its target's module and of what that imports.
+    """The user's own code that a logged model needs: by module name the source files of its target's module and of what
+    that imports.
 
     Args:
         target: ``package.module.name``; its module has been imported.

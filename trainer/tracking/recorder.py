@@ -130,13 +130,21 @@ def following(message: dict[str, Any], children_of: str | None, secrets: list[st
 def _going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
     """Make the :class:`Follower` that continues an earlier recorder's MLflow run from the last point sent."""
     return Follower(
-        run_dir, told.run, told.run_id, told.sent_bytes, told.doubtful_bytes, asked=told.asked, again=told.again,
-        children_of=children_of, secrets=list(secrets),
-    )  # fmt: skip
+        run_dir,
+        told.run,
+        told.run_id,
+        told.sent_bytes,
+        told.doubtful_bytes,
+        asked=told.asked,
+        again=told.again,
+        children_of=children_of,
+        secrets=list(secrets),
+    )
 
 
 def _mark_killed(follower: Follower) -> None:
-    """The parent is gone without closing this run: its processes end, and what they write until then is not the last word."""
+    """The parent is gone without closing this run: its processes end, and what they write until then is not the last
+    word."""
     if follower.hold is not None and not follower.hold.outlast(ENDING_S):
         return
     status_file = follower.run_dir / "status.json"
@@ -180,19 +188,30 @@ def _finished(run_dir: Path) -> tuple[Remembered, dict[str, Any]]:
     """
     told, path = tracking_file.read(run_dir), run_dir / "result.json"
     if told is None or not told.run.get("uri"):
-        raise UserError(f"resend {run_dir}", "is no folder of a run that was tracked: it has no tracking.json that can be read", USAGE)  # fmt: skip
+        raise UserError(
+            f"resend {run_dir}",
+            "is no folder of a run that was tracked: it has no tracking.json that can be read",
+            USAGE,
+        )
     try:
         return told, json_text.read_object(path)
     except FileNotFoundError:
         return told, {}
     except (OSError, ValueError) as error:
-        raise UserError(f"resend {run_dir}", f"{path.name} in it cannot be read: {why(error)}", f"rm {quoted(str(path))}, and the same command sends it as a run that was killed") from error  # fmt: skip
+        raise UserError(
+            f"resend {run_dir}",
+            f"{path.name} in it cannot be read: {why(error)}",
+            f"rm {quoted(str(path))}, and the same command sends it as a run that was killed",
+        ) from error
 
 
 def _resend(run_dir: Path, told: Remembered, result: dict[str, Any]) -> int:
     if HIDDEN in told.uri:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
-            print(f"error: the password of {told.uri} is not kept in the run's folder. Give the whole address in MLFLOW_TRACKING_URI.")  # fmt: skip
+            print(
+                f"error: the password of {told.uri} is not kept in the run's folder. Give the whole address "
+                f"in MLFLOW_TRACKING_URI."
+            )
             return 2
         told.run["uri"] = os.environ["MLFLOW_TRACKING_URI"]
     follower = _going_on(run_dir, told)

@@ -38,12 +38,20 @@ def find(client: Any, run_id: str) -> Any:
 
 
 def joined(client: Any, run: Mapping[str, Any]) -> str | None:
-    """Return the id of the MLflow run that a platform has opened for this command (``MLFLOW_RUN_ID``); None: the run gets one of its own."""
+    """Return the id of the MLflow run that a platform has opened for this command (``MLFLOW_RUN_ID``); None: the run
+    gets one of its own."""
     if not (run_id := run.get("join")):
         return None
     found = find(client, run_id)
     if found is None:
-        tell({"warning": f"MLFLOW_RUN_ID={run_id}: there is no such run at {redact.text(run['uri'])}; this run gets one of its own"})  # fmt: skip
+        tell(
+            {
+                "warning": (
+                    f"MLFLOW_RUN_ID={run_id}: there is no such run at {redact.text(run['uri'])}; this run gets "
+                    f"one of its own"
+                )
+            }
+        )
         return None
     if other := found.data.tags.get(RUN_DIR):
         tell({"warning": f"MLFLOW_RUN_ID={run_id} is the run of {other}; this run gets one of its own"})
@@ -81,7 +89,14 @@ def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
         return None
     if (twin := _twin(run_dir, told)) is not None:
         whose = f"the run {told.run_id}" if told.run_id else "a run"
-        tell({"told": f"{run_dir} is a copy of {twin}, which has {whose}; this folder gets one of its own, with all points"})  # fmt: skip
+        tell(
+            {
+                "told": (
+                    f"{run_dir} is a copy of {twin}, which has {whose}; this folder gets one of its own, with all "
+                    f"points"
+                )
+            }
+        )
         return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or str(twin)))
     if (told.uri, told.experiment) != (redact.text(run["uri"]), run["experiment"]):
         return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or told.uri))
@@ -92,7 +107,8 @@ def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
 
 
 def _twin(run_dir: Path, told: Remembered) -> Path | None:
-    """The folder of which this one is a copy, so that both would write into one MLflow run; None: it was moved, if anything."""
+    """The folder of which this one is a copy, so that both would write into one MLflow run; None: it was moved, if
+    anything."""
     before = Path(str(told.run.get("tags", {}).get(RUN_DIR, run_dir)))
     other = tracking_file.read(before)
     if other is None or other.run.get("opened") != told.run.get("opened") or before.samefile(run_dir):

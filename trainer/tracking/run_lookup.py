@@ -50,9 +50,13 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
     """What the other process says; the address, which may hold a password, goes through its standard input."""
     try:
         done = subprocess.run(  # this interpreter with this module; no shell  # nosec B603
-            [sys.executable, "-m", "trainer.tracking.run_lookup"], input=json.dumps([uri, run_id]),
-            capture_output=True, text=True, env=environment(), timeout=PATIENCE_S,
-        )  # fmt: skip
+            [sys.executable, "-m", "trainer.tracking.run_lookup"],
+            input=json.dumps([uri, run_id]),
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=PATIENCE_S,
+        )
         return dict(json_text.loads(done.stdout))
     except subprocess.TimeoutExpired:
         return {"error": f"no answer within {PATIENCE_S:g} s"}

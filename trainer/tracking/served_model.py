@@ -30,7 +30,8 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
     Inputs are as in training, before normalisation."""
 
     def load_context(self, context: Any) -> None:
-        """Build the model from its skeleton or, without one, from ``model.json``; load ``model.safetensors`` into it."""
+        """Build the model from its skeleton or, without one, from ``model.json``; load ``model.safetensors`` into
+        it."""
         spec = json.loads(Path(context.artifacts["spec"]).read_text())
         dtype = torch.float64 if spec["fp64"] else torch.float32
         cpu = torch.device("cpu")

@@ -34,7 +34,8 @@ class WorkerWeights:
 def read(folder: Path, averaged: bool = False) -> Tensors:
     """Read a checkpoint's weights: parameters and buffers by name, including those that a state_dict leaves out.
 
-    Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind each; those
+    Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind
+    each; those
     that parameter servers keep are theirs.
 
     Args:
@@ -63,9 +64,10 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
     alike = [1 / len(parts)] * len(parts)
     buffers = {
         name: _mean([part.buffers[name] for part in parts], alike)
-        if everybody and tensor.is_floating_point() else tensor
+        if everybody and tensor.is_floating_point()
+        else tensor
         for name, tensor in first.items()
-    }  # fmt: skip
+    }
     return {**model, **buffers}
 
 

@@ -39,7 +39,14 @@ def check(path: Path, model: nn.Module, called: str) -> str:
     unknown = [name for name in there if name not in wanted and name not in passing]
     tables = [name for name in tensor_files.left_out(path) if name in missing]
     if tables:
-        raise UserError(what, f"does not fit the model ({called}): the run left the table {some_names(tables)} out of it (strategy.export_limit) and keeps its rows in checkpoints/persistables", "the model and the data that it was trained with")  # fmt: skip
+        raise UserError(
+            what,
+            (
+                f"does not fit the model ({called}): the run left the table {some_names(tables)} out of it "
+                f"(strategy.export_limit) and keeps its rows in checkpoints/persistables"
+            ),
+            "the model and the data that it was trained with",
+        )
     refuse_misfit(
         what, f"does not fit the model ({called})", len(wanted), missing, unknown, other_shapes(there, wanted)
     )
@@ -94,7 +101,9 @@ def _refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what:
     """
     wrong = [name for name in names if name in own and not own[name].is_complex()]
     if wrong:
-        raise UserError(what, f"holds complex numbers where the model's are real ({some_names(wrong)})", "weights of this model")  # fmt: skip
+        raise UserError(
+            what, f"holds complex numbers where the model's are real ({some_names(wrong)})", "weights of this model"
+        )
 
 
 def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:

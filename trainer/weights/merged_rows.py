@@ -16,7 +16,8 @@ class MergedRows:
     """Which rows of a full part and of an increment a table has, and their places in the table.
 
     Attributes:
-        ids: (N,) of the table, ascending. kept: (K,) places of rows of the full part, and kept_at: where they go. changed_at: (M,)
+        ids: (N,) of the table, ascending. kept: (K,) places of rows of the full part, and kept_at: where they go.
+        changed_at: (M,)
             where the increment's rows go.
     """
 
@@ -27,13 +28,15 @@ class MergedRows:
 
     @staticmethod
     def of(full: np.ndarray, changed: np.ndarray, removed: np.ndarray) -> MergedRows:
-        """Find the places from ids: of the full part and of changed rows, both ascending, and of removed rows in any order."""
+        """Find the places from ids: of the full part and of changed rows, both ascending, and of removed rows in any
+        order."""
         kept = np.flatnonzero(~np.isin(full, np.union1d(changed, removed), assume_unique=True))
         ids = np.sort(np.concatenate([full[kept], changed]))
         return MergedRows(ids, kept, np.searchsorted(ids, full[kept]), np.searchsorted(ids, changed))
 
     def rows(self, full: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:
-        """Put values together: (N, ...) of the table, from those of the full part (F, ...) and of the increment (M, ...)."""
+        """Put values together: (N, ...) of the table, from those of the full part (F, ...) and of the increment (M,
+        ...)."""
         made = np.empty((len(self.ids), *changed.shape[1:]), dtype=changed.numpy().dtype)
         for first in range(0, len(self.kept), AT_ONCE):
             some = slice(first, first + AT_ONCE)

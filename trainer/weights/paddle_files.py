@@ -22,7 +22,10 @@ def refuse(path: Path, key: str) -> None:
     if found is None:
         return
     which = "was" if found == path else f"has {found.name}, which was"
-    how = "safetensors.numpy.save_file writes the arrays of paddle.load by this model's names, those of linear layers transposed"
+    how = (
+        "safetensors.numpy.save_file writes the arrays of paddle.load by this model's names, those of linear "
+        "layers transposed"
+    )
     raise UserError(
         f"{key}={path}", f"{which} saved by Paddle, whose files are not read; {how}", f"{key}=FILE.safetensors"
     )

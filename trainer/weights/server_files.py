@@ -17,9 +17,11 @@ from trainer.weights.fresh_rows import RowInit, fresh_table
 from trainer.weights.merged_rows import MergedRows
 
 DENSE, TABLE = "dense", "table"
-"""Begin the names of tensors: of pieces of dense parameters (``dense|NAME|START``), and of rows (``table|NAME|ids``)."""
+"""Begin the names of tensors: of pieces of dense parameters (``dense|NAME|START``), and of rows
+(``table|NAME|ids``)."""
 REMOVED, SINCE = "removed", "since"
-"""Of an increment: ids that went (``table|NAME|removed``), and the version of the full part, in what the server told."""
+"""Of an increment: ids that went (``table|NAME|removed``), and the version of the full part, in what the server
+told."""
 BEGAN = "began"
 """In what the server told: by the table's name, the version at which its rule (Adam, ...) began; 0 in older files."""
 BY_ROW = ("ids", "rows", "touched")
@@ -50,7 +52,8 @@ class TableFacts:
 class ServerFile:
     """The file of one server; tensors are mapped into memory and read when accessed.
 
-    The file of an increment has only the rows that have changed since a full part, which lies beside it. A reader gets all rows,
+    The file of an increment has only the rows that have changed since a full part, which lies beside it. A reader gets
+    all rows,
     put together from both files.
     """
 
@@ -111,7 +114,11 @@ class ServerFile:
 
     def keys(self) -> list[str]:
         """The names of the tensors that the server has saved."""
-        return [name for name in self._file.keys() if not (name.startswith(f"{TABLE}|") and name.endswith(f"|{REMOVED}"))]  # noqa: SIM118  # fmt: skip
+        return [
+            name
+            for name in self._file.keys()  # noqa: SIM118 (no mapping)
+            if not (name.startswith(f"{TABLE}|") and name.endswith(f"|{REMOVED}"))
+        ]
 
     def tensor(self, name: str) -> torch.Tensor:
         """Read a tensor that the server has saved by its name; rows of a table come from both files of an increment."""
@@ -190,7 +197,11 @@ def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, tor
         kept = {name: about for part in parts for name, about in part.tables.items()}
         for name, about in kept.items():
             if about.num_rows is None:
-                raise UserError(str(folder), f"its table {name} takes any id, so that no file of weights can hold all rows", "the run's persistables")  # fmt: skip
+                raise UserError(
+                    str(folder),
+                    f"its table {name} takes any id, so that no file of weights can hold all rows",
+                    "the run's persistables",
+                )
             dense[f"{name}.weight"] = _table(parts, name, about)
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
         why_not = f"its servers' parts cannot be put together ({type(error).__name__}: {why(error)})"

@@ -94,7 +94,11 @@ def _first(found: Mapping[tuple[str, ...], Any], what: str) -> tuple[tuple[str, 
     same = [keys for keys in ranked if rank(keys) == rank(ranked[0])]
     if len(same) > 1:
         chosen = "".join(f"[{key!r}]" for key in same[0])
-        raise UserError(what, f"holds several state_dicts ({some_names(['.'.join(keys) for keys in same])})", f"the file of one: torch.save(torch.load(FILE){chosen}, 'weights.pth')")  # fmt: skip
+        raise UserError(
+            what,
+            f"holds several state_dicts ({some_names(['.'.join(keys) for keys in same])})",
+            f"the file of one: torch.save(torch.load(FILE){chosen}, 'weights.pth')",
+        )
     return ranked[0], [".".join(keys) for keys in ranked[1:]]
 
 
@@ -152,7 +156,11 @@ def renamed(by_name: Mapping[str, T], own: Container[str], what: str) -> Renamed
         return Renamed(bare)
     plain = [prefix for prefix in prefixes if not AVERAGED.search(prefix)] or prefixes
     if len(plain) > 1 and most > 1:
-        raise UserError(what, f"holds the model {len(plain)} times: names begin with {some_names(f'{p}.' for p in plain)}", "a file of one of them")  # fmt: skip
+        raise UserError(
+            what,
+            f"holds the model {len(plain)} times: names begin with {some_names(f'{p}.' for p in plain)}",
+            "a file of one of them",
+        )
     prefix = plain[0]
     inside = {name.removeprefix(f"{prefix}."): one for name, one in bare.items() if name.startswith(f"{prefix}.")}
     outside = tuple(name for name in bare if not name.startswith(f"{prefix}."))

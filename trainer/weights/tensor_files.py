@@ -90,14 +90,22 @@ def _plain(by_name: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tenso
     for name, tensor in by_name.items():
         kind = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu" or tensor.is_nested:
-            raise UserError(what, f"{shortened(str(name))} is no plain tensor ({kind}, {tensor.layout}, {tensor.device})", "torch.save(model.state_dict(), ...)")  # fmt: skip
+            raise UserError(
+                what,
+                f"{shortened(str(name))} is no plain tensor ({kind}, {tensor.layout}, {tensor.device})",
+                "torch.save(model.state_dict(), ...)",
+            )
         if not _converts(tensor.dtype):
             raise _of_no_use(what, str(name), kind)
     return by_name
 
 
 def _of_no_use(what: str, name: str, kind: str) -> UserError:
-    return UserError(what, f"{shortened(name)} is of the type {kind}, which no model can take", "weights saved as float32 or bfloat16")  # fmt: skip
+    return UserError(
+        what,
+        f"{shortened(name)} is of the type {kind}, which no model can take",
+        "weights saved as float32 or bfloat16",
+    )
 
 
 @cache
@@ -117,7 +125,8 @@ class Outline(NamedTuple):
 
 
 def outlines(path: Path, what: str) -> tuple[dict[str, Outline], str]:
-    """The outline of every tensor in a weights file, by name, without reading the values; and what of the file they are.
+    """The outline of every tensor in a weights file, by name, without reading the values; and what of the file they
+    are.
 
     Raises:
         UserError: it cannot be read as what it is.

@@ -1,7 +1,8 @@
 """Reads torch.save's files: tensors, and in place of objects of other classes a note of what was there.
 
 Before torch.load makes any object the file is followed, because a few bytes could ask for any amount of memory:
-``torch.load(weights_only=True)`` calls what it knows with any arguments, and ``bytearray(5 * 2**30)`` is a file of 32 bytes.
+``torch.load(weights_only=True)`` calls what it knows with any arguments, and ``bytearray(5 * 2**30)`` is a file of 32
+bytes.
 """
 
 from __future__ import annotations
@@ -20,20 +21,77 @@ from trainer.visible import one_line, shortened
 from trainer.wording import quoted
 
 CALLED = frozenset(
-    ("collections.OrderedDict", "collections.Counter", "builtins.set", "__builtin__.set", "builtins.complex", "__builtin__.complex", "_codecs.encode", "torch.Size", "torch.device")
-) | {f"torch._utils._rebuild_{what}" for what in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")}  # fmt: skip
+    (
+        "collections.OrderedDict",
+        "collections.Counter",
+        "builtins.set",
+        "__builtin__.set",
+        "builtins.complex",
+        "__builtin__.complex",
+        "_codecs.encode",
+        "torch.Size",
+        "torch.device",
+    )
+) | {
+    f"torch._utils._rebuild_{what}"
+    for what in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
+}
 """Functions that make no more than they are given; tensors among them are as large as the file's storages."""
 LITERALS = frozenset(
-    ("NONE", "NEWFALSE", "NEWTRUE", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET", "BININT", "BININT1", "BININT2", "BINFLOAT", "LONG1")
-)  # fmt: skip
+    (
+        "NONE",
+        "NEWFALSE",
+        "NEWTRUE",
+        "EMPTY_TUPLE",
+        "EMPTY_LIST",
+        "EMPTY_DICT",
+        "EMPTY_SET",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "BINFLOAT",
+        "LONG1",
+    )
+)
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80"
-HARMLESS = frozenset(("getattr", "slice", "range", "frozenset", "object", "dict", "list", "tuple", "int", "float", "str", "bool", "type"))  # fmt: skip
+HARMLESS = frozenset(
+    ("getattr", "slice", "range", "frozenset", "object", "dict", "list", "tuple", "int", "float", "str", "bool", "type")
+)
 OF_PYTHON = ("builtins", "__builtin__")
-REFUSED = frozenset((*OF_PYTHON, "os", "posix", "nt", "sys", "subprocess", "shutil", "socket", "ctypes", "importlib", "runpy", "pty", "code", "pickle", "_pickle", "torch"))  # fmt: skip
-"""Packages whose functions no checkpoint needs: a file that names them is refused whole, though none would be called."""
-CLASSES_OF_TORCH = ("torch.nn.", "torch.optim.", "torch.torch_version.", "torch.utils.data.", "torch.amp.", "torch.cuda.amp.", "torch.distributed.", "torch.fx.")  # fmt: skip
+REFUSED = frozenset(
+    (
+        *OF_PYTHON,
+        "os",
+        "posix",
+        "nt",
+        "sys",
+        "subprocess",
+        "shutil",
+        "socket",
+        "ctypes",
+        "importlib",
+        "runpy",
+        "pty",
+        "code",
+        "pickle",
+        "_pickle",
+        "torch",
+    )
+)
+"""Packages whose functions no checkpoint needs: a file that names them is refused whole, though none would be
+called."""
+CLASSES_OF_TORCH = (
+    "torch.nn.",
+    "torch.optim.",
+    "torch.torch_version.",
+    "torch.utils.data.",
+    "torch.amp.",
+    "torch.cuda.amp.",
+    "torch.distributed.",
+    "torch.fx.",
+)
 
 
 class Skipped:
@@ -67,7 +125,9 @@ class WholeModel:
 
 TORCHSCRIPT = WholeModel("is a TorchScript program, whose code is not run", "torch.jit.load({}).state_dict()")
 EXPORTED = WholeModel("is a program of torch.export, whose code is not run", "dict(torch.export.load({}).state_dict)")
-LEGACY = WholeModel("is of the form that torch.save wrote before torch 1.6, which is not read", "torch.load({}, weights_only=True)")  # fmt: skip
+LEGACY = WholeModel(
+    "is of the form that torch.save wrote before torch 1.6, which is not read", "torch.load({}, weights_only=True)"
+)
 OF_A_MODEL = ("model", "ema", "net", "network", "module", "state_dict")
 """Keys at which a checkpoint may hold a whole model."""
 
@@ -120,7 +180,9 @@ def read(path: Path, what: str, mapped: bool = False) -> Any:
     with path.open("rb") as file:
         source: Any = file if named else path
         if others:
-            return torch.load(source, "cpu", _Pickle, weights_only=False, mmap=mapped and not named)  # finds nothing of others  # nosec B614  # fmt: skip
+            return torch.load(
+                source, "cpu", _Pickle, weights_only=False, mmap=mapped and not named
+            )  # finds nothing of others  # nosec B614
         return torch.load(source, "cpu", weights_only=True, mmap=mapped and not named)
 
 
@@ -171,9 +233,15 @@ def _refuse_packed(path: Path, what: str) -> None:
     packed = [shortened(one_line(member.filename)) for member in members if member.compress_type != zipfile.ZIP_STORED]
     if packed:
         more = f" and {len(packed) - 4} more" if len(packed) > 4 else ""
-        raise UserError(what, f"is a packed archive ({', '.join(packed[:4])}{more}), as torch.save makes none", "torch.save(model.state_dict(), ...)")  # fmt: skip
+        raise UserError(
+            what,
+            f"is a packed archive ({', '.join(packed[:4])}{more}), as torch.save makes none",
+            "torch.save(model.state_dict(), ...)",
+        )
     if sum(member.file_size for member in members) > path.stat().st_size:
-        raise UserError(what, "is an archive whose members are more than the file", "torch.save(model.state_dict(), ...)")  # fmt: skip
+        raise UserError(
+            what, "is an archive whose members are more than the file", "torch.save(model.state_dict(), ...)"
+        )
 
 
 def _skipped(name: str) -> bool:
@@ -185,8 +253,12 @@ def _skipped(name: str) -> bool:
     package, _, own = name.partition(".")
     if name in CALLED:
         return False
-    if not name or (package in REFUSED and not name.startswith(CLASSES_OF_TORCH) and not (package in OF_PYTHON and own in HARMLESS)):  # fmt: skip
-        raise ValueError(f"it calls {shortened(one_line(name)) or 'what is no function'}, which plain tensors do not need")  # fmt: skip
+    if not name or (
+        package in REFUSED and not name.startswith(CLASSES_OF_TORCH) and not (package in OF_PYTHON and own in HARMLESS)
+    ):
+        raise ValueError(
+            f"it calls {shortened(one_line(name)) or 'what is no function'}, which plain tensors do not need"
+        )
     return True
 
 

@@ -1,4 +1,5 @@
-"""What a validation alters of a worker, as it was before: a run that is asked to leave in a validation saves that, and validates
+"""What a validation alters of a worker, as it was before: a run that is asked to leave in a validation saves that, and
+validates
 again in its next life."""
 
 from __future__ import annotations

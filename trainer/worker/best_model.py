@@ -24,4 +24,10 @@ def keep_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -
         try:
             save(model, run_dir / CHECKPOINTS / BEST, lambda: not was_lost(seat.store, seat.rank))
         except (OSError, SafetensorError) as error:  # a full disk: the training goes on, as without a checkpoint
-            print(f"the best model cannot be written: {why(error)}; the one before stays, and the next best one is written", flush=True)  # fmt: skip
+            print(
+                (
+                    f"the best model cannot be written: {why(error)}; the one before stays, and the next best one "
+                    f"is written"
+                ),
+                flush=True,
+            )

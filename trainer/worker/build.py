@@ -131,7 +131,8 @@ def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 
 
 def _make_criterion(config: RunConfig, plan: Plan, seat: Seat, splits: Splits) -> Criterion:
-    """Make the worker's loss. Balanced weights are the plan's; a trial of batch sizes, which has none, computes them."""
+    """Make the worker's loss. Balanced weights are the plan's; a trial of batch sizes, which has none, computes
+    them."""
     labels = labels_of(splits.train) if balanced_keys(config) and not plan.class_weights else None
     known = {name: found[0] if name == "pos_weight" else found for name, found in plan.class_weights.items()}
     weights = weights_of({**config.loss, **known}, plan.facts.classes, labels)
@@ -185,7 +186,10 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     name, train, val, test = str(data._target_), splits.train, splits.val, splits.test
     if plan.mode == "train":
         if not is_stream(train):
-            raise RunFailed(f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no stream. Return an IterableDataset, or a function that returns an iterator")  # fmt: skip
+            raise RunFailed(
+                f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no "
+                f"stream. Return an IterableDataset, or a function that returns an iterator"
+            )
         part = Part(data.shard, seat.rank, seat.size, plan.global_batch_size, facts.train_samples, data.shuffle_buffer)
         train = Streamed(train, f"{name}, the training stream", facts, facts.shape, part)
     if is_stream(val):

@@ -110,9 +110,7 @@ class Callbacks:
     def __init__(
         self, made: Sequence[tuple[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
     ) -> None:
-        self.common = {
-            "rank": rank, "world_size": size, "run_dir": run_dir, "total_steps": total_steps, "model": model,
-        }  # fmt: skip
+        self.common = {"rank": rank, "world_size": size, "run_dir": run_dir, "total_steps": total_steps, "model": model}
         self.rank, self.size = rank, size
         self.lr = 0.0
         self.requests: list[str] = []
@@ -129,7 +127,8 @@ class Callbacks:
         return any(self.hooks.values())
 
     def state(self) -> dict[str, Any]:
-        """The states of callbacks that have ``state_dict`` and ``load_state_dict``, by name, and what they have asked for."""
+        """The states of callbacks that have ``state_dict`` and ``load_state_dict``, by name, and what they have asked
+        for."""
         states = {name: one.state_dict() for name, one in self.remembering.items()}
         return {**states, STOP: {"requests": list(self.requests), "agreed": self.agreed}}
 

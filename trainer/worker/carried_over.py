@@ -34,7 +34,8 @@ class Outline:
 
 
 def begins_anew(plan: Plan, model: ModelFacts, folder: Path) -> list[str]:
-    """What of the optimizer's state in a checkpoint this run's optimizer cannot take over, each a line with parameter names.
+    """What of the optimizer's state in a checkpoint this run's optimizer cannot take over, each a line with parameter
+    names.
 
     Raises:
         UserError: the checkpoint is of another model.
@@ -106,7 +107,8 @@ def _dense_keys(part: ServerFile) -> Iterator[tuple[str, list[str]]]:
 
 
 def _check_moved(folder: Path, saved: KeptState, live: KeptState) -> None:
-    """Servers keep the parameters that are trained, and workers the others: servers cannot hand some to workers, or take some.
+    """Servers keep the parameters that are trained, and workers the others: servers cannot hand some to workers, or
+    take some.
 
     Raises:
         UserError: others are trained now.

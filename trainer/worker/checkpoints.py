@@ -43,10 +43,12 @@ class Checkpoints:
     """Saves a worker's part of each checkpoint when it is due.
 
     After an update that its own count tells (``every_steps``), a worker saves without asking. What only a clock or a
-    signal tells, the first worker decides. It writes the number of an update on the board in which all workers will wait
+    signal tells, the first worker decides. It writes the number of an update on the board in which all workers will
+    wait
     for each other, so that all have read it when that update is done.
 
-    Workers without a common step (``lockstep=False``) have no such update: the first leaves a note, and each worker that
+    Workers without a common step (``lockstep=False``) have no such update: the first leaves a note, and each worker
+    that
     finds it, after its next update or while it waits for others, waits until all stand still.
 
     Args:
@@ -63,7 +65,8 @@ class Checkpoints:
         request: that it was asked by a signal; None: it takes none.
         before: in a validation, what that alters as it was before; None: it trains.
         cut: this worker has left out the rest of its share of the validation.
-        waits_at: the meeting at which those who have done their shares wait for the others, without a common step. There the first
+        waits_at: the meeting at which those who have done their shares wait for the others, without a common step.
+        There the first
             may have all leave: another meeting follows in the validation, so that nobody ends it before the first.
     """
 
@@ -137,7 +140,8 @@ class Checkpoints:
             self.before = None
 
     def breaks_off(self, run: Training) -> bool:
-        """Between two batches of a validation: whether the rest of this worker's share is left out, to end within the grace
+        """Between two batches of a validation: whether the rest of this worker's share is left out, to end within the
+        grace
         time. Workers without a common step are stopped here."""
         if not run.lockstep:
             self.look(run)
@@ -188,8 +192,10 @@ class Checkpoints:
         return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
 
     def _asked(self) -> tuple[int, int]:
-        """What the first worker's note says: whether all are to leave, and at how many meetings it was. A worker that waits at one of
-        these stops later: the answer is under way, and its position in a checkpoint would be before the meeting, that of the others after it."""
+        """What the first worker's note says: whether all are to leave, and at how many meetings it was. A worker that
+        waits at one of
+        these stops later: the answer is under way, and its position in a checkpoint would be before the meeting, that
+        of the others after it."""
         leaving, meetings = self.board.get(f"stop/{self.asked}").split()
         return int(leaving), int(meetings)
 
@@ -206,7 +212,8 @@ class Checkpoints:
         return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
 
     def _next(self, run: Training) -> int:
-        """The epoch in which the run goes on: the next one, but for one that max_steps has cut, of which more can be asked for."""
+        """The epoch in which the run goes on: the next one, but for one that max_steps has cut, of which more can be
+        asked for."""
         return run.epoch if run.over and run.update < self.updates else run.epoch + 1
 
     def _ask(self, run: Training) -> None:
@@ -230,7 +237,8 @@ class Checkpoints:
             self.target, self.leaving = target, bool(leaves)
 
     def _may_say(self, key: str) -> bool:
-        """Whether the others have not gone on without this worker meanwhile, and another one has not said what it is about to say."""
+        """Whether the others have not gone on without this worker meanwhile, and another one has not said what it is
+        about to say."""
         return not self.board.check([key]) and not was_lost(self.seat.store, self.seat.rank)
 
     def _pass_on(self) -> None:
@@ -330,10 +338,14 @@ class Checkpoints:
         if began >= self.told_at + TELL_EVERY_S:
             self.told_at = began
             size, took = _written(place) / 1e6, self.clock() - began
-            print(f"checkpoint {place.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s", flush=True)  # fmt: skip
+            print(
+                f"checkpoint {place.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s",
+                flush=True,
+            )
 
     def _known(self) -> dict[str, str]:
-        """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another host that is
+        """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another
+        host that is
         the first one left: host 0 has taken it."""
         data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
         told = tracking_file.read(self.folder.parent)
@@ -345,7 +357,8 @@ class Checkpoints:
         return self.others_hang or (rank.isdecimal() and is_lost(self.seat.store, int(rank)))
 
     def close(self, others_hang: bool = False) -> None:
-        """Wait until everything is written, but not for parts of others that hang; remove what a server may have left of a
+        """Wait until everything is written, but not for parts of others that hang; remove what a server may have left
+        of a
         checkpoint that was given up."""
         self.others_hang = others_hang and not self.writer.wait(HUNG_S)
         self.writer.wait()

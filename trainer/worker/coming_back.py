@@ -1,4 +1,5 @@
-"""A restarted worker comes back: it waits to be let in, and begins at the checkpoint that the others have just saved."""
+"""A restarted worker comes back: it waits to be let in, and begins at the checkpoint that the others have just
+saved."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class TooLate(RunFailed):
 
 
 class Missed(TooLate):
-    """The error of a restarted worker that was to take part from a checkpoint which is not there after all: the next life of it
+    """The error of a restarted worker that was to take part from a checkpoint which is not there after all: the next
+    life of it
     can wait for the next one."""
 
     again = True

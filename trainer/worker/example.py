@@ -1,4 +1,5 @@
-"""Writes what a trained model needs to be used elsewhere: model.json (how to build and feed it), skeleton and one sample."""
+"""Writes what a trained model needs to be used elsewhere: model.json (how to build and feed it), skeleton and one
+sample."""
 
 from __future__ import annotations
 
@@ -21,9 +22,14 @@ ALONE = "inputs"
 
 
 def keep(
-    run_dir: Path, model: Mapping[str, Any], precision: str, place: Placement, inputs: Inputs,
-    rows: Mapping[str, Any] | None = None, preprocessing: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+    run_dir: Path,
+    model: Mapping[str, Any],
+    precision: str,
+    place: Placement,
+    inputs: Inputs,
+    rows: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+) -> None:
     """Write ``model.json`` and ``example.npz`` for a trained model.
 
     Args:
@@ -34,7 +40,14 @@ def keep(
         preprocessing: what validation does to an image; empty or None: samples are none.
     """
     mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
-    spec = {"model": dict(model), "mean": mean, "std": std, "fp64": precision == "fp64", "rows": rows, "preprocessing": preprocessing or None}  # fmt: skip
+    spec = {
+        "model": dict(model),
+        "mean": mean,
+        "std": std,
+        "fp64": precision == "fp64",
+        "rows": rows,
+        "preprocessing": preprocessing or None,
+    }
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}
     with files.replacing(run_dir / SAMPLE) as part, part.open("wb") as file:

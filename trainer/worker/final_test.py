@@ -52,7 +52,9 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
         if not _takes_weights(run, assignment.plan):
             measure(run, _second_model(run, assignment, seat), of)
             return
-        run.trained = {n: t.to("cpu", copy=True) for n, t in run.model.state_dict().items() if isinstance(t, torch.Tensor)}  # fmt: skip
+        run.trained = {
+            n: t.to("cpu", copy=True) for n, t in run.model.state_dict().items() if isinstance(t, torch.Tensor)
+        }
         _load_best(run, run.model, assignment.plan, seat)
         measure(run, run.model, of, settle=lambda: None)  # all have the same weights, which none is to replace
         run.take_back()
@@ -86,7 +88,8 @@ def _part(split: EvaluatedSplit) -> str:
 
 
 def _has_best(run: Training, plan: Plan) -> bool:
-    """Whether there is a best model of all validations, whose file the first worker sees whole, and which is of the watched metric."""
+    """Whether there is a best model of all validations, whose file the first worker sees whole, and which is of the
+    watched metric."""
     path = _path(plan)
 
     def known(index: int, count: int) -> bool:
@@ -101,7 +104,8 @@ def _has_best(run: Training, plan: Plan) -> bool:
 def _takes_weights(run: Training, plan: Plan) -> bool:
     """Whether the trained model can take the best weights, so that no second one is built beside it and its optimizer.
 
-    It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the end do not
+    It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the
+    end do not
     fit the best weights.
     """
     held = plan.traits.lockstep and plan.traits.skips and not isinstance(run.strategy, FullModel)

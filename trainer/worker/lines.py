@@ -21,7 +21,8 @@ class Line:
     """Collects the batches since the last log line, of whatever epochs, which the next line will average.
 
     Attributes:
-        batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line comes.
+        batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line
+        comes.
         lr: of the last update; number: of the last batch in its epoch.
         before: the sums of the last line, over all workers; mine: of this worker alone.
         epoch: the sums of the epoch so far at the last line, as ``before``; earlier: this worker's of batches that an

@@ -84,11 +84,13 @@ class Training:
         epoch, update: of the training, and updates done in that epoch.
         step: updates done; validated: the last validation's update and metrics; stop: why to end early.
         closed: what comes after the last of the epoch's updates is done, its validation among it.
-        trained: the model's own tensors by name, on the CPU, while the best weights are in their place for the final test.
+        trained: the model's own tensors by name, on the CPU, while the best weights are in their place for the final
+        test.
         examined: the sums of the last validation and, where this worker keeps the best model, of the best.
         line: what the next line of training will average.
         compiling: what is said to be done in the first update, where that is long.
-        skeleton: of a model of the user's own, see :mod:`trainer.models.skeleton`; None: it is built again where it is needed.
+        skeleton: of a model of the user's own, see :mod:`trainer.models.skeleton`; None: it is built again where it is
+        needed.
         guard: what is done about numbers that are not finite.
         skipped, in_a_row: updates that were left out, and the last of them without another between.
         turns: the epochs whose batches come in another order, see :mod:`trainer.data.batch_reordering`.
@@ -192,7 +194,8 @@ def _fit(run: Training) -> dict[str, float]:
 
 
 def _trained(run: Training) -> int:
-    """The samples that all workers have trained on: of workers that have died, their lines or their own counts lack some."""
+    """The samples that all workers have trained on: of workers that have died, their lines or their own counts lack
+    some."""
     if isinstance(run.strategy, CountsSamples):
         return max(run.strategy.samples_applied(), run.report.samples if run.lockstep else 0)
     if run.lockstep:

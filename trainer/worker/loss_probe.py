@@ -27,7 +27,8 @@ class Found:
 
 
 def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
-    """Check that there is an output for each class, and that the loss takes outputs and labels; returns what is odd about them.
+    """Check that there is an output for each class, and that the loss takes outputs and labels; returns what is odd
+    about them.
 
     Raises:
         UserError: there are fewer outputs than classes, or the loss does not take them.
@@ -36,7 +37,11 @@ def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
     if outputs.shape[1] < facts.classes:
         what = f"model.num_classes={given}" if given else named
         instead = f"model.num_classes={facts.classes}" if given else ""
-        raise UserError(what, f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}", instead)  # fmt: skip
+        raise UserError(
+            what,
+            f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}",
+            instead,
+        )
     scores, labels = torch.zeros(2, outputs.shape[1]), torch.zeros(2, dtype=torch.long)
     try:
         value = loss(scores, labels)
@@ -45,14 +50,27 @@ def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
         target, arguments = config.loss["_target_"], {k: v for k, v in config.loss.items() if k != "_target_"}
         wrong = blamed(lambda some: call_target({**some, "_target_": target}, "loss")(scores, labels), arguments)
         if wrong:
-            raise UserError(f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}") from error  # fmt: skip
-        raise UserError(f"loss ({config.loss['_target_']})", f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}", "loss=cross_entropy") from error  # fmt: skip
+            raise UserError(
+                f"loss.{wrong}={arguments[wrong]}", f"{target} does not take this value: {first_line(error)}"
+            ) from error
+        raise UserError(
+            f"loss ({config.loss['_target_']})",
+            f"does not take outputs (N, {outputs.shape[1]}) and labels (N,): {first_line(error)}",
+            "loss=cross_entropy",
+        ) from error
     if value.dim():
-        raise UserError(f"loss ({config.loss['_target_']})", f"gives {tuple(value.shape)} values instead of one, the mean", "loss=cross_entropy")  # fmt: skip
+        raise UserError(
+            f"loss ({config.loss['_target_']})",
+            f"gives {tuple(value.shape)} values instead of one, the mean",
+            "loss=cross_entropy",
+        )
     if outputs.shape[1] == facts.classes:
         return ""
     advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
-    return f"{named} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: {outputs.shape[1] - facts.classes} of them have no samples{advice}"  # fmt: skip
+    return (
+        f"{named} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: "
+        f"{outputs.shape[1] - facts.classes} of them have no samples{advice}"
+    )
 
 
 def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, outputs: int) -> str:
@@ -69,7 +87,14 @@ def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, out
             loss(shares, shares)
         except Exception as error:
             what = f"data.{mixed}={data[mixed]}"
-            raise UserError(what, f"makes labels (N, {outputs}) that are shares of classes, which {config.loss.get('_target_')} does not take: {first_line(error)}", f"data.{mixed}=0") from error  # fmt: skip
+            raise UserError(
+                what,
+                (
+                    f"makes labels (N, {outputs}) that are shares of classes, which {config.loss.get('_target_')} "
+                    f"does not take: {first_line(error)}"
+                ),
+                f"data.{mixed}=0",
+            ) from error
         forms = ["shares", *(forms if config.validation else [])]
     return kind_of(loss, classes, outputs, forms)
 
@@ -77,7 +102,14 @@ def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, out
 def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
     """One logit per sample, and a loss of a batch (cross-entropy would take the batch for classes)."""
     if outputs.dim() != 1:
-        raise UserError(f"model ({config.model['_target_']})", f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels 0 and 1 need one logit (N,)", "model=wide_and_deep")  # fmt: skip
+        raise UserError(
+            f"model ({config.model['_target_']})",
+            (
+                f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels "
+                f"0 and 1 need one logit (N,)"
+            ),
+            "model=wide_and_deep",
+        )
     logits, labels = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
     what, instead = f"loss ({config.loss['_target_']})", "loss=binary_cross_entropy"
     try:
@@ -91,7 +123,8 @@ def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outp
 
 
 def denominator_without_outputs(config: RunConfig, loss: nn.Module, facts: Facts) -> str:
-    """What the loss of a batch is divided by, where the model runs on a GPU alone: it should have an output for each class."""
+    """What the loss of a batch is divided by, where the model runs on a GPU alone: it should have an output for each
+    class."""
     if facts.task == "binary":
         return denominator_of_logits(config, loss, facts, torch.zeros(2))
     wanted = config.model.get("num_classes")
@@ -99,7 +132,8 @@ def denominator_without_outputs(config: RunConfig, loss: nn.Module, facts: Facts
 
 
 def _check_weights_for_outputs(config: RunConfig, facts: Facts, outputs: int) -> None:
-    """Refuse weights of classes for a model with more outputs than classes, where the loss wants a weight for each output.
+    """Refuse weights of classes for a model with more outputs than classes, where the loss wants a weight for each
+    output.
 
     Raises:
         UserError: their numbers differ.
@@ -125,4 +159,8 @@ def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: 
         return  # it wants a GPU
     found = forward(model, facts, facts.shape, train=True, samples=1)
     if isinstance(found, NotTaken):
-        raise UserError(one.what, f"{one.why}, and the model ({config.model.get('_target_')}) does not train with one: {found}", one.instead)  # fmt: skip
+        raise UserError(
+            one.what,
+            f"{one.why}, and the model ({config.model.get('_target_')}) does not train with one: {found}",
+            one.instead,
+        )

@@ -47,7 +47,8 @@ class Seen:
 class Stop:
     """``on_nonfinite=stop``: ends the run at the first batch whose loss is NaN or infinite, with a report.
 
-    On a CPU each loss is looked at when it is there. On a GPU that would wait for it, so that the losses are looked at when a
+    On a CPU each loss is looked at when it is there. On a GPU that would wait for it, so that the losses are looked at
+    when a
     line of the log has to wait anyway.
 
     Args:
@@ -109,9 +110,15 @@ class Stop:
         value = float(first.loss)
         said = f"The loss is {value}" if what == "loss" else f"The {what} are not finite (the loss is {value})"
         told = Finding(
-            self.name, self.rank, first.epoch, first.update, first.step, what,
-            [s.number for s in seen], [float(s.loss) for s in seen],
-        )  # fmt: skip
+            self.name,
+            self.rank,
+            first.epoch,
+            first.update,
+            first.step,
+            what,
+            [s.number for s in seen],
+            [float(s.loss) for s in seen],
+        )
         leave_report(run, told, first.batch)
         return self.error(run, said, first)
 
@@ -228,13 +235,21 @@ class Skip(LooksBeforeStep):
             return
         if run.in_a_row >= MOST_SKIPS:
             error = self.end(run, what, worker)
-            raise NotFinite(f"{MOST_SKIPS} updates in a row were skipped (on_nonfinite=skip). {error}", error.step, error.epoch, error.update)  # fmt: skip
+            raise NotFinite(
+                f"{MOST_SKIPS} updates in a row were skipped (on_nonfinite=skip). {error}",
+                error.step,
+                error.epoch,
+                error.update,
+            )
         self.leave_out(run, samples)
         run.skipped += 1
         run.in_a_row += 1
         if run.skipped <= TOLD:
             rest = "; further ones are counted in train/skipped" if run.skipped == TOLD else ""
-            print(f"update {run.step + 1} is skipped: its {what} {'is' if what == 'loss' else 'are'} not finite{rest}", flush=True)  # fmt: skip
+            print(
+                f"update {run.step + 1} is skipped: its {what} {'is' if what == 'loss' else 'are'} not finite{rest}",
+                flush=True,
+            )
 
     @torch.no_grad()
     def leave_out(self, run: Training, samples: int) -> None:

@@ -15,8 +15,12 @@ from trainer.wording import counted
 from trainer.worker.loop import Training
 
 SAID = (
-    "can't allocate memory", "bad_alloc", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "could not create a memory",
-)  # fmt: skip
+    "can't allocate memory",
+    "bad_alloc",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "could not create a memory",
+)
 """What torch and the libraries below it say of memory that is not enough, in a RuntimeError."""
 
 

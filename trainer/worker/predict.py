@@ -89,7 +89,7 @@ def _output(assignment: Assignment) -> Path:
 
 def _look_at_images(
     source: DataSource, model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Each worker's share of the images, and the first worker's table."""
     plan, files = assignment.plan, assignment.files
     preprocessing = source.preprocessing(plan.facts)
@@ -105,8 +105,13 @@ def _look_at_images(
 
 
 def _look_at_rows(
-    node: Mapping[str, Any], model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
-) -> dict[str, Any]:  # fmt: skip
+    node: Mapping[str, Any],
+    model: torch.nn.Module,
+    seat: Seat,
+    assignment: Assignment,
+    strategy: Strategy,
+    report: Report,
+) -> dict[str, Any]:
     """The same for rows of text."""
     config, plan, names = assignment.config, assignment.plan, assignment.files
     device, precision = torch.device(seat.device), plan.chosen.precision
@@ -152,7 +157,8 @@ def _blocks(
     strategy: Strategy,
     report: Report,
 ) -> Iterator[torch.Tensor]:
-    """For each block its rows (N, 1 + 2 K) of all workers: whether the file could be read, K classes, K probabilities."""
+    """For each block its rows (N, 1 + 2 K) of all workers: whether the file could be read, K classes, K
+    probabilities."""
     device, precision = torch.device(seat.device), plan.chosen.precision
     dtype = torch.float64 if precision == "fp64" else torch.float32
     place = Placement(preprocessing, device, dtype, plan.chosen.channels_last)

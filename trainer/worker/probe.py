@@ -186,7 +186,9 @@ def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str,
     outputs = forward(model, facts, facts.val_shape or facts.shape, train=False)
     classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
     found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config.metrics.items()}
-    return {prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)}  # fmt: skip
+    return {
+        prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)
+    }
 
 
 def _kept(
@@ -270,14 +272,24 @@ def _check_sizes(config: RunConfig, model: nn.Module) -> None:
     """
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
-        raise UserError(_named(config), f"has lazy layers whose sizes are not known yet ({lazy[0]}). Call the layers once at the end of __init__, with a batch of zeros")  # fmt: skip
+        raise UserError(
+            _named(config),
+            (
+                f"has lazy layers whose sizes are not known yet ({lazy[0]}). Call the layers once at the end of "
+                f"__init__, with a batch of zeros"
+            ),
+        )
 
 
 def _check_zero_init_of_weights(config: RunConfig) -> None:
     """Refuse ``model.zero_init_residual=true`` beside saved weights."""
     for key in ("weights", "pretrained"):
         if config.model.get("zero_init_residual") and (value := config.model.get(key)):
-            raise UserError("model.zero_init_residual=true", f"would undo what the weights of model.{key}={value} have learnt", "model.zero_init_residual=false")  # fmt: skip
+            raise UserError(
+                "model.zero_init_residual=true",
+                f"would undo what the weights of model.{key}={value} have learnt",
+                "model.zero_init_residual=false",
+            )
 
 
 def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
@@ -288,7 +300,11 @@ def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
         last_norms(model)
     except NoResidualBlocks as error:
         name = config.model.get("name") or config.model["_target_"]
-        raise UserError("model.zero_init_residual=true", f"in {name} there is no last norm of a residual block: {error}", "model.zero_init_residual=false") from error  # fmt: skip
+        raise UserError(
+            "model.zero_init_residual=true",
+            f"in {name} there is no last norm of a residual block: {error}",
+            "model.zero_init_residual=false",
+        ) from error
 
 
 def meta_model(config: RunConfig) -> nn.Module:
@@ -303,7 +319,8 @@ def meta_model(config: RunConfig) -> nn.Module:
 def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> Found:
     """Run two empty samples through the model, and check its outputs with the task and the loss.
 
-    What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's own
+    What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's
+    own
     that may need a GPU.
 
     Raises:
@@ -318,7 +335,11 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
             model = again
         outputs = forward(model, facts, shape, train)
         if isinstance(outputs, NotTaken) and (config.device != "cuda" or outputs.anywhere):
-            raise UserError(_named(config), f"does not take samples of {shape}, which {facts.source} has: {outputs}", fitting(config, facts, shape, train)) from outputs.error  # fmt: skip
+            raise UserError(
+                _named(config),
+                f"does not take samples of {shape}, which {facts.source} has: {outputs}",
+                fitting(config, facts, shape, train),
+            ) from outputs.error
     if isinstance(outputs, NotTaken):
         return Found("", denominator_without_outputs(config, loss, facts))
     _check_kind(config, model, outputs, facts)
@@ -339,9 +360,17 @@ def _check_kind(config: RunConfig, model: nn.Module, outputs: Any, facts: Facts)
     if not isinstance(outputs, torch.Tensor):
         key = "model.aux_logits=false" if "aux_logits" in config.model else "+model.aux_logits=false"
         instead = key if getattr(model, "aux_logits", None) is True else ""
-        raise UserError(_named(config), f"gives a {type(outputs).__name__}, where the loss takes one tensor of scores", instead)  # fmt: skip
+        raise UserError(
+            _named(config), f"gives a {type(outputs).__name__}, where the loss takes one tensor of scores", instead
+        )
     if facts.task != "binary" and outputs.dim() != 2:
-        raise UserError(_named(config), f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, {facts.classes})")  # fmt: skip
+        raise UserError(
+            _named(config),
+            (
+                f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, "
+                f"{facts.classes})"
+            ),
+        )
 
 
 def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:

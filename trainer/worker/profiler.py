@@ -165,7 +165,11 @@ def _is_exchange(event: dict[str, Any]) -> bool:
 def _is_operator(event: dict[str, Any]) -> bool:
     """One that computes; c10d's are handed over and autograd's hold others, hooks among them."""
     name = str(event["name"])
-    return event.get("cat") == "cpu_op" and "::" in name and not name.startswith(("c10d::", "autograd::", "torch::autograd::"))  # fmt: skip
+    return (
+        event.get("cat") == "cpu_op"
+        and "::" in name
+        and not name.startswith(("c10d::", "autograd::", "torch::autograd::"))
+    )
 
 
 def _spans(events: Iterable[dict[str, Any]]) -> list[Interval]:

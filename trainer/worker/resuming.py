@@ -56,8 +56,10 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
 
 
 def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Training) -> WorkerState:
-    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are shared out, and
-    so are the samples that workers without a common step count each for themselves; a worker more than there were has the first
+    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are
+    shared out, and
+    so are the samples that workers without a common step count each for themselves; a worker more than there were has
+    the first
     one's buffers and draws anew.
 
     Args:
@@ -100,7 +102,8 @@ def _forget(run: Training, measures: Measures) -> None:
 
 
 def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config decide anew."""
+    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config
+    decide anew."""
     if before.get("callbacks") != now.get("callbacks") and run.callbacks:
         run.callbacks.forget_stop()
     reason = run.callbacks.agreed if run.callbacks else ""

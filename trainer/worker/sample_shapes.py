@@ -85,12 +85,14 @@ def _shown(tensor: torch.Tensor) -> str:
 
 @torch.no_grad()
 def forward(model: nn.Module, facts: Facts, shape: Shape, train: bool, samples: int = 2) -> Any:
-    """Call the model on so many samples of this shape, zeros, without gradients; returns its outputs, or why it does not take them."""
+    """Call the model on so many samples of this shape, zeros, without gradients; returns its outputs, or why it does
+    not take them."""
     return outputs_of(model, facts, shape, train, samples)
 
 
 def outputs_of(model: nn.Module, facts: Facts, shape: Shape, train: bool, samples: int = 2) -> Any:
-    """Call the model on so many samples of this shape, zeros; returns its outputs, or why it does not take them (:class:`NotTaken`).
+    """Call the model on so many samples of this shape, zeros; returns its outputs, or why it does not take them
+    (:class:`NotTaken`).
 
     Inputs without a name that are no images may be numbers or ids: the model is called with both.
     """

@@ -28,7 +28,8 @@ class WorkerState:
 
     Attributes:
         epoch: in which the run goes on; progress: how far it is.
-        model: parameters by name; ema: their average; strategy: its common share. None: the first worker's part has them.
+        model: parameters by name; ema: their average; strategy: its common share. None: the first worker's part has
+        them.
         buffers, averaged_buffers, own: the worker's own buffers, their average, the strategy's own share.
         line, seen: the line of the log that is being averaged, and the batches behind it.
         randomness: states of the generators. report, early_stop, callbacks: what they remember.
@@ -78,7 +79,8 @@ def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState
 
 
 def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:
-    """Put the state that :func:`part_of` has collected back into a worker: model, optimizer, feed, log line, random numbers.
+    """Put the state that :func:`part_of` has collected back into a worker: model, optimizer, feed, log line, random
+    numbers.
 
     Args:
         folder: of the checkpoint.

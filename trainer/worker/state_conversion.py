@@ -1,4 +1,5 @@
-"""Converts a worker's state in a checkpoint to another strategy (optimizer in workers or servers) or number of replicas."""
+"""Converts a worker's state in a checkpoint to another strategy (optimizer in workers or servers) or number of
+replicas."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerS
 def _add(total: Any, node: Any, weight: float) -> Any:
     """Add a replica's nested state, times its weight, to the sum so far (None: it is the first).
 
-    Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension) is as in
+    Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension)
+    is as in
     the first replica that has it.
     """
     if isinstance(node, torch.Tensor) and node.is_floating_point() and node.dim():

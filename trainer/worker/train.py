@@ -18,9 +18,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Turn
 from trainer.data.evaluated_split import VAL
 from trainer.data.reading_processes import deaths_named
-from trainer.data.sampler import (
-    training_sampler,
-)
+from trainer.data.sampler import training_sampler
 from trainer.data.source import reader_of
 from trainer.errors import PREEMPTED, Missing, Preempted
 from trainer.host import versions
@@ -117,9 +115,8 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         "versions": versions.installed(),
     }
     run.checkpoints = kept = Checkpoints(
-        folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs,
-        about, PARTS_S,
-    )  # fmt: skip
+        folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs, about, PARTS_S
+    )
     if not run.lockstep and isinstance(run.strategy, LooksUp):
         run.strategy.look = lambda decides: kept.look(run, decides)
     launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
@@ -165,7 +162,8 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
-    """Context manager: one worker of the run, from its report and strategy to model and data; closes them at the end."""
+    """Context manager: one worker of the run, from its report and strategy to model and data; closes them at the
+    end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
@@ -222,11 +220,14 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 
 
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
-    """In a training process: complete its seat from the plan, by even batches, the number of servers and their hosts."""
+    """In a training process: complete its seat from the plan, by even batches, the number of servers and their
+    hosts."""
     sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
     even = plan.denominator == "samples" and sampler.even(plan.merge, config.limit_train_batches)
     server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 and not plan.by_role else ()
-    return replace(seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts, by_host=not plan.by_role)  # fmt: skip
+    return replace(
+        seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts, by_host=not plan.by_role
+    )
 
 
 def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
@@ -237,7 +238,8 @@ def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profi
 
 
 def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
-    """At the end of a training or evaluation: write the findings of its last validation, and of the best one if that is another.
+    """At the end of a training or evaluation: write the findings of its last validation, and of the best one if that is
+    another.
 
     Args:
         split: whose samples they are.

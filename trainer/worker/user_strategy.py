@@ -1,4 +1,5 @@
-"""Checks a user's own strategy: the classes and functions that it names for its processes, and what its worker can do."""
+"""Checks a user's own strategy: the classes and functions that it names for its processes, and what its worker can
+do."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from trainer.wording import kind
 
 
 def check_worker(declaration: Declaration, what: str) -> None:
-    """Check a user's strategy: its ``worker`` names a :class:`Strategy` with all methods, and its ``entries`` functions.
+    """Check a user's strategy: its ``worker`` names a :class:`Strategy` with all methods, and its ``entries``
+    functions.
 
     Args:
         what: the key and the class that it names.
@@ -28,9 +30,13 @@ def check_worker(declaration: Declaration, what: str) -> None:
     found = _imported(place, what, "worker")
     if not isinstance(found, type) or not issubclass(found, Strategy):
         what_it_is = "a Declaration" if isinstance(found, type) and issubclass(found, Declaration) else kind(found)
-        raise UserError(what, f"its worker='{place}' is {what_it_is}, not a subclass of trainer.strategies.contract.Strategy")  # fmt: skip
+        raise UserError(
+            what, f"its worker='{place}' is {what_it_is}, not a subclass of trainer.strategies.contract.Strategy"
+        )
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise UserError(what, f"its worker='{place}' lacks the {'method' if len(missing) == 1 else 'methods'} {', '.join(missing)}")  # fmt: skip
+        raise UserError(
+            what, f"its worker='{place}' lacks the {'method' if len(missing) == 1 else 'methods'} {', '.join(missing)}"
+        )
     for role, entry in declaration.entries.items():
         function = _imported(entry, what, f"entries[{role!r}]")
         if not callable(function):
@@ -57,7 +63,10 @@ def check_set_up(strategy: Strategy, forward: object) -> None:
     """
     name = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
     if not isinstance(forward, nn.Module):
-        raise RunFailed(f"{name}: setup returned {kind(forward)}. Return the module to call in training, as a rule the model that it was given")  # fmt: skip
+        raise RunFailed(
+            f"{name}: setup returned {kind(forward)}. Return the module to call in training, as a rule the "
+            f"model that it was given"
+        )
     if not hasattr(strategy, "updater") and type(strategy).lr is Strategy.lr:  # one without has a rate of its own
         raise RunFailed(f"{name}: setup made no optimizer. Write self.updater = make_updater(model) in it")
 
@@ -76,8 +85,14 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
     together = plan.mode == "train" and plan.workers > 1 and plan.traits.exact
     if plan.denominator != "samples" and together and type(strategy).weight is Strategy.weight:
         name = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
-        raise RunFailed(f"{name} weights workers by samples, and the loss is divided by {plan.denominator}. Write its method weight(denominator)")  # fmt: skip
+        raise RunFailed(
+            f"{name} weights workers by samples, and the loss is divided by {plan.denominator}. Write its "
+            f"method weight(denominator)"
+        )
     for what, (needed, ability) in needs.items():
         if needed and not isinstance(strategy, ability):
             kind = type(strategy)
-            raise RunFailed(f"{what} needs a strategy of kind trainer.strategies.contract.{ability.__name__}, and {kind.__module__}.{kind.__qualname__} lacks its methods")  # fmt: skip
+            raise RunFailed(
+                f"{what} needs a strategy of kind trainer.strategies.contract.{ability.__name__}, and "
+                f"{kind.__module__}.{kind.__qualname__} lacks its methods"
+            )

@@ -68,12 +68,18 @@ class Wicked:
         (b"damaged", "is not a file of CIFAR-10"),
         (pickle.dumps(Wicked()), r"it asks for builtins\.print"),
         (pickle.dumps({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 1]}, 2), "3 images and 2 labels"),
-        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, 2), r"1 of 102 labels are wrong, which should be 0 to 9; the first is 10, of image 1 in .*data_batch_3"),
-        (pickle.dumps({"data": np.zeros((3, 3072), np.uint8), "labels": [-1, 2, 77]}, 2), "2 of 103 labels are wrong.*the first is -1"),
+        (
+            pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, 2),
+            r"1 of 102 labels are wrong, which should be 0 to 9; the first is 10, of image 1 in .*data_batch_3",
+        ),
+        (
+            pickle.dumps({"data": np.zeros((3, 3072), np.uint8), "labels": [-1, 2, 77]}, 2),
+            "2 of 103 labels are wrong.*the first is -1",
+        ),
         (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [10**30]}, 2), "is not a file of CIFAR-10"),
         (pickle.dumps({"data": np.zeros((2, 100), np.uint8), "labels": [0, 1]}, 2), "is not a file of CIFAR-10"),
     ],
-)  # fmt: skip
+)
 def test_wrong_cifar_files_are_refused_and_not_executed(
     tmp_path: Path, content: bytes, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +97,10 @@ def test_mnist_is_read_as_by_torchvision(tmp_path: Path, packed: bool) -> None:
     source = Mnist(**config(schema.MnistData, root=str(root)))
     facts, splits = opened(source)
     assert (facts.kind, facts.train_samples, facts.val_samples) == ("real", 30, 10)
-    for images, labels, name in ((splits.train.images, splits.train.labels, "train"), (splits.val.inputs, splits.val.labels, "t10k")):  # fmt: skip
+    for images, labels, name in (
+        (splits.train.images, splits.train.labels, "train"),
+        (splits.val.inputs, splits.val.labels, "t10k"),
+    ):
         assert torch.equal(images[:, 0], theirs.read_image_file(str(plain / f"{name}-images-idx3-ubyte")))
         assert torch.equal(labels, theirs.read_label_file(str(plain / f"{name}-labels-idx1-ubyte")))
 
@@ -102,10 +111,18 @@ def test_mnist_is_read_as_by_torchvision(tmp_path: Path, packed: bool) -> None:
         ("train-images-idx3-ubyte", b"\x1f\x8b", "is not a file of MNIST"),
         ("train-images-idx3-ubyte", b"\0\0\x0d\x03", "unsigned bytes"),
         ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x09" + bytes(9), "9 labels"),
-        ("train-images-idx3-ubyte", b"\0\0\x08\x03\0\0\0\x1e\0\0\0\x1c\0\0\0\x1c" + bytes(784 * 12), "is damaged: of 30 entries it has 12"),
-        ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x0a" + bytes(7) + b"\x0a\x01\x63", "2 of 40 labels are wrong, which should be 0 to 9; the first is 10, of image 7 in .*t10k-labels"),
+        (
+            "train-images-idx3-ubyte",
+            b"\0\0\x08\x03\0\0\0\x1e\0\0\0\x1c\0\0\0\x1c" + bytes(784 * 12),
+            "is damaged: of 30 entries it has 12",
+        ),
+        (
+            "t10k-labels-idx1-ubyte",
+            b"\0\0\x08\x01\0\0\0\x0a" + bytes(7) + b"\x0a\x01\x63",
+            "2 of 40 labels are wrong, which should be 0 to 9; the first is 10, of image 7 in .*t10k-labels",
+        ),
     ],
-)  # fmt: skip
+)
 def test_damaged_mnist_files_are_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
     root = pictures.mnist(tmp_path)
     (root / "MNIST" / "raw" / name).write_bytes(content)
@@ -260,7 +277,12 @@ def test_numbers_of_the_json_file_reach_the_model_as_they_are(tmp_path: Path) ->
     (tmp_path / "m.json").write_text(json.dumps(parts))
     source = json_source(tmp_path / "m.json")
     splits = source.open(source.prepare(source.facts(1), silent))
-    feed = Feed(splits, DistributedBatchSampler(6, 6, shuffle=False), EvaluationSampler(2, 2), Placement(splits, torch.device("cpu"), torch.float32, False))  # fmt: skip
+    feed = Feed(
+        splits,
+        DistributedBatchSampler(6, 6, shuffle=False),
+        EvaluationSampler(2, 2),
+        Placement(splits, torch.device("cpu"), torch.float32, False),
+    )
     ((_, batches),) = feed.updates(0)
     (batch,) = batches
     assert torch.equal(batch.inputs.flatten(1), torch.from_numpy(images).float())

@@ -11,12 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.augment.mixing import Mixing
-from trainer.data.sampler import (
-    ClassBalanced,
-    DistributedBatchSampler,
-    EverybodysBatches,
-    RepeatedAugmentation,
-)
+from trainer.data.sampler import ClassBalanced, DistributedBatchSampler, EverybodysBatches, RepeatedAugmentation
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 3, 16, 12), np.uint8))
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
@@ -103,9 +98,12 @@ def test_repeated_copies_go_to_different_workers() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    samples=st.integers(1, 60), size=st.integers(1, 7), workers=st.integers(1, 4), pad=st.booleans(),
+    samples=st.integers(1, 60),
+    size=st.integers(1, 7),
+    workers=st.integers(1, 4),
+    pad=st.booleans(),
     drop_last=st.booleans(),
-)  # fmt: skip
+)
 def test_everybodys_batches_are_those_of_each_worker(
     samples: int, size: int, workers: int, pad: bool, drop_last: bool
 ) -> None:

@@ -16,12 +16,18 @@ ROW = b"\t".join([b"1"] * 39) + b"\n"
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        (ROW * 2, 2), (ROW * 2 + b"\n", 2), (ROW * 2 + b"\r\n\n\n", 2), (ROW[:-1] + b"\r\n\r\n", 1), (ROW + b"\n" + ROW, 3),
-        (ROW + b"\n\n" + ROW + b"\n", 4), (b"\n\n", 0), (ROW + b"\n" * 2 * MOST_BLANK, 1 + 2 * MOST_BLANK),
+        (ROW * 2, 2),
+        (ROW * 2 + b"\n", 2),
+        (ROW * 2 + b"\r\n\n\n", 2),
+        (ROW[:-1] + b"\r\n\r\n", 1),
+        (ROW + b"\n" + ROW, 3),
+        (ROW + b"\n\n" + ROW + b"\n", 4),
+        (b"\n\n", 0),
+        (ROW + b"\n" * 2 * MOST_BLANK, 1 + 2 * MOST_BLANK),
         (ROW * (PIECE // len(ROW)) + b"\n" * 2 * len(ROW), PIECE // len(ROW)),
         (ROW * (PIECE // len(ROW)) + b"\n" * 2 * len(ROW) + ROW, PIECE // len(ROW) + 2 * len(ROW) + 1),
     ],
-)  # fmt: skip
+)
 def test_blank_lines_at_the_end_are_passed_over(text: bytes, lines: int, tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_bytes(text)
     found = list(chunks([tmp_path / "rows.tsv"], CriteoRowReader(hash_size=11)))

@@ -22,9 +22,16 @@ from trainer.errors import UserError
 from trainer.strategies.contract import Lease
 
 CONFIG = {
-    "val_path": None, "val_fraction": 0.25, "hash_size": 1000, "cache": True, "block_mib": 1, "chunk_rows": 7,
-    "max_bad_fraction": 0.01, "num_classes": 2, "cache_dir": None,
-}  # fmt: skip
+    "val_path": None,
+    "val_fraction": 0.25,
+    "hash_size": 1000,
+    "cache": True,
+    "block_mib": 1,
+    "chunk_rows": 7,
+    "max_bad_fraction": 0.01,
+    "num_classes": 2,
+    "cache_dir": None,
+}
 
 
 def row(number: int) -> bytes:
@@ -172,7 +179,13 @@ def test_few_bad_lines_are_left_out_and_many_are_refused(folder: Path, cache: Pa
     for number in range(100, 160):
         lines[number] = b"no row\n"
     (folder / "a.txt").write_bytes(b"".join(lines))
-    with pytest.raises(UserError, match=r"61 of 1050 lines.*a.txt:42: the label is '5', not 0 or 1; .*a.txt:101: 1 field instead of 40.*Type instead: data.max_bad_fraction=0.064"):  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=(
+            r"61 of 1050 lines.*a.txt:42: the label is '5', not 0 or 1; .*a.txt:101: 1 field instead of 40.*Type "
+            r"instead: data.max_bad_fraction=0.064"
+        ),
+    ):
         source(folder).prepare(source(folder).facts(8), quiet)
     assert len([p for p in (cache / "criteo").iterdir() if p.is_dir()]) == 1
     facts = source(folder, max_bad_fraction=0.1).prepare(source(folder).facts(8), quiet)

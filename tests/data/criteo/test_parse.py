@@ -64,14 +64,19 @@ def assert_same(block: bytes, size: int | None) -> None:
 
 
 INTEGERS = st.one_of(
-    st.just(b""), st.integers(-(10**18), 10**18).map(lambda n: str(n).encode()),
-    st.integers(-99, 99).map(lambda n: str(n).encode()), st.sampled_from([b"007", b"-0", b"99999999", b"-9999999"]),
-)  # fmt: skip
+    st.just(b""),
+    st.integers(-(10**18), 10**18).map(lambda n: str(n).encode()),
+    st.integers(-99, 99).map(lambda n: str(n).encode()),
+    st.sampled_from([b"007", b"-0", b"99999999", b"-9999999"]),
+)
 TOKENS = st.one_of(
-    st.just(b""), st.integers(0, 2**32 - 1).map(lambda n: b"%08x" % n),
+    st.just(b""),
+    st.integers(0, 2**32 - 1).map(lambda n: b"%08x" % n),
     st.binary(max_size=40).map(lambda b: b.translate(None, b"\t\n\r")),
-)  # fmt: skip
-BROKEN = st.sampled_from([b"x", b"-", b"--1", b"+1", b"1.5", b" 1", b"1" * 19, b"12a4567", b"1234567:", b"\xb1\xb2", b"-1234567x"])  # fmt: skip
+)
+BROKEN = st.sampled_from(
+    [b"x", b"-", b"--1", b"+1", b"1.5", b" 1", b"1" * 19, b"12a4567", b"1234567:", b"\xb1\xb2", b"-1234567x"]
+)
 
 
 @st.composite
@@ -130,9 +135,10 @@ def test_what_is_wrong_is_said() -> None:
     good = b"\t".join([b"1", *[b"3"] * 13, *[b"a"] * 26])
     block = b"\n".join([good, b"2" + good[1:], good + b"\t", b"1\tx" + good[3:], b"", good, b""])
     assert parse(block, 10).bad == [
-        (1, "the label is '2', not 0 or 1"), (2, "41 fields instead of 40"),
+        (1, "the label is '2', not 0 or 1"),
+        (2, "41 fields instead of 40"),
         (3, "integer feature 1 is 'x', not an integer"),
-    ]  # fmt: skip
+    ]
     assert parse(block, 10).blank == [4]
 
 

@@ -50,12 +50,16 @@ HEADER = "\t".join(["label", *(f"I{n}" for n in range(13)), *(f"C{n}" for n in r
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("crlf.tsv", PLAIN.replace(b"\n", b"\r\n")), ("mark.tsv", b"\xef\xbb\xbf" + PLAIN),
-        ("header.tsv", HEADER.encode() + PLAIN), ("mark_and_header.tsv", b"\xef\xbb\xbf" + HEADER.encode() + PLAIN),
-        ("packed.tsv", gzip.compress(PLAIN)), ("packed_header.gz", gzip.compress(HEADER.encode() + PLAIN)),
-        ("blank.tsv", PLAIN.replace(b"\n", b"\n\n")), ("blank_crlf.tsv", PLAIN.replace(b"\n", b"\r\n\r\n")),
+        ("crlf.tsv", PLAIN.replace(b"\n", b"\r\n")),
+        ("mark.tsv", b"\xef\xbb\xbf" + PLAIN),
+        ("header.tsv", HEADER.encode() + PLAIN),
+        ("mark_and_header.tsv", b"\xef\xbb\xbf" + HEADER.encode() + PLAIN),
+        ("packed.tsv", gzip.compress(PLAIN)),
+        ("packed_header.gz", gzip.compress(HEADER.encode() + PLAIN)),
+        ("blank.tsv", PLAIN.replace(b"\n", b"\n\n")),
+        ("blank_crlf.tsv", PLAIN.replace(b"\n", b"\r\n\r\n")),
     ],
-)  # fmt: skip
+)
 def test_the_same_rows_are_read(name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / name).write_bytes(content)
     tally = RowCounts()
@@ -75,8 +79,10 @@ def test_the_same_rows_are_read(name: str, content: bytes, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("content", "said", "shown"),
     [
-        (text(table(), ","), "separated by commas", ":1: 1 field"), (text(table(), ";"), "separated by semicolons", ""),
-        (text(table(), "|"), "separated by vertical bars", ""), (text(table(), " "), "separated by spaces", ""),
+        (text(table(), ","), "separated by commas", ":1: 1 field"),
+        (text(table(), ";"), "separated by semicolons", ""),
+        (text(table(), "|"), "separated by vertical bars", ""),
+        (text(table(), " "), "separated by spaces", ""),
         (text([[f'"{v}"' for v in row] for row in table()]), "in quotes", """:1: the label is '"0"'"""),
         (text([[f'"{v}"' for v in row] for row in table()], ","), "quoted and separated by commas", ""),
         (text(table(label=lambda y: str(2 * y - 1))), "labels are -1 and 1", ":1: the label is '-1', not 0 or 1"),
@@ -90,10 +96,11 @@ def test_the_same_rows_are_read(name: str, content: bytes, tmp_path: Path, capsy
         (text(table(lambda v: f" {v}")), "spaces around them", "' 17'"),
         (text([[*row, ""] for row in table()]), "a field too many", ":1: 41 fields instead of 40"),
         (text([["id7", *row] for row in table()]), "a column before the label", ":1: 41 fields"),
-        (PLAIN.decode().encode("utf-16"), "UTF-16", ""), (PLAIN.decode().encode("utf-16-be"), "UTF-16", ""),
+        (PLAIN.decode().encode("utf-16"), "UTF-16", ""),
+        (PLAIN.decode().encode("utf-16-be"), "UTF-16", ""),
         (text(table(), end="\r"), "carriage returns alone", ""),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_advice_mends_the_file(content: bytes, said: str, shown: str, packed: bool, tmp_path: Path) -> None:
     path = tmp_path / "it's rows.tsv"
@@ -117,7 +124,11 @@ def test_advice_for_a_minority_of_bad_lines_comes_with_the_conversion(tmp_path: 
 
 
 def test_other_archives_and_missing_labels_are_named(tmp_path: Path) -> None:
-    for content, said in ((b"PK\x03\x04" + b"x" * 99, "unzip -p"), (b"PAR1" + b"x" * 99, "Parquet"), (text([row[1:] for row in table()]), "mode=predict takes rows without one")):  # fmt: skip
+    for content, said in (
+        (b"PK\x03\x04" + b"x" * 99, "unzip -p"),
+        (b"PAR1" + b"x" * 99, "Parquet"),
+        (text([row[1:] for row in table()]), "mode=predict takes rows without one"),
+    ):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(UserError, match=said):
             source(tmp_path / "a").facts(8)
@@ -181,12 +192,16 @@ def test_wrong_spans_are_refused(value: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "number", "said"),
     [
-        ({"dense_min": "auto"}, 1_600_000_000, r"data.dense_min=auto: .*null: the reference's.* integer 2 from 1,600,000,000 to 600"),
+        (
+            {"dense_min": "auto"},
+            1_600_000_000,
+            r"data.dense_min=auto: .*null: the reference's.* integer 2 from 1,600,000,000 to 600",
+        ),
         ({"dense_min": "auto"}, 600, "integer 2 from 600 to 600"),
         ({"dense_max": "auto"}, -5, r"data.dense_max=auto: .* integer 2 from -3 to -4"),
         ({"dense_min": [50] * 13, "dense_max": "auto"}, 7, "integer 2 from 50 to 8"),
     ],
-)  # fmt: skip
+)
 def test_a_measured_end_below_the_other_one_is_refused(
     options: dict[str, object], number: int, said: str, tmp_path: Path
 ) -> None:

@@ -116,8 +116,16 @@ def test_a_folder_stays_while_another_process_holds_it_and_after_it_was_killed_i
     folder, aside = tmp_path / "folder", tmp_path / "aside"
     folder.mkdir()
     (folder / "mark").touch()
-    code = "import sys; from pathlib import Path; from trainer.host import in_use; print(in_use.HERE.hold(Path(sys.argv[1])), flush=True); input()"
-    other = subprocess.Popen([sys.executable, "-c", code, folder / "mark"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    code = (
+        "import sys; from pathlib import Path; from trainer.host import in_use; "
+        "print(in_use.HERE.hold(Path(sys.argv[1])), flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, folder / "mark"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     with other, other.stdin or nullcontext():
         assert other.stdout is not None and other.stdout.readline() == b"True\n"
         in_use.remove_unused(folder, "mark", aside)

@@ -47,9 +47,16 @@ def facts(root: Path, **given: Any) -> Facts:
 
 
 SPLITS = [
-    ("train val", 2), ("Train Val", 2), ("TRAIN TEST", 2), ("training validation", 2), ("train dev test", 2),
-    ("Training_Set Test_Set", 2), ("train holdout", 2), ("train2017 val2017", 2), ("seg_train seg_test", 2),
-]  # fmt: skip
+    ("train val", 2),
+    ("Train Val", 2),
+    ("TRAIN TEST", 2),
+    ("training validation", 2),
+    ("train dev test", 2),
+    ("Training_Set Test_Set", 2),
+    ("train holdout", 2),
+    ("train2017 val2017", 2),
+    ("seg_train seg_test", 2),
+]
 
 
 @pytest.mark.parametrize(("names", "per_class"), SPLITS, ids=[names for names, _ in SPLITS])
@@ -88,19 +95,39 @@ def _nfd(text: str) -> str:
 
 OTHER_LAYOUTS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "one class": (("cat/0.jpg", "cat/1.jpg"), r"a single class, cat", "at least two folders"),
-    "a level too deep": (("pets/cat/0.jpg", "pets/cat/1.jpg", "pets/dog/0.jpg"), r"single class, pets.* \(cat; dog\)", "data.root={d}/pets"),
-    "splits a level too deep": (("d/train/a/0.jpg", "d/train/b/0.jpg", "d/val/a/0.jpg"), r"\(train; val\)", "data.root={d}/d"),
-    "a level too deep in train": (("train/t/a/0.jpg", "train/t/b/0.jpg", "val/a/0.jpg"), r"train has a single class, t", "in {d}/train itself"),
+    "a level too deep": (
+        ("pets/cat/0.jpg", "pets/cat/1.jpg", "pets/dog/0.jpg"),
+        r"single class, pets.* \(cat; dog\)",
+        "data.root={d}/pets",
+    ),
+    "splits a level too deep": (
+        ("d/train/a/0.jpg", "d/train/b/0.jpg", "d/val/a/0.jpg"),
+        r"\(train; val\)",
+        "data.root={d}/d",
+    ),
+    "a level too deep in train": (
+        ("train/t/a/0.jpg", "train/t/b/0.jpg", "val/a/0.jpg"),
+        r"train has a single class, t",
+        "in {d}/train itself",
+    ),
     "a table of labels": (("images/0.jpg", "train.csv"), r"single class, images.*not read \(train\.csv\)", ""),
     "a table in train": (("train/images/0.jpg", "train/labels.xlsx", "val/images/0.jpg"), r"\(labels\.xlsx\)", ""),
     "images alone": (("0.jpg", "1.jfif", "labels.csv"), r"but 2 images that belong to no class.*\(labels\.csv\)", ""),
     "flat splits": (("train/0.jpg", "test/0.jpg", "train.csv"), r"train has no folders.*1 image .*\(train\.csv\)", ""),
     "no train": (("val/cat/0.jpg", "val/dog/0.jpg", "other/0.jpg"), r"holds val, and no folder of training", ""),
     "val without classes": (("train/a/0.jpg", "train/b/0.jpg", "val/0.jpg"), r"val has no folders, of which each", ""),
-    "other capitals": (("train/cat/0.jpg", "train/dog/0.jpg", "val/Cat/0.jpg"), r"does not have: Cat\. They differ in capitals", ""),
-    "other classes in test": (("train/a/0.jpg", "train/b/0.jpg", "test/a/0.jpg", "test/c/0.jpg"), r"test has classes that .*/train does not have: c", ""),
+    "other capitals": (
+        ("train/cat/0.jpg", "train/dog/0.jpg", "val/Cat/0.jpg"),
+        r"does not have: Cat\. They differ in capitals",
+        "",
+    ),
+    "other classes in test": (
+        ("train/a/0.jpg", "train/b/0.jpg", "test/a/0.jpg", "test/c/0.jpg"),
+        r"test has classes that .*/train does not have: c",
+        "",
+    ),
     "other accents": (("train/café/0.jpg", "train/x/0.jpg", _nfd("val/café/0.jpg")), r"in how accents are written", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
@@ -115,10 +142,21 @@ def test_another_layout_is_refused_and_not_trained_at_accuracy_1(tmp_path: Path,
 
 
 HIDDEN = [
-    ".ipynb_checkpoints/0-checkpoint.jpg", "cat/.ipynb_checkpoints/0-checkpoint.jpg", "cat/deep/.cache/0.jpg", ".git/a.png",
-    "__MACOSX/cat/0.jpg", "cat/__MACOSX/0.jpg", "@eaDir/0.jpg", "cat/@eaDir/0.jpg/SYNOPHOTO_THUMB_M.jpg", "#recycle/0.jpg",
-    "$RECYCLE.BIN/0.jpg", "System Volume Information/0.jpg", "cat/.Trash-1000/files/0.jpg", "cat/.hidden.jpg", "cat/Thumbnails/0.jpg",
-]  # fmt: skip
+    ".ipynb_checkpoints/0-checkpoint.jpg",
+    "cat/.ipynb_checkpoints/0-checkpoint.jpg",
+    "cat/deep/.cache/0.jpg",
+    ".git/a.png",
+    "__MACOSX/cat/0.jpg",
+    "cat/__MACOSX/0.jpg",
+    "@eaDir/0.jpg",
+    "cat/@eaDir/0.jpg/SYNOPHOTO_THUMB_M.jpg",
+    "#recycle/0.jpg",
+    "$RECYCLE.BIN/0.jpg",
+    "System Volume Information/0.jpg",
+    "cat/.Trash-1000/files/0.jpg",
+    "cat/.hidden.jpg",
+    "cat/Thumbnails/0.jpg",
+]
 
 
 @pytest.mark.parametrize("splits", [True, False])
@@ -239,10 +277,19 @@ def test_test_images_that_are_copies_of_other_images_are_said(tmp_path: Path) ->
 
 
 STRANGE = [
-    ("2023/cat/0.jpg 2023/cat/1.jpg 2024/cat/2.jpg 2024/cat/3.jpg", "no image lies directly in a class folder, but deeper (2023/cat; 2024/cat)"),
-    ("images/0.jpg images/1.jpg masks/0.jpg masks/1.jpg train.csv", "the folder images; masks in {d} counts as a class. A table of labels is not read (train.csv)"),
-    ("Cat/0.jpg Cat/1.jpg cat/0.jpg cat/1.jpg", "classes differ in capitals or in how accents are written: Cat and cat"),
-]  # fmt: skip
+    (
+        "2023/cat/0.jpg 2023/cat/1.jpg 2024/cat/2.jpg 2024/cat/3.jpg",
+        "no image lies directly in a class folder, but deeper (2023/cat; 2024/cat)",
+    ),
+    (
+        "images/0.jpg images/1.jpg masks/0.jpg masks/1.jpg train.csv",
+        "the folder images; masks in {d} counts as a class. A table of labels is not read (train.csv)",
+    ),
+    (
+        "Cat/0.jpg Cat/1.jpg cat/0.jpg cat/1.jpg",
+        "classes differ in capitals or in how accents are written: Cat and cat",
+    ),
+]
 
 
 @pytest.mark.parametrize(("files", "says"), STRANGE, ids=[says[:20] for _, says in STRANGE])

@@ -57,23 +57,48 @@ WHOLE: dict[str, Members] = {
     "plain": PLAIN,
     "in folders, with a dot before": plain("./a/{:05d}.jpg", "./a/{:05d}.cls"),
     "images first, then labels": [*PLAIN[::2], *PLAIN[1::2]],
-    "metadata as json before the image": of_each(lambda n: [(f"{n}.json", META), (f"{n}.jpg", JPEG[n]), (f"{n}.cls", label(n))]),
-    "metadata as json after it": of_each(lambda n: [(f"{n}.cls", label(n)), (f"{n}.jpg", JPEG[n]), (f"{n}.json", META)]),
-    "damaged json beside a label": of_each(lambda n: [(f"{n}.cls", label(n)), (f"{n}.jpg", JPEG[n]), (f"{n}.json", b"{")]),
-    "the same label twice": of_each(lambda n: [(f"{n}.jpg", JPEG[n]), (f"{n}.cls", label(n)), (f"{n}.json", b'{"label": %s}' % label(n))]),
+    "metadata as json before the image": of_each(
+        lambda n: [(f"{n}.json", META), (f"{n}.jpg", JPEG[n]), (f"{n}.cls", label(n))]
+    ),
+    "metadata as json after it": of_each(
+        lambda n: [(f"{n}.cls", label(n)), (f"{n}.jpg", JPEG[n]), (f"{n}.json", META)]
+    ),
+    "damaged json beside a label": of_each(
+        lambda n: [(f"{n}.cls", label(n)), (f"{n}.jpg", JPEG[n]), (f"{n}.json", b"{")]
+    ),
+    "the same label twice": of_each(
+        lambda n: [(f"{n}.jpg", JPEG[n]), (f"{n}.cls", label(n)), (f"{n}.json", b'{"label": %s}' % label(n))]
+    ),
     "two suffixes": plain("{:05d}.input.jpg", "{:05d}.target.cls"),
     "dots in names": plain("img.{:05d}.jpg", "img.{:05d}.cls"),
-    "dots in names and json": of_each(lambda n: [(f"a.b.{n}.jpg", JPEG[n]), (f"a.b.{n}.json", b'{"label": %s}' % label(n))]),
-    "dots in some names": of_each(lambda n: [(f"{n}{'.v2' * (n % 2)}.jpg", JPEG[n]), (f"{n}{'.v2' * (n % 2)}.cls", label(n))]),
+    "dots in names and json": of_each(
+        lambda n: [(f"a.b.{n}.jpg", JPEG[n]), (f"a.b.{n}.json", b'{"label": %s}' % label(n))]
+    ),
+    "dots in some names": of_each(
+        lambda n: [(f"{n}{'.v2' * (n % 2)}.jpg", JPEG[n]), (f"{n}{'.v2' * (n % 2)}.cls", label(n))]
+    ),
     "a dot in the folder's name": plain("v1.0/{:05d}.jpg", "v1.0/{:05d}.cls"),
     "capitals": plain("{:05d}.JPEG", "{:05d}.CLS"),
-    "other suffixes of JPEG": of_each(lambda n: [(f"{n}.{'jfif' if n % 2 else 'jpe'}", JPEG[n]), (f"{n}.cls", label(n))]),
+    "other suffixes of JPEG": of_each(
+        lambda n: [(f"{n}.{'jfif' if n % 2 else 'jpe'}", JPEG[n]), (f"{n}.cls", label(n))]
+    ),
     "without a suffix": plain("{:05d}", "{:05d}.cls"),
-    "Apple's other halves": [*of_each(lambda n: [(f"./._{n:05d}.jpg", APPLE_DOUBLE), (f"__MACOSX/._{n:05d}.jpg", APPLE_DOUBLE)]), *PLAIN],
-    "thumbnails": [*PLAIN, *plain("@eaDir/{:05d}.jpg", "@eaDir/{:05d}.cls"), *plain(".cache/{:05d}.jpg", ".cache/{:05d}.cls")],
-    "captions and other files": [*PLAIN, *of_each(lambda n: [(f"{n:05d}.txt", b"a cat"), (f"{n:05d}.npy", b"\x93NUMPY")]), ("dataset.json", META)],
+    "Apple's other halves": [
+        *of_each(lambda n: [(f"./._{n:05d}.jpg", APPLE_DOUBLE), (f"__MACOSX/._{n:05d}.jpg", APPLE_DOUBLE)]),
+        *PLAIN,
+    ],
+    "thumbnails": [
+        *PLAIN,
+        *plain("@eaDir/{:05d}.jpg", "@eaDir/{:05d}.cls"),
+        *plain(".cache/{:05d}.jpg", ".cache/{:05d}.cls"),
+    ],
+    "captions and other files": [
+        *PLAIN,
+        *of_each(lambda n: [(f"{n:05d}.txt", b"a cat"), (f"{n:05d}.npy", b"\x93NUMPY")]),
+        ("dataset.json", META),
+    ],
     "spaces around labels": of_each(lambda n: [(f"{n}.jpg", JPEG[n]), (f"{n}.cls", b" %s\r\n" % label(n))]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -90,13 +115,31 @@ REFUSED: dict[str, tuple[Members, str]] = {
     "the same sample twice": (TWICE, r"12 of 12 samples cannot be told apart: .*s\.tar:00000 has 00000\.jpg 2 times"),
     "the same image twice": ([*PLAIN, PLAIN[0]], r"1 of 24 samples cannot be told apart: .*00000\.jpg 2 times"),
     "the same label twice": ([*PLAIN, PLAIN[1]], r"1 of 24 .*00000\.cls 2 times"),
-    "two images": ([*PLAIN, *of_each(lambda n: [(f"{n:05d}.png", PNG)])], r"24 of 24 .*00000 has 2 images \(00000\.jpg; 00000\.png\)"),
-    "an image and its mask": (of_each(lambda n: [(f"{n}.input.jpg", JPEG[n]), (f"{n}.mask.png", PNG), (f"{n}.cls", label(n))]), r"0 has 2 images \(0\.input\.jpg; 0\.mask\.png\)"),
-    "two labels that differ": ([*PLAIN, ("00001.json", b'{"label": 0}')], r"1 of 24 .*00001 has the label 1 in \.cls and 0 in \.json"),
-    "a word as label": (of_each(lambda n: [(f"{n}.jpg", JPEG[n]), (f"{n}.cls", b"cat")]), r"24 of 24 samples have no label .*0 has b'cat' in 0\.cls"),
-    "no label": ([m for m in PLAIN if m[0] != "00005.cls"], r"1 of 24 samples have no label .*:00005 has an image but no label"),
-    "no label among dotted names": ([m for m in WHOLE["dots in names"] if m[0] != "img.00005.cls"], r"1 of 24 samples have no label .*:img\.00005 has an image but no label"),
-}  # fmt: skip
+    "two images": (
+        [*PLAIN, *of_each(lambda n: [(f"{n:05d}.png", PNG)])],
+        r"24 of 24 .*00000 has 2 images \(00000\.jpg; 00000\.png\)",
+    ),
+    "an image and its mask": (
+        of_each(lambda n: [(f"{n}.input.jpg", JPEG[n]), (f"{n}.mask.png", PNG), (f"{n}.cls", label(n))]),
+        r"0 has 2 images \(0\.input\.jpg; 0\.mask\.png\)",
+    ),
+    "two labels that differ": (
+        [*PLAIN, ("00001.json", b'{"label": 0}')],
+        r"1 of 24 .*00001 has the label 1 in \.cls and 0 in \.json",
+    ),
+    "a word as label": (
+        of_each(lambda n: [(f"{n}.jpg", JPEG[n]), (f"{n}.cls", b"cat")]),
+        r"24 of 24 samples have no label .*0 has b'cat' in 0\.cls",
+    ),
+    "no label": (
+        [m for m in PLAIN if m[0] != "00005.cls"],
+        r"1 of 24 samples have no label .*:00005 has an image but no label",
+    ),
+    "no label among dotted names": (
+        [m for m in WHOLE["dots in names"] if m[0] != "img.00005.cls"],
+        r"1 of 24 samples have no label .*:img\.00005 has an image but no label",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -111,9 +154,10 @@ def test_labels_and_images_that_are_left_over_are_named(tmp_path: Path) -> None:
     found += [("a.heic", b"\0\0\0\x18ftypheic"), ("a.cls", b"1"), ("b.jpg.bak", JPEG[0])]
     assert indexed(tmp_path / "s.tar", found).said == [
         f"2 labels belong to no image: {tmp_path}/s.tar:00005.cls; {tmp_path}/s.tar:a.cls",
-        f"2 images are not used: 1 .heic (the package pillow-heif opens them for Pillow, which saves them as JPEG), e.g. "
+        f"2 images are not used: 1 .heic (the package pillow-heif opens them for Pillow, which saves them as "
+        f"JPEG), e.g. "
         f"{tmp_path}/s.tar:a.heic; 1 .bak (JPEG by contents), e.g. {tmp_path}/s.tar:b.jpg.bak",
-    ]  # fmt: skip
+    ]
 
 
 def source(path: Path, **given: Any) -> Shards:

@@ -45,8 +45,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-MODES = [("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "L"), ("WEBP", "RGB"),
-         ("BMP", "RGB"), ("TIFF", "RGB"), ("PPM", "RGB"), ("GIF", "P")]  # fmt: skip
+MODES = [
+    ("JPEG", "RGB"),
+    ("JPEG", "L"),
+    ("PNG", "RGB"),
+    ("PNG", "RGBA"),
+    ("PNG", "P"),
+    ("PNG", "L"),
+    ("WEBP", "RGB"),
+    ("BMP", "RGB"),
+    ("TIFF", "RGB"),
+    ("PPM", "RGB"),
+    ("GIF", "P"),
+]
 
 
 @pytest.mark.parametrize(("kind", "mode"), MODES)
@@ -208,10 +219,13 @@ def test_own_transforms_do_not_depend_on_who_reads(tmp_path: Path, readers: int)
 
 POLICIES = [
     ({"augment": "randaugment"}, lambda fill: v2.RandAugment(2, 9, fill=fill)),
-    ({"augment": "randaugment", "randaugment_ops": 4, "randaugment_magnitude": 21}, lambda fill: v2.RandAugment(4, 21, fill=fill)),
+    (
+        {"augment": "randaugment", "randaugment_ops": 4, "randaugment_magnitude": 21},
+        lambda fill: v2.RandAugment(4, 21, fill=fill),
+    ),
     ({"augment": "trivialaugment"}, lambda fill: v2.TrivialAugmentWide(fill=fill)),
     ({"augment": "autoaugment"}, lambda fill: v2.AutoAugment(fill=fill)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "make"), POLICIES, ids=[" ".join(map(str, g.values())) for g, _ in POLICIES])
@@ -410,11 +424,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"path": "text.tar"}, "is not a plain tar file"),
     ({"path": "bare.tar"}, r"1 of 1 samples have no label .*bare\.tar:p0 has an image but no label"),
     ({"path": "word.tar"}, r"1 of 1 samples have no label .*word\.tar:p0 has b'daisy' in p0\.cls"),
-    ({"path": ["bare.tar", "good.tar", "half.tar", "word.tar"]}, r"3 of 6 samples have no label .*bare\.tar:p0 has .*; half\.tar:p0 has b'2\.5' in p0\.cls; word"),
-    ({"path": "many.tar"}, r"7 of 7 samples have no label .*(many.tar:m\d has a label of 31 digits in m\d.cls; ){5}and 2 more"),
+    (
+        {"path": ["bare.tar", "good.tar", "half.tar", "word.tar"]},
+        r"3 of 6 samples have no label .*bare\.tar:p0 has .*; half\.tar:p0 has b'2\.5' in p0\.cls; word",
+    ),
+    (
+        {"path": "many.tar"},
+        r"7 of 7 samples have no label .*(many.tar:m\d has a label of 31 digits in m\d.cls; ){5}and 2 more",
+    ),
     ({"path": "empty.tar"}, "holds no samples"),
     ({"path": "good.tar", "num_classes": 2}, r"1 of 3 samples have a label outside 0 to 1: good\.tar:p2\.jpg with 2"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("given", "says"), REFUSED, ids=[str(g["path"]) for g, _ in REFUSED])
@@ -446,7 +466,9 @@ def test_samples_are_named_by_their_files_relative_to_the_data(tmp_path: Path) -
     splits = opened(folder(root))[1]
     assert [splits.val.sample_name(n) for n in (0, 5)] == ["val/daisy/0.jpg", "val/rose/1.jpg"]
     held_out = opened(folder(root / "train"))[1].val
-    assert {held_out.sample_name(n) for n in range(3)} == {name.removeprefix(f"{root}/train/") for name in held_out.listing.names}  # fmt: skip
+    assert {held_out.sample_name(n) for n in range(3)} == {
+        name.removeprefix(f"{root}/train/") for name in held_out.listing.names
+    }
     shard(tmp_path / "v.tar", [(f"a/p{n}", encoded(picture(n, n)), n) for n in range(3)])
     shard(tmp_path / "t.tar", [(f"p{n}", encoded(picture(n % 3, n)), n % 3) for n in range(6)])
     splits = opened(shards(path=str(tmp_path / "t.tar"), val_path=str(tmp_path / "v.tar")))[1]

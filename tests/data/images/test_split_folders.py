@@ -32,7 +32,7 @@ FOUND = [
     ("contrast testosterone latest trainer", ("", "", "")),
     ("bus car train", ("train", "", "")),
     ("Тrain поезд 火车", ("", "", "")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("names", "truth"), FOUND, ids=[names for names, _ in FOUND])

@@ -46,7 +46,7 @@ FILES: dict[str, tuple[bytes, Image.Image, int]] = {
     "AVIF, half of the colours": (encoded(RGBA, "AVIF", quality=95), RGB, 24),
     "AVIF, multiplied already": (encoded(RGBA, "AVIF", quality=100, alpha_premultiplied=True), RGB, 40),
     "AVIF, animated": (encoded(RGBA, "AVIF", quality=100, save_all=True, append_images=[RGBA.rotate(180)]), RGB, 24),
-}  # fmt: skip
+}
 UNKNOWN = {"GIF, animated": ALPHA < 128, "AVIF, multiplied already": ALPHA < 128}
 """Pixels whose colours the encoder itself drops."""
 

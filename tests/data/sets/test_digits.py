@@ -30,5 +30,8 @@ def test_digits_are_there_where_scikit_learn_keeps_them_elsewhere(monkeypatch: p
 
 
 def test_reading_digits_imports_no_scikit_learn() -> None:
-    code = "import sys; from trainer.data.sets.digits import read_digits; read_digits(); sys.exit('sklearn' in sys.modules)"
+    code = (
+        "import sys; from trainer.data.sets.digits import read_digits; read_digits(); sys.exit('sklearn' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

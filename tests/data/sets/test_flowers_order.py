@@ -18,14 +18,23 @@ from trainer.data.sets.flowers import EmbeddedFlowers, Flowers102
 from trainer.errors import UserError
 
 
-@pytest.mark.parametrize(("kind", "declared", "said"), [(Flowers102, Flowers102Data, "102flowers.tgz is not there"), (EmbeddedFlowers, EmbeddedFlowersData, "drawn flowers have no archive")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "declared", "said"),
+    [
+        (Flowers102, Flowers102Data, "102flowers.tgz is not there"),
+        (EmbeddedFlowers, EmbeddedFlowersData, "drawn flowers have no archive"),
+    ],
+)
 def test_without_the_archive_there_is_one_fixed_shuffle(kind: type, declared: type, said: str, tmp_path: Path) -> None:
     options = {key: value for key, value in asdict(declared()).items() if key != "root"}
     by_class = Listing.of_files([f"{n}.jpg" for n in range(1020)], np.repeat(np.arange(102), 10))
     source = kind(**options, root=str(tmp_path)) if kind is Flowers102 else kind(**options)
     assert source._ordered(by_class, "embedded") is by_class and source._shuffled() == "", "the default"
     options["order"] = "archive"
-    first, again = (kind(**options, **({"root": str(tmp_path)} if kind is Flowers102 else {}))._ordered(by_class, "embedded") for _ in range(2))  # fmt: skip
+    first, again = (
+        kind(**options, **({"root": str(tmp_path)} if kind is Flowers102 else {}))._ordered(by_class, "embedded")
+        for _ in range(2)
+    )
     assert len(set(first.labels[:32].tolist())) > 20 and sorted(first.labels.tolist()) == by_class.labels.tolist()
     assert first.labels.tolist() == again.labels.tolist()
     assert [int(first.files[f].removesuffix(".jpg")) // 10 for f in first.file] == first.labels.tolist()
@@ -44,7 +53,9 @@ def test_without_the_archive_there_is_one_fixed_shuffle(kind: type, declared: ty
     ],
     ids=["empty", "text", "cut off", "zip", "of nothing"],
 )
-def test_an_archive_that_tells_no_order_is_refused(damage: Callable[[bytes], bytes], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_an_archive_that_tells_no_order_is_refused(
+    damage: Callable[[bytes], bytes], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
     folder = flowers_102(tmp_path, [102, 7, 1, 7, 30, 12], [4, 1], [3], [6, 2, 5]) / "flowers-102"
     archive = folder / "102flowers.tgz"

@@ -44,9 +44,35 @@ def python_2_protocol_2(pixels: np.ndarray = PIXELS) -> bytes:
     out += text(b"labels") + b"]" + put() + b"(" + b"".join(b"K" + bytes([n]) for n in LABELS) + b"e"
     out += text(b"data") + b"cnumpy.core.multiarray\n_reconstruct\n" + put() + b"cnumpy\nndarray\n" + put()
     out += b"K\x00\x85" + put() + b"U\x01b\x87" + put() + b"R" + put()
-    out += b"(K\x01K" + bytes([ROWS]) + b"M" + struct.pack("<H", pixels.shape[1]) + b"\x86" + put() + b"cnumpy\ndtype\n" + put() + b"U\x02u1K\x00K\x01\x87" + put() + b"R" + put()  # fmt: skip
-    out += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", pixels.size) + pixels.tobytes() + put() + b"tb"  # fmt: skip
-    out += text(b"filenames") + b"]" + put() + b"(" + b"".join(b"U" + bytes([len(n)]) + n.encode() + put() for n in NAMES) + b"eu."  # fmt: skip
+    out += (
+        b"(K\x01K"
+        + bytes([ROWS])
+        + b"M"
+        + struct.pack("<H", pixels.shape[1])
+        + b"\x86"
+        + put()
+        + b"cnumpy\ndtype\n"
+        + put()
+        + b"U\x02u1K\x00K\x01\x87"
+        + put()
+        + b"R"
+        + put()
+    )
+    out += (
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T"
+        + struct.pack("<i", pixels.size)
+        + pixels.tobytes()
+        + put()
+        + b"tb"
+    )
+    out += (
+        text(b"filenames")
+        + b"]"
+        + put()
+        + b"("
+        + b"".join(b"U" + bytes([len(n)]) + n.encode() + put() for n in NAMES)
+        + b"eu."
+    )
     return out
 
 
@@ -70,8 +96,12 @@ LAYOUTS: dict[str, bytes] = {
     "Python 2, protocol 0": python_2_protocol_0(),
 }
 for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-    LAYOUTS[f"Python 3, protocol {protocol}"] = pickle.dumps({"data": PIXELS, "labels": LABELS, "batch_label": "b", "filenames": NAMES}, protocol)  # fmt: skip
-    LAYOUTS[f"bytes as keys, protocol {protocol}"] = pickle.dumps({b"data": PIXELS, b"labels": LABELS, b"fine_labels": LABELS}, protocol)  # fmt: skip
+    LAYOUTS[f"Python 3, protocol {protocol}"] = pickle.dumps(
+        {"data": PIXELS, "labels": LABELS, "batch_label": "b", "filenames": NAMES}, protocol
+    )
+    LAYOUTS[f"bytes as keys, protocol {protocol}"] = pickle.dumps(
+        {b"data": PIXELS, b"labels": LABELS, b"fine_labels": LABELS}, protocol
+    )
 LAYOUTS["in Fortran's order"] = pickle.dumps({"data": np.asfortranarray(PIXELS), "labels": LABELS}, 2)
 LAYOUTS["labels as an array"] = pickle.dumps({"data": PIXELS, "labels": np.array(LABELS)}, 4)
 LAYOUTS["labels as numpy's numbers"] = pickle.dumps({"data": PIXELS, "labels": list(np.array(LABELS))}, 4)
@@ -100,10 +130,26 @@ def array(state: bytes, kind: bytes = b"cnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'
 
 
 CRAFTED: dict[str, tuple[bytes, str]] = {
-    "objects": (array(b"(I1\n(I1\ntTYPEI00\nS'12345678'\nt", b"cnumpy\ndtype\n(S'O8'\nI0\nI1\ntR"), "of a type that is not one of"),
-    "objects by state": (array(b"(I1\n(I1\ntTYPEI00\nS'12345678'\nt", b"cnumpy\ndtype\n(S'u8'\nI0\nI1\ntR(I3\nS'O'\nNNNI-1\nI-1\nI63\ntb"), "the type of an array"),
-    "fields": (array(b"(I1\n(I1\ntTYPEI00\nS'12345678'\nt", b"cnumpy\ndtype\n(S'V8'\nI0\nI1\ntR(I3\nS'|'\nN(dNI8\nI1\nI16\ntb"), "of a type"),
-    "shape beyond bytes": (array(b"(I1\n(I1000000\nI3072\ntTYPEI00\nS'abc'\nt"), r"an array of \(1000000, 3072\) has 3 bytes"),
+    "objects": (
+        array(b"(I1\n(I1\ntTYPEI00\nS'12345678'\nt", b"cnumpy\ndtype\n(S'O8'\nI0\nI1\ntR"),
+        "of a type that is not one of",
+    ),
+    "objects by state": (
+        array(
+            b"(I1\n(I1\ntTYPEI00\nS'12345678'\nt", b"cnumpy\ndtype\n(S'u8'\nI0\nI1\ntR(I3\nS'O'\nNNNI-1\nI-1\nI63\ntb"
+        ),
+        "the type of an array",
+    ),
+    "fields": (
+        array(
+            b"(I1\n(I1\ntTYPEI00\nS'12345678'\nt", b"cnumpy\ndtype\n(S'V8'\nI0\nI1\ntR(I3\nS'|'\nN(dNI8\nI1\nI16\ntb"
+        ),
+        "of a type",
+    ),
+    "shape beyond bytes": (
+        array(b"(I1\n(I1000000\nI3072\ntTYPEI00\nS'abc'\nt"),
+        r"an array of \(1000000, 3072\) has 3 bytes",
+    ),
     "shape that overflows": (array(b"(I1\n(I4294967296\nI4294967296\ntTYPEI00\nS''\nt"), "has 0 bytes"),
     "negative shape": (array(b"(I1\n(I-1\nI3072\ntTYPEI00\nS''\nt"), "has no shape"),
     "shape of texts": (array(b"(I1\n(S'a'\ntTYPEI00\nS''\nt"), "has no shape"),
@@ -121,12 +167,22 @@ CRAFTED: dict[str, tuple[bytes, str]] = {
     "a long number": (b"L" + b"9" * 1_000_000 + b"L\n.", "very many digits"),
     "deep lists": (b"(" * 500_000 + b"l" * 500_000 + b".", "holds no dict"),
     "a list in itself": (b"\x80\x02}U\x06labels]q\x01h\x01asU\x04dataNs.", "its images are"),
-    "a list of lists of lists": (b"\x80\x02}U\x06labels" + b"]" + b"2".join([b""] * 1) + b"sU\x04dataNs.", "its images are"),
-    "shared lists": (b"\x80\x02}U\x04data" + pickle.dumps(PIXELS, 2)[2:-1] + b"sU\x06labels]q\x00" + b"".join(b"](h" + bytes([n]) + b"h" + bytes([n]) + b"eq" + bytes([n + 1]) for n in range(100)) + b"s.", "cut off or damaged|no list of whole numbers|other keys|is not"),
+    "a list of lists of lists": (
+        b"\x80\x02}U\x06labels" + b"]" + b"2".join([b""] * 1) + b"sU\x04dataNs.",
+        "its images are",
+    ),
+    "shared lists": (
+        b"\x80\x02}U\x04data"
+        + pickle.dumps(PIXELS, 2)[2:-1]
+        + b"sU\x06labels]q\x00"
+        + b"".join(b"](h" + bytes([n]) + b"h" + bytes([n]) + b"eq" + bytes([n + 1]) for n in range(100))
+        + b"s.",
+        "cut off or damaged|no list of whole numbers|other keys|is not",
+    ),
     "endless": (b"N0" * (MOST_STEPS // 2 + 1) + b".", "more than 2,000,000 operations"),
     "cut off": (LAYOUTS["Python 2, protocol 2"][:-100], "cut off|no operation"),
     "nothing": (b"", "cut off"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CRAFTED)
@@ -155,17 +211,49 @@ def amplified(size: int, times: int) -> dict[str, bytes]:
     code = b"cnumpy\ndtype\nq\x010"
     kind = b"cnumpy\ndtype\nU\x02u1\x85Rq\x030"
     return {
-        "encoded": b"c_codecs\nencode\nq\x010" + unicode(long) + b"q\x000" + short + b"q\x020]" + b"h\x01h\x00h\x02\x86Ra" * times + b".",
-        "encoded and thrown away": b"c_codecs\nencode\nq\x010" + unicode(long) + b"q\x000" + short + b"q\x020]" + b"h\x01h\x00h\x02\x86R0" * times + b".",
+        "encoded": b"c_codecs\nencode\nq\x010"
+        + unicode(long)
+        + b"q\x000"
+        + short
+        + b"q\x020]"
+        + b"h\x01h\x00h\x02\x86Ra" * times
+        + b".",
+        "encoded and thrown away": b"c_codecs\nencode\nq\x010"
+        + unicode(long)
+        + b"q\x000"
+        + short
+        + b"q\x020]"
+        + b"h\x01h\x00h\x02\x86R0" * times
+        + b".",
         "a type's code": code + unicode(b"<" * size + b"u1") + b"q\x000" + b"h\x01h\x00\x85R0" * times + b"}.",
-        "a type's code that ends": code + unicode(b"u1" + b"<" * size) + b"q\x000" + b"h\x01h\x00\x85R0" * times + b"}.",
+        "a type's code that ends": code
+        + unicode(b"u1" + b"<" * size)
+        + b"q\x000"
+        + b"h\x01h\x00\x85R0" * times
+        + b"}.",
         "a type's flags": code + b"(U\x02u1" + b"N" * size + b"tq\x000" + b"h\x01h\x00R0" * times + b"}.",
         "bytes as a key": b"B" + struct.pack("<I", size) + long + b"q\x000" + b"]" + b"}h\x00Nsa" * times + b".",
-        "equal texts as a key": unicode(long) + b"q\x000" + unicode(long) + b"q\x010" + b"}" + b"h\x00Nsh\x01Ns" * times + b".",
-        "a number's text": b"cnumpy.core.multiarray\nscalar\nq\x010" + kind + unicode(long) + b"q\x000" + b"h\x01h\x03h\x00\x86R0" * times + b"}.",
-        "keys in many dicts": b"}(" + b"".join(b"U\x04%04dN" % n for n in range(min(size, 9999) // 7)) + b"uq\x000" + b"]" + b"}h\x00sa" * times + b".",
+        "equal texts as a key": unicode(long)
+        + b"q\x000"
+        + unicode(long)
+        + b"q\x010"
+        + b"}"
+        + b"h\x00Nsh\x01Ns" * times
+        + b".",
+        "a number's text": b"cnumpy.core.multiarray\nscalar\nq\x010"
+        + kind
+        + unicode(long)
+        + b"q\x000"
+        + b"h\x01h\x03h\x00\x86R0" * times
+        + b"}.",
+        "keys in many dicts": b"}("
+        + b"".join(b"U\x04%04dN" % n for n in range(min(size, 9999) // 7))
+        + b"uq\x000"
+        + b"]"
+        + b"}h\x00sa" * times
+        + b".",
         "a list in many lists": b"](" + b"N" * size + b"eq\x000" + b"]" + b"h\x00a" * times + b".",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", amplified(1, 1))

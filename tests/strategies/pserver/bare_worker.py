@@ -1,4 +1,5 @@
-"""A worker process that pushes its numbers to servers of another process, to be killed: rank, endpoints, secret, seed."""
+"""A worker process that pushes its numbers to servers of another process, to be killed: rank, endpoints, secret,
+seed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def main() -> None:
     for number, endpoint in enumerate(told["endpoints"]):
         store.set(ENDPOINT.format(number), endpoint)
     size = len(told["endpoints"])
-    seat = Seat("worker", told["rank"], told["workers"], 0, 1, "cpu", store, secret=bytes.fromhex(told["secret"]), servers=size)  # fmt: skip
+    seat = Seat(
+        "worker", told["rank"], told["workers"], 0, 1, "cpu", store, secret=bytes.fromhex(told["secret"]), servers=size
+    )
     run = {"config": {"strategy": {"timeout_s": 20.0, "lost_after_s": 60.0}}}
     worker = Bare(SimpleNamespace(run=run, size=size, seat=lambda *_: seat), told["rank"])
     print("hello", flush=True)

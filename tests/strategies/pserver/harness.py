@@ -45,9 +45,13 @@ from trainer.worker.model import Updaters
 DIM = 3
 TABLE = "rows"
 PLAIN = (
-    "optimizer=sgd", "optimizer.lr=1", "optimizer.weight_decay=0",
-    "scheduler.warmup_steps=0", "scheduler.final=1", "data.global_batch_size=12",
-)  # fmt: skip
+    "optimizer=sgd",
+    "optimizer.lr=1",
+    "optimizer.weight_decay=0",
+    "scheduler.warmup_steps=0",
+    "scheduler.final=1",
+    "data.global_batch_size=12",
+)
 """Adds what is pushed, with its sign turned: small integers in float64 add up exactly in any order."""
 
 
@@ -240,9 +244,10 @@ class Bare:
     def begin(self) -> None:
         """As worker 0: tell all servers the start."""
         told = {
-            "dtype": "float64", "last": True,
+            "dtype": "float64",
+            "last": True,
             "tables": [{"number": 1, "name": TABLE, "dim": DIM, "rows": 1000, "init": "zeros", "scale": 0.0}],
-        }  # fmt: skip
+        }
         for server in self.client.servers:
             layout = {**told, "pieces": [[f"p{server}", 0, self.dense]]}
             start = Record(Kind.DENSE, np.zeros(self.dense))
@@ -301,7 +306,9 @@ class Sum:
     def messages(self, worker: Bare, number: int, sign: float) -> list[Message]:
         """Push ``number`` (from 0) of that worker."""
         r = worker.rank
-        return worker.gradient(self.vectors[r, number], self.IDS[self.picked[r, number]], self.values[r, number], sign, number + 1)  # fmt: skip
+        return worker.gradient(
+            self.vectors[r, number], self.IDS[self.picked[r, number]], self.values[r, number], sign, number + 1
+        )
 
     @property
     def dense(self) -> np.ndarray:
@@ -316,7 +323,9 @@ class Sum:
         return dict(zip(self.IDS.tolist(), totals.tolist(), strict=True))
 
 
-def push_all(worker: Bare, total: Sum, sign: float, stop: int | None = None, under_way: int = 4, in_step: bool = False) -> None:  # fmt: skip
+def push_all(
+    worker: Bare, total: Sum, sign: float, stop: int | None = None, under_way: int = 4, in_step: bool = False
+) -> None:
     """Give servers what they lack of the pushes of the life before, then go on after the last of these to the end.
 
     Args:

@@ -1,4 +1,5 @@
-"""Rows of the next batch in a checkpoint: used for that batch, dropped for another one, refused where the data have changed."""
+"""Rows of the next batch in a checkpoint: used for that batch, dropped for another one, refused where the data have
+changed."""
 
 from __future__ import annotations
 

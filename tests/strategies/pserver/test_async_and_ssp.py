@@ -62,18 +62,30 @@ def contained(run: dict[str, Any], steps: int, merged: int = 1) -> list[float]:
 def test_parameters_asked_for_early_lack_the_last_push_and_those_asked_for_after_it_contain_it(
     early: bool | str, updates: int, expected: list[int]
 ) -> None:
-    run = config("async", 1, 2, launch_barrier=False, slice_above=4, independent_recv_thread=early, min_send_grad_num_before_recv=updates)  # fmt: skip
+    run = config(
+        "async",
+        1,
+        2,
+        launch_barrier=False,
+        slice_above=4,
+        independent_recv_thread=early,
+        min_send_grad_num_before_recv=updates,
+    )
     assert contained(run, len(expected)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(("asked", "tables", "early"), [("auto", 0, False), ("auto", 2, True), (False, 2, False), (True, 0, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "tables", "early"), [("auto", 0, False), ("auto", 2, True), (False, 2, False), (True, 0, True)]
+)
 def test_auto_asks_early_for_models_with_tables_alone(asked: bool | str, tables: int, early: bool) -> None:
     worker = PserverAsync.__new__(PserverAsync)
     worker.options, worker.remote = PserverAsyncStrategy(independent_recv_thread=asked), [None] * tables
     assert worker.early is early
 
 
-@pytest.mark.parametrize(("early", "expected"), [(False, [0, 0, 0, 1, 1, 1, 2, 2, 2]), (True, [0, 0, 0, 0, 0, 0, 1, 1, 1])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("early", "expected"), [(False, [0, 0, 0, 1, 1, 1, 2, 2, 2]), (True, [0, 0, 0, 0, 0, 0, 1, 1, 1])]
+)
 def test_all_batches_of_an_update_see_the_same_parameters(early: bool, expected: list[int]) -> None:
     run = config("async", 1, 2, launch_barrier=False, slice_above=4, independent_recv_thread=early)
     assert contained(run, 3, merged=3) == pytest.approx(expected, abs=1e-12)

@@ -18,7 +18,8 @@ PUSHES, SIZE = 200, 1300
 
 
 def gradients() -> torch.Tensor:
-    """(PUSHES, SIZE) float64: in each block of values that share a scale a few great ones, beside which most round to 0."""
+    """(PUSHES, SIZE) float64: in each block of values that share a scale a few great ones, beside which most round to
+    0."""
     random = np.random.default_rng(4)
     values = random.normal(0.003, 0.002, size=(PUSHES, SIZE))
     values[:, ::100] = random.normal(size=(PUSHES, SIZE // 100))

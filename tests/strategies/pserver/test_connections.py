@@ -51,7 +51,8 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 
 def found_by_a_worker(board: Watched) -> tuple[list[str], dict[int, int], list[str]]:
-    """The addresses that a worker connects to, the servers that it then finds started again, and the addresses after that."""
+    """The addresses that a worker connects to, the servers that it then finds started again, and the addresses after
+    that."""
     seat: Any = SimpleNamespace(secret=bytes(32), rank=0, store=board)
     sockets = connect(seat, 2, 1.0, 60.0)
     try:

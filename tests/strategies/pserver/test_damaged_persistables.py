@@ -1,4 +1,5 @@
-"""Persistables that somebody has sealed, and that no server could start from, are refused before the start, with the file's name."""
+"""Persistables that somebody has sealed, and that no server could start from, are refused before the start, with the
+file's name."""
 
 from __future__ import annotations
 
@@ -16,9 +17,18 @@ from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.server import saved_state_checks
 
 META: dict[str, Any] = {
-    "tables": {}, "dense": [{"name": "p", "start": 0, "stop": 3}], "mode": "async", "optimizer": "SGD (nothing)", "dtype": "float32",
-    "evict_by": "steps", "age": 3, "version": 3, "updates": 3, "updates_per_step": 1, "numbers": {},
-}  # fmt: skip
+    "tables": {},
+    "dense": [{"name": "p", "start": 0, "stop": 3}],
+    "mode": "async",
+    "optimizer": "SGD (nothing)",
+    "dtype": "float32",
+    "evict_by": "steps",
+    "age": 3,
+    "version": 3,
+    "updates": 3,
+    "updates_per_step": 1,
+    "numbers": {},
+}
 
 
 def saved(folder: Path, meta: dict[str, Any]) -> Path:
@@ -52,9 +62,16 @@ def test_whole_part_is_no_damage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "index",
-    ["[" * 200_000, "[]", "{}", '{"servers": 100000000, "tables": {}, "dense": [], "meta": {}}', '{"servers": 0, "tables": {}, "dense": [], "meta": {}}',
-     '{"servers": 1, "tables": {"t": 1}, "dense": [], "meta": {}}', '{"servers": 1, "tables": {}, "dense": [{}], "meta": {}}'],
-)  # fmt: skip
+    [
+        "[" * 200_000,
+        "[]",
+        "{}",
+        '{"servers": 100000000, "tables": {}, "dense": [], "meta": {}}',
+        '{"servers": 0, "tables": {}, "dense": [], "meta": {}}',
+        '{"servers": 1, "tables": {"t": 1}, "dense": [], "meta": {}}',
+        '{"servers": 1, "tables": {}, "dense": [{}], "meta": {}}',
+    ],
+)
 def test_sealed_index_that_makes_no_sense_is_named(index: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "kept", META)
     durable_folder.write(written := tmp_path / "other", snapshot.INDEX, lambda path: path.write_text(index))

@@ -17,16 +17,7 @@ import numpy as np
 import pytest
 
 from tests.runs import ROOT, environment, zygote
-from tests.strategies.pserver.harness import (
-    Bare,
-    Cluster,
-    Resetting,
-    Sum,
-    config,
-    impatient,
-    in_threads,
-    push_all,
-)
+from tests.strategies.pserver.harness import Bare, Cluster, Resetting, Sum, config, impatient, in_threads, push_all
 from tests.weather import Weather
 from tests.zygote import Started
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Message, Verb
@@ -89,9 +80,10 @@ def sum_of_all(cluster: Cluster, mode: str, seed: int, pushes: int = PUSHES, dea
     ("mode", "block"),
     [
         pytest.param(mode, block, marks=[pytest.mark.long] * (block >= short))
-        for mode, (short, count) in BLOCKS.items() for block in range(count)
+        for mode, (short, count) in BLOCKS.items()
+        for block in range(count)
     ],
-)  # fmt: skip
+)
 def test_sum_is_exact_under_lost_doubled_late_and_reordered_messages_and_restarted_workers(
     monkeypatch: pytest.MonkeyPatch, mode: str, block: int
 ) -> None:
@@ -165,18 +157,27 @@ def test_sum_is_exact_when_worker_processes_are_killed_and_started_again(
         first = Bare(cluster, 0)
         first.begin()
         first.die()
-        lives = {"worker 0": partial(_lives, cluster, 0, mode, seed, pushes, generator.random()), "worker 1": partial(_lives, cluster, 1, mode, seed, pushes, generator.random())}  # fmt: skip
+        lives = {
+            "worker 0": partial(_lives, cluster, 0, mode, seed, pushes, generator.random()),
+            "worker 1": partial(_lives, cluster, 1, mode, seed, pushes, generator.random()),
+        }
         killed = in_threads(lives)
         assert sum(killed.values()) >= 2
         check(cluster, Sum(seed, 2, pushes))
 
 
 def _lives(cluster: Cluster, rank: int, mode: str, seed: int, pushes: int, share: float) -> int:
-    """Processes of a rank one after the other, killed when they have done a third and about two thirds; how many were."""
+    """Processes of a rank one after the other, killed when they have done a third and about two thirds; how many
+    were."""
     told: dict[str, Any] = {
-        "rank": rank, "workers": 2, "seed": seed, "pushes": pushes, "sign": SIGN[mode], "secret": cluster.secret.hex(),
+        "rank": rank,
+        "workers": 2,
+        "seed": seed,
+        "pushes": pushes,
+        "sign": SIGN[mode],
+        "secret": cluster.secret.hex(),
         "endpoints": [s.endpoint for s in cluster.sockets],
-    }  # fmt: skip
+    }
     killed = 0
     for end in (pushes // 3, pushes // 2 + int(share * pushes / 3), None):
         with tempfile.TemporaryFile("w+") as out:

@@ -130,7 +130,8 @@ def test_checkpoint_of_a_server_that_was_started_again_says_that_it_may_have_han
 
 
 def started_again(take_over: bool) -> Leases:
-    """The blocks of a server that was started again before it handed out any: its life before had handed block 0 to worker 0."""
+    """The blocks of a server that was started again before it handed out any: its life before had handed block 0 to
+    worker 0."""
     leases = Leases(take_over)
     leases.load(2, epoch=0, blocks=3, next=0, finished=(), dropped=(), kept=())
     leases.come_back()
@@ -168,6 +169,11 @@ def test_who_asks_for_work_of_an_earlier_epoch_is_told_that_the_epoch_is_over() 
 def test_batch_that_one_of_several_servers_has_applied_counts_as_applied() -> None:
     """One of them was started again, and lacks what it had done since its snapshot."""
     progress = Progress()
-    for epoch, applied in ((1, {"7": [(0, 3)]}), (2, {"0": [(0, 2), (4, 5)]}), (2, {"0": [(0, 4)], "1": [(1, 2)]}), (1, {"0": [(5, 9)]})):  # fmt: skip
+    for epoch, applied in (
+        (1, {"7": [(0, 3)]}),
+        (2, {"0": [(0, 2), (4, 5)]}),
+        (2, {"0": [(0, 4)], "1": [(1, 2)]}),
+        (1, {"0": [(5, 9)]}),
+    ):
         progress.load(epoch=epoch, applied=applied)
     assert progress.state() == {"epoch": 2, "applied": {"0": [(0, 5)], "1": [(1, 2)]}}

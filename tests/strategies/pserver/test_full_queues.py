@@ -1,4 +1,5 @@
-"""A process whose peer takes nothing never waits in a socket: what finds no room there counts as lost, and is sent again."""
+"""A process whose peer takes nothing never waits in a socket: what finds no room there counts as lost, and is sent
+again."""
 
 from __future__ import annotations
 
@@ -89,7 +90,12 @@ def test_a_server_does_not_wait_for_a_worker_that_takes_nothing(tmp_path: Path) 
         assert worker.send(pack(Message(Verb.PULL, rank=rank)))
         while rank not in addresses:
             addresses |= {message.rank: address for address, message in server.receive(10_000)}
-    unblocked(lambda: [server.answer(addresses[0], Message(Verb.PULL, number=n), Message(Verb.DONE, records=[LARGE])) for n in range(MANY)])  # fmt: skip
+    unblocked(
+        lambda: [
+            server.answer(addresses[0], Message(Verb.PULL, number=n), Message(Verb.DONE, records=[LARGE]))
+            for n in range(MANY)
+        ]
+    )
     server.answer(addresses[1], Message(Verb.PULL, number=7), Message(Verb.DONE))
     assert other.socket.poll(10_000) and other.receive().number == 7  # type: ignore[union-attr]
     numbers = []

@@ -16,7 +16,8 @@ from trainer.strategies.pserver.worker.async_and_ssp import PserverAsync
 
 
 def ready(cluster: Cluster, run: dict[str, Any]) -> tuple[Bare, PserverAsync]:
-    """A worker on servers that hold the start, and who makes its messages and looks at the servers through its client."""
+    """A worker on servers that hold the start, and who makes its messages and looks at the servers through its
+    client."""
     bare = Bare(cluster, 0)
     bare.begin()
     bare.die()
@@ -60,7 +61,9 @@ def test_queue_is_what_a_server_has_not_answered_of_this_worker_s_pushes(monkeyp
         worker.close()
 
 
-def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measures(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run = config("async", 1, 1)
     with Cluster(run) as cluster:
         bare, worker = ready(cluster, run)

@@ -1,4 +1,5 @@
-"""A worker's signs of life go on, to a server that was started again as well, while no descriptor is free for a new connection."""
+"""A worker's signs of life go on, to a server that was started again as well, while no descriptor is free for a new
+connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker goes on in a block of which servers that were started again have lost batches before those that it has computed."""
+"""A worker goes on in a block of which servers that were started again have lost batches before those that it has
+computed."""
 
 from __future__ import annotations
 
@@ -77,7 +78,9 @@ def test_what_is_computed_behind_lost_batches_is_pushed_alone_and_the_block_ends
     assert work.all_finished == {0}
 
 
-@pytest.mark.parametrize(("has", "computed"), [([[(0, 2)]], [(2, 6)]), ([[(0, 5)], [(0, 5)]], [(5, 6)]), ([[]], [(0, 6)])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("has", "computed"), [([[(0, 2)]], [(2, 6)]), ([[(0, 5)], [(0, 5)]], [(5, 6)]), ([[]], [(0, 6)])]
+)
 def test_what_is_computed_next_stays_pending(has: Any, computed: list[tuple[int, int]]) -> None:
     """The run has the numbers then that it would have had."""
     servers = Servers(has)

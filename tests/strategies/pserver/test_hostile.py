@@ -1,4 +1,5 @@
-"""Bytes that make no sense change nothing: no crash, no memory, exact values for those who train, strangers get nothing."""
+"""Bytes that make no sense change nothing: no crash, no memory, exact values for those who train, strangers get
+nothing."""
 
 from __future__ import annotations
 
@@ -37,17 +38,36 @@ SABOTEUR = 2
 def nonsense(draw: random.Random) -> Any:
     """A JSON value of any shape."""
     simple: list[Any] = [
-        None, True, -1, 0, 1, 2**31, -(2**63), 2**200, 1e308, float("inf"), float("nan"), "", "x", "../../x", "\x00", [], {},
-    ]  # fmt: skip
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2**31,
+        -(2**63),
+        2**200,
+        1e308,
+        float("inf"),
+        float("nan"),
+        "",
+        "x",
+        "../../x",
+        "\x00",
+        [],
+        {},
+    ]
     if draw.random() < 0.7:
         return draw.choice(simple)
     return [draw.choice(simple) for _ in range(3)] if draw.random() < 0.5 else {"a": draw.choice(simple)}
 
 
 KEYS = {
-    Verb.START: ("dtype", "pieces", "tables", "last"), Verb.LEASE: ("epoch", "blocks", "done"),
-    Verb.FENCE: ("rank", "life", "epoch", "block"), Verb.SAVE: ("folder", "mark"), Verb.SHRINK: ("age",),
-}  # fmt: skip
+    Verb.START: ("dtype", "pieces", "tables", "last"),
+    Verb.LEASE: ("epoch", "blocks", "done"),
+    Verb.FENCE: ("rank", "life", "epoch", "block"),
+    Verb.SAVE: ("folder", "mark"),
+    Verb.SHRINK: ("age",),
+}
 
 
 def texts(verb: Verb, draw: random.Random) -> list[Record]:
@@ -101,10 +121,15 @@ def requests(draw: random.Random, number: int, life: int) -> list[Any]:
     draw.shuffle(records)
     wild = [0, 1, 2, 10**9, 2**63, 2**64 - 1]
     message = Message(
-        verb, SABOTEUR, life if draw.random() < 0.95 else draw.choice([0, 2**32 - 1]), number,
-        sequence=draw.choice(wild[3:]) if verb == Verb.PUSH else draw.choice(wild), clock=draw.choice([0, 1, 2, 10**9, 2**62, 2**63 - 1, -1, -(2**63)]),
-        flags=draw.choice([0, 1, 2, 3, 4, 7, 65535]), records=records,
-    )  # fmt: skip
+        verb,
+        SABOTEUR,
+        life if draw.random() < 0.95 else draw.choice([0, 2**32 - 1]),
+        number,
+        sequence=draw.choice(wild[3:]) if verb == Verb.PUSH else draw.choice(wild),
+        clock=draw.choice([0, 1, 2, 10**9, 2**62, 2**63 - 1, -1, -(2**63)]),
+        flags=draw.choice([0, 1, 2, 3, 4, 7, 65535]),
+        records=records,
+    )
     if verb in (Verb.PUSH, Verb.PULL, Verb.MEET, Verb.COMMIT):
         message.records = [r for r in records if r.kind != Kind.TEXT]
     return pack(message)
@@ -141,11 +166,16 @@ def lying(draw: random.Random, number: int, life: int) -> list[Any]:
     huge = [0, 1, 3, 2**31, 2**62, 2**63, 2**64 - 1]
     lines = b"".join(
         LINE.pack(
-            draw.randrange(3), draw.randrange(9), draw.randrange(8), draw.randrange(4),
-            draw.choice(huge), draw.choice(huge), draw.choice([0, 0, 8, 2**64 - 1]),
+            draw.randrange(3),
+            draw.randrange(9),
+            draw.randrange(8),
+            draw.randrange(4),
+            draw.choice(huge),
+            draw.choice(huge),
+            draw.choice([0, 0, 8, 2**64 - 1]),
         )
         for _ in range(draw.randrange(3))
-    )  # fmt: skip
+    )
     count = draw.choice([len(lines) // LINE.size] * 3 + [2**32 - 1, 4097])
     verb = draw.choice([*Verb, 0, 200])
     rank = draw.choice([SABOTEUR, SABOTEUR, 0, 65535])
@@ -181,7 +211,9 @@ def sabotage(cluster: Cluster, server: int, messages: int, seed: int, trained: I
                 for event in trained:
                     wait_for(event.is_set, 60, "workers train")
             frames = draw.choice(kinds)(draw, number, life)
-            peer.socket.send_multipart([f if isinstance(f, (bytes, bytearray)) else np.ascontiguousarray(f) for f in frames])  # fmt: skip
+            peer.socket.send_multipart(
+                [f if isinstance(f, (bytes, bytearray)) else np.ascontiguousarray(f) for f in frames]
+            )
             while peer.socket.poll(0):
                 peer.socket.recv_multipart()
                 answered += 1

@@ -1,4 +1,5 @@
-"""A full part and an increment are read as the full part that would have been written then: bit by bit, whatever happened between them."""
+"""A full part and an increment are read as the full part that would have been written then: bit by bit, whatever
+happened between them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ STEPS = st.lists(
         st.just(("increment", 0)),
     ),
     max_size=40,
-)  # fmt: skip
+)
 
 
 class Played:
@@ -77,11 +78,23 @@ def written(folder: Path, table: SparseTable, version: int, since: int | None) -
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(STEPS, STEPS, st.sampled_from([IDS, None]), st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"]),
-       st.sampled_from([None, Count(2)]), st.sampled_from([0, 2]))  # fmt: skip
+@given(
+    STEPS,
+    STEPS,
+    st.sampled_from([IDS, None]),
+    st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"]),
+    st.sampled_from([None, Count(2)]),
+    st.sampled_from([0, 2]),
+)
 def test_full_part_and_increment_are_what_a_full_part_is(
-    tmp_path_factory: pytest.TempPathFactory, before: list, after: list, rows: int | None, optimizer: str, admission: Count | None, workers: int
-) -> None:  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory,
+    before: list,
+    after: list,
+    rows: int | None,
+    optimizer: str,
+    admission: Count | None,
+    workers: int,
+) -> None:
     folder = tmp_path_factory.mktemp("parts")
     played = Played(rows, optimizer, admission, workers)
     for what, of in before:

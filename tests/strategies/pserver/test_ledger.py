@@ -24,7 +24,8 @@ def push(number: int, rank: int = 0) -> Push:
 
 
 def live(seed: int, folder: Path) -> None:
-    """Servers are killed at any time, started again from an older checkpoint, and checkpoints of each life may be completed."""
+    """Servers are killed at any time, started again from an older checkpoint, and checkpoints of each life may be
+    completed."""
     draw, path = random.Random(seed), folder / "ledger.0.tsv"
     ledger, number = LedgerFile(path, {}), 0
     saved: list[tuple[Mapping[str, Any], str]] = []

@@ -67,7 +67,10 @@ def test_servers_without_any_worker_left_end_with_an_error() -> None:
 
 
 def test_run_ends_at_once_when_the_first_worker_is_lost_before_the_start() -> None:
-    with pytest.raises(Missing, match=r"worker 0 was lost: its process ended \(the start was its to make\)"), Cluster(config("async", 2, 1)) as cluster:  # fmt: skip
+    with (
+        pytest.raises(Missing, match=r"worker 0 was lost: its process ended \(the start was its to make\)"),
+        Cluster(config("async", 2, 1)) as cluster,
+    ):
         other = Bare(cluster, 1)
         waits = other.client.ask(0, Message(Verb.PULL))
         cluster.store.set("lost/worker/0", "its process ended")
@@ -150,7 +153,8 @@ def by_clock(workers: int) -> tuple[Server, list[float]]:
 
 
 def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_it() -> None:
-    """If its launcher does not end it, the others wait no longer; where nobody is left, or the run ends with it, nobody waits at all."""
+    """If its launcher does not end it, the others wait no longer; where nobody is left, or the run ends with it, nobody
+    waits at all."""
     server, clock = by_clock(3)
     board, members = server.liveness.board, server.members
     clock[0] += 8.0

@@ -275,7 +275,8 @@ class Lent(Played):
 def test_what_lies_in_shared_memory_is_copied_before_the_server_goes_on(
     tmp_path: Path, gate: Gate, writer: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork keeps no shared memory as it was, and the server uses it again: for delay compensation it remembers what workers have."""
+    """A fork keeps no shared memory as it was, and the server uses it again: for delay compensation it remembers what
+    workers have."""
     write_part = snapshot.write_part
 
     def slowly(*arguments: Any) -> None:
@@ -305,7 +306,8 @@ def test_what_lies_in_shared_memory_is_copied_before_the_server_goes_on(
 def test_a_part_that_is_written_once_more_is_not_there_until_then(
     tmp_path: Path, gate: Gate, writer: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker was lost while the servers saved, and the first one has them save anew: who completes the checkpoint takes no part of
+    """A worker was lost while the servers saved, and the first one has them save anew: who completes the checkpoint
+    takes no part of
     the first time, which may be replaced while the checkpoint gets its name."""
     served, folder = Played(tmp_path, Notes(), writer=writer), tmp_path / "checkpoints" / "step-1"
     served.starts()

@@ -1,4 +1,5 @@
-"""Persistables are those of one save, also where a worker that was stopped wakes while another one saves in its place."""
+"""Persistables are those of one save, also where a worker that was stopped wakes while another one saves in its
+place."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def test_place_that_cannot_be_taken_is_an_error(folder: Path, monkeypatch: Any) 
         snapshot.complete(own, 1, folder)
 
 
-def test_parts_that_a_dead_worker_left_are_removed_when_the_run_goes_on_and_not_by_who_retires_checkpoints(folder: Path) -> None:  # fmt: skip
+def test_parts_that_a_dead_worker_left_are_removed_when_the_run_goes_on_and_not_by_who_retires_checkpoints(
+    folder: Path,
+) -> None:
     written(folder, 1)
     newest = folder.with_name("step-000000002")
     durable_folder.write(newest, store.ABOUT, lambda path: path.write_text("{}"))

@@ -129,7 +129,11 @@ def test_start_that_is_not_finite_is_refused_by_name(bad: float, where: str) -> 
         worker, [server] = Bare(cluster, 0), cluster.servers
         *good, wrong = start(dense, None if where == "dense" else rows)
         worker.client.wait([worker.client.ask(0, message) for message in good])
-        refused(worker, wrong, rf"server 0 refused START of worker 0: values of {name} are not finite \(strategy.on_nonfinite=refuse\)")  # fmt: skip
+        refused(
+            worker,
+            wrong,
+            rf"server 0 refused START of worker 0: values of {name} are not finite \(strategy.on_nonfinite=refuse\)",
+        )
         assert not server.parameters.ready and server.statistics()["nonfinite"] == 1
         assert server.parameters.shard is None or len(server.parameters.shard.tables[1]) == 0
         worker.die()
@@ -161,7 +165,8 @@ def test_start_with_a_rate_or_a_scale_that_is_not_finite_is_refused(which: str, 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("choice", ["refuse", "apply"])
 def test_norm_by_which_no_step_can_be_clipped_is_refused(bad: float, choice: str) -> None:
-    """With NaN the step would be taken as if it were short, with -1 the other way. Where values that are not finite are applied,
+    """With NaN the step would be taken as if it were short, with -1 the other way. Where values that are not finite are
+    applied,
     their norm is none either."""
     with Cluster(config("sync", 1, clip_norm=1.0, on_nonfinite=choice)) as cluster:
         worker, [server] = Bare(cluster, 0), cluster.servers
@@ -198,7 +203,9 @@ def test_scale_of_a_schedule_that_is_not_finite_is_refused(bad: float) -> None:
 
 def test_negative_id_is_called_negative(alone: tuple[Cluster, Bare]) -> None:
     _, worker = alone
-    refused(worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([-1]), 1)]), "has no row -1: ids are not negative")  # fmt: skip
+    refused(
+        worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([-1]), 1)]), "has no row -1: ids are not negative"
+    )
     refused(worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([4, 2]), 1)]), "are not ascending")
 
 

@@ -28,7 +28,13 @@ from trainer.worker.model import Updaters
 OPTIMIZERS = {
     "adamw": {"_target_": "torch.optim.AdamW", "lr": 0.05, "weight_decay": 0.1},
     "momentum": {"_target_": "torch.optim.SGD", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
-    "asgd": {"_target_": "trainer.optim.by_name.by_name", "name": "ASGD", "lr": 0.05, "weight_decay": 0.1, "lambd": 0.01},
+    "asgd": {
+        "_target_": "trainer.optim.by_name.by_name",
+        "name": "ASGD",
+        "lr": 0.05,
+        "weight_decay": 0.1,
+        "lambd": 0.01,
+    },
     "rprop": {"_target_": "trainer.optim.by_name.by_name", "name": "Rprop", "lr": 0.05, "weight_decay": 0.0},
     **{
         name.lower(): {"_target_": "trainer.optim.by_name.by_name", "name": name, "lr": 0.05, "weight_decay": 0.1}
@@ -36,7 +42,7 @@ OPTIMIZERS = {
     },
     "adam": {"_target_": "torch.optim.Adam", "lr": 0.05, "weight_decay": 0.1, "amsgrad": True},
     "adagrad": {"_target_": "torch.optim.Adagrad", "lr": 0.05, "weight_decay": 0.0, "initial_accumulator_value": 0.1},
-}  # fmt: skip
+}
 OWN = {"lr_factors": {"0": 0.5, "*.bias": 2.0}, "layer_decay": 0.9, "decay_norms_and_biases": False, "sparse": "auto"}
 
 
@@ -187,7 +193,8 @@ def test_servers_take_over_of_another_optimizer_what_a_worker_takes_over(change:
 
 
 def test_workers_vectors_are_put_in_the_order_of_other_rates() -> None:
-    """What a worker of pserver_geo knows of a server's vector, and what rounding has left out, lies in the order of the rates."""
+    """What a worker of pserver_geo knows of a server's vector, and what rounding has left out, lies in the order of the
+    rates."""
     first, second = (
         run("adamw", {"lr_factors": factors, "decay_norms_and_biases": True})
         for factors in ({"*.weight": 0.5}, {"2.*": 0.5})

@@ -1,4 +1,5 @@
-"""A server that is started again, message by message: what it has of its snapshot, what workers tell it, and what is lost."""
+"""A server that is started again, message by message: what it has of its snapshot, what workers tell it, and what is
+lost."""
 
 from __future__ import annotations
 
@@ -47,9 +48,14 @@ class Played:
     """
 
     def __init__(
-        self, folder: Path, board: Notes, life: int = 1, resume: str = "", writer: PartWriter | None = None,
+        self,
+        folder: Path,
+        board: Notes,
+        life: int = 1,
+        resume: str = "",
+        writer: PartWriter | None = None,
         **options: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         told = OPTIONS | options
         scenario = replace(Scenario.drawn(12), mode="async", workers=2, servers=1, options=told, table=False)
         run = Run(scenario, resume)
@@ -171,15 +177,17 @@ def test_it_has_its_snapshot_and_waits_until_all_workers_have_told(first: Played
 def test_it_takes_as_much_of_a_worker_as_is_under_way_until_all_have_told(
     verb: Verb, first: Played, tmp_path: Path, board: Notes
 ) -> None:
-    """A worker of geo pulls all that it has a base of in parts; one of async may have strategy.send_queue_size pushes under way."""
+    """A worker of geo pulls all that it has a base of in parts; one of async may have strategy.send_queue_size pushes
+    under way."""
     second = again(tmp_path, board)
     second.hello(0, told(2), begins=2)
     numbers = Record(Kind.NUMBERS, np.array([0.0, 1.0, 1.0]))
     asked = [
         second.sends(0, verb, numbers, Record(Kind.DENSE, np.full(6, -1.0)), sequence=3 + n, clock=3 + n)
-        if verb == Verb.PUSH else second.sends(0, verb, flags=WANTS_DENSE)
+        if verb == Verb.PUSH
+        else second.sends(0, verb, flags=WANTS_DENSE)
         for n in range(2 * MOST_WAITING)
-    ]  # fmt: skip
+    ]
     assert not second.answers.keys() & {*asked}
     second.hello(1, told(2))
     assert {second.answers[number].verb for number in asked} == {Verb.DONE}
@@ -290,7 +298,8 @@ def test_sums_that_are_over_stay_so(first: Played, tmp_path: Path, board: Notes)
 
 
 def test_stop_of_which_only_lost_workers_knew_is_the_next_one(first: Played, tmp_path: Path, board: Notes) -> None:
-    """Worker 1 has said HELLO before it was let in, and learned the number of the last stop from worker 0, which is lost."""
+    """Worker 1 has said HELLO before it was let in, and learned the number of the last stop from worker 0, which is
+    lost."""
     second = again(tmp_path, board)
     second.hello(1, told(2))
     stops = [second.sends(1, Verb.MEET, Record(Kind.NUMBERS, np.array([-1.0])), clock=3, flags=STOPS)]

@@ -1,4 +1,5 @@
-"""Geo's replicas and the server's table: with an exchange after every step the rows are the average of the workers' own."""
+"""Geo's replicas and the server's table: with an exchange after every step the rows are the average of the workers'
+own."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ class Exchanges:
     """A server's table, and workers' replicas that talk to it one after the other."""
 
     def __init__(self, workers: int) -> None:
-        self.table = SparseTable("rows", DIM, torch.float64, 5, RowInit("normal", 0.3), Sgd(), num_rows=ROWS, workers=workers)  # fmt: skip
+        self.table = SparseTable(
+            "rows", DIM, torch.float64, 5, RowInit("normal", 0.3), Sgd(), num_rows=ROWS, workers=workers
+        )
         self.replicas = [Replica(DIM, torch.float64, Sgd(), ROWS) for _ in range(workers)]
         self.cursors, self.version = [0] * workers, 0
 

@@ -108,7 +108,9 @@ def test_without_either_a_late_gradient_counts_as_any_other() -> None:
         ("ssp", [(0, 1), (1, 1), (1, 1), (1, 1), (0, 1), (1, 1), (0, 1)]),
     ],
 )
-def test_schedule_of_several_workers_goes_on_by_every_gradient_of_theirs(mode: str, story: list[tuple[int, int]]) -> None:  # fmt: skip
+def test_schedule_of_several_workers_goes_on_by_every_gradient_of_theirs(
+    mode: str, story: list[tuple[int, int]]
+) -> None:
     run = config(mode, 2, 2, launch_barrier=False, **({"max_merge_var_num": 4} if mode == "async" else {}))
     run["config"]["scheduler"]["warmup_steps"] = 6
     with Cluster(run) as cluster:

@@ -1,4 +1,5 @@
-"""How many samples a run has trained: the servers count those behind the pushes that they have applied, whoever made them."""
+"""How many samples a run has trained: the servers count those behind the pushes that they have applied, whoever made
+them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def update(worker: PserverWorker, samples: int) -> None:
 
 @pytest.mark.parametrize("mode", ["async", "geo", "sync"])
 def test_samples_of_a_worker_that_is_gone_count(mode: str) -> None:
-    run = config(mode, 2, 2, **({} if mode == "sync" else {"launch_barrier": False}), **({"k_steps": 2} if mode == "geo" else {}))  # fmt: skip
+    run = config(
+        mode, 2, 2, **({} if mode == "sync" else {"launch_barrier": False}), **({"k_steps": 2} if mode == "geo" else {})
+    )
     with Cluster(run) as cluster, ThreadPoolExecutor(2) as pool:
         first, gone = pool.map(lambda rank: placed(KINDS[mode], cluster, rank), (0, 1))
         for samples in (5, 3):  # the last batch is smaller

@@ -43,7 +43,9 @@ TIMEOUT_S = float(OPTIONS["timeout_s"])  # type: ignore[arg-type]
 
 @pytest.mark.parametrize("flags", [SAVES, STOPS | SAVES])
 @pytest.mark.parametrize(("late_s", "comes"), [(TIMEOUT_S + 1, True), (SAVE_S, True), (SAVE_S + TIMEOUT_S + 1, False)])
-def test_who_comes_late_because_servers_save_is_waited_for(tmp_path: Path, flags: int, late_s: float, comes: bool) -> None:  # fmt: skip
+def test_who_comes_late_because_servers_save_is_waited_for(
+    tmp_path: Path, flags: int, late_s: float, comes: bool
+) -> None:
     play, zero = Played(tmp_path, Notes()), Record(Kind.NUMBERS, np.zeros(1))
     play.starts()
     waits = play.sends(1, Verb.MEET, zero, clock=1, flags=flags)
@@ -131,7 +133,9 @@ class Ways:
     def __init__(self, writes_s: float, far: bool = False, there_s: float = 0.0) -> None:
         self.writes_s, self.time, self.far, self.there_s = writes_s, 0.0, far, there_s
         self.sent: list[tuple[float, Verb]] = []
-        self.answers = [Message(Verb.DONE, number=1, incarnation=1, records=[Record(Kind.NUMBERS, np.array([1e9, 0.0]))])]  # fmt: skip
+        self.answers = [
+            Message(Verb.DONE, number=1, incarnation=1, records=[Record(Kind.NUMBERS, np.array([1e9, 0.0]))])
+        ]
 
     def now(self) -> float:
         return self.time
@@ -161,8 +165,7 @@ class Ways:
 
 
 @pytest.mark.parametrize(
-    ("writes_s", "least_s", "most_s"),
-    [(0.0, 100.0, 110.0), (250.0, 250.0, 400.0), (1e9, SAVE_S, SAVE_S + 250.0)],
+    ("writes_s", "least_s", "most_s"), [(0.0, 100.0, 110.0), (250.0, 250.0, 400.0), (1e9, SAVE_S, SAVE_S + 250.0)]
 )
 def test_worker_waits_while_a_server_writes_and_no_longer(writes_s: float, least_s: float, most_s: float) -> None:
     ways = Ways(writes_s)
@@ -199,7 +202,8 @@ def test_a_server_that_is_gone_while_it_writes_is_waited_for_once_and_not_at_eac
 def test_who_waits_for_a_checkpoint_misses_a_server_on_another_host_that_is_gone(
     far: bool, there_s: float, writes_s: float, least_s: float, most_s: float
 ) -> None:
-    """Of a host without power nobody tells. On one host the launcher tells of a server that has ended, and none is asked."""
+    """Of a host without power nobody tells. On one host the launcher tells of a server that has ended, and none is
+    asked."""
     ways = Ways(writes_s, far, there_s)
     client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
     with pytest.raises(Missing, match=r"server 0 (said nothing to worker 0|did not answer MEET)") as told:
@@ -284,7 +288,13 @@ def test_a_failure_does_not_hide_the_answers_that_come_with_it(first: int) -> No
 
 def test_a_worker_names_the_key_of_its_patience(tmp_path: Path) -> None:
     client = Client(0, Two(lambda server, verb: (1e9, Message(Verb.DONE))), TIMEOUT_S)  # type: ignore[arg-type]
-    with pytest.raises(Missing, match=rf"MEET of worker 0 within {TIMEOUT_S + SAVE_S + 5:g} s \(strategy.timeout_s and an hour for a checkpoint\)$"):  # fmt: skip
+    with pytest.raises(
+        Missing,
+        match=(
+            rf"MEET of worker 0 within {TIMEOUT_S + SAVE_S + 5:g} s \(strategy.timeout_s and an hour for a "
+            rf"checkpoint\)$"
+        ),
+    ):
         client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None)
     with pytest.raises(Missing, match=rf"within {TIMEOUT_S + 5:g} s \(strategy.timeout_s and 5 s for the answer\)$"):
         client.wait([client.ask(1, Message(Verb.PULL))])
@@ -306,7 +316,9 @@ def test_parts_that_do_not_come_within_an_hour_are_not_fetched_any_more(
         return message
 
     monkeypatch.setattr(snapshot_parts, "PIECE", 1)
-    client = SimpleNamespace(connections=SimpleNamespace(now=lambda: ways.time), servers=range(1), names=["server 0"], ask=ask, settle=settle)  # fmt: skip
+    client = SimpleNamespace(
+        connections=SimpleNamespace(now=lambda: ways.time), servers=range(1), names=["server 0"], ask=ask, settle=settle
+    )
     with pytest.raises(RunFailed, match=f"the part of server 0 was not here within {SAVE_S:g} s"):
         save_parts(client, tmp_path / "checkpoints" / "step-1", checkpoint=True)  # type: ignore[arg-type]
     assert asked == [Verb.SAVE, *[Verb.FETCH] * 60]

@@ -1,4 +1,5 @@
-"""Large values lie in memory that worker and server share: whole, nobody else's, and gone when the processes are gone."""
+"""Large values lie in memory that worker and server share: whole, nobody else's, and gone when the processes are
+gone."""
 
 from __future__ import annotations
 
@@ -205,7 +206,12 @@ def test_without_such_memory_values_go_through_the_socket_and_the_log_says_why(
         assert len(frames[1]) == values(1).nbytes
         [record] = ends.arrived(ends.there, frames).records
         np.testing.assert_array_equal(record.array, values(start))
-    assert capsys.readouterr().out.count("large values go through the socket: no more shared memory (No space left on device)") == 1  # fmt: skip
+    assert (
+        capsys.readouterr().out.count(
+            "large values go through the socket: no more shared memory (No space left on device)"
+        )
+        == 1
+    )
     assert shared_memory.opened_pool(1) is None
     assert segments.what_lacks() == "No space left on device"
 

@@ -101,14 +101,7 @@ class Killed(BaseException):
 
 def test_whenever_it_is_killed_there_is_a_complete_one(tmp_path, monkeypatch):
     """Every step on the disk in turn is the last one; afterwards the next save succeeds."""
-    steps = [
-        (os, "rename"),
-        (os, "replace"),
-        (os, "fsync"),
-        (os, "unlink"),
-        (shutil, "rmtree"),
-        (streamed, "write"),
-    ]
+    steps = [(os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink"), (shutil, "rmtree"), (streamed, "write")]
     folder, at, seen = tmp_path / "last", 0, set()
     save(folder, 0.0)
     finished = False

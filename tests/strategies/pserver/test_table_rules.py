@@ -1,4 +1,5 @@
-"""The rule of a server's table (Adam, ...) that begins in a later run counts its steps from there, as torch's optimizer does."""
+"""The rule of a server's table (Adam, ...) that begins in a later run counts its steps from there, as torch's optimizer
+does."""
 
 from __future__ import annotations
 

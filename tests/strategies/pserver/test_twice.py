@@ -211,9 +211,17 @@ def save(play: Play) -> None:
 
 
 MODES: dict[Callable[[Play], None], str] = {
-    start: "async", meet: "async", commit: "sync", fence: "async", shrink: "async", rate: "sync",
-    lease: "async", lease_that_had_to_wait: "async", lease_of_long_ago: "async", save: "async",
-}  # fmt: skip
+    start: "async",
+    meet: "async",
+    commit: "sync",
+    fence: "async",
+    shrink: "async",
+    rate: "sync",
+    lease: "async",
+    lease_that_had_to_wait: "async",
+    lease_of_long_ago: "async",
+    save: "async",
+}
 
 
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["at once", "late"])

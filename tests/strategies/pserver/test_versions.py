@@ -1,4 +1,5 @@
-"""Servers take their pushes in an order of their own, so each has its version: a worker tells each the one it has of it."""
+"""Servers take their pushes in an order of their own, so each has its version: a worker tells each the one it has of
+it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,15 @@ def step(worker: PserverAsync, gradient: float) -> None:
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers: int) -> None:
-    run = config("async", 1, servers, launch_barrier=False, independent_recv_thread=False, slice_above=4, delay_compensation=STRENGTH)  # fmt: skip
+    run = config(
+        "async",
+        1,
+        servers,
+        launch_barrier=False,
+        independent_recv_thread=False,
+        slice_above=4,
+        delay_compensation=STRENGTH,
+    )
     with Cluster(run) as cluster:
         worker = placed(cluster)
         shards = [server.parameters.shard for server in cluster.servers]

@@ -1,4 +1,5 @@
-"""The typed config: every key, its type, default, unit and one line of help, in this one place; here the run as a whole."""
+"""The typed config: every key, its type, default, unit and one line of help, in this one place; here the run as a
+whole."""
 
 from __future__ import annotations
 
@@ -124,11 +125,19 @@ class Config:
     )
     ema: EmaConfig = key(EmaConfig, "a moving average of the weights, evaluated and saved beside the model")
     best: BestConfig = key(BestConfig, "which model checkpoints/best.safetensors is")
-    on_nonfinite: str = key("stop", "NaN or infinity in a loss or gradient: end, leave the update out, or go back to the last checkpoint", choices=("stop", "skip", "rewind"))  # fmt: skip
+    on_nonfinite: str = key(
+        "stop",
+        "NaN or infinity in a loss or gradient: end, leave the update out, or go back to the last checkpoint",
+        choices=("stop", "skip", "rewind"),
+    )
     max_rewinds: int = key(3, "with on_nonfinite=rewind: how often the run goes back before it ends", "rewinds", ge=1)
     early_stop: EarlyStopConfig = key(EarlyStopConfig, "end when a validation metric has stopped getting better")
-    callbacks: List[Any] = key([], "called at the start, after updates, validations and at the end: [{_target_: my_package.MyCallback}]")  # fmt: skip
-    metrics: Dict[str, Any] = key({}, "further metrics of validations, by name: {f1w: {_target_: torchmetrics.classification.MulticlassF1Score}}")  # fmt: skip
+    callbacks: List[Any] = key(
+        [], "called at the start, after updates, validations and at the end: [{_target_: my_package.MyCallback}]"
+    )
+    metrics: Dict[str, Any] = key(
+        {}, "further metrics of validations, by name: {f1w: {_target_: torchmetrics.classification.MulticlassF1Score}}"
+    )
     model: Any = key("???", "group: what is trained")
     data: Any = key("???", "group: what is learnt from")
     sampler: Any = key("???", "group: which worker sees which sample when")
@@ -147,34 +156,76 @@ class Config:
 
 GROUPS: dict[str, tuple[type, ...]] = {
     "model": (
-        ModelConfig, LeNetModel, ConvnetModel, ResNet18Model, ResNet50Model, TorchvisionModel, FinetuneModel, TimmModel,
+        ModelConfig,
+        LeNetModel,
+        ConvnetModel,
+        ResNet18Model,
+        ResNet50Model,
+        TorchvisionModel,
+        FinetuneModel,
+        TimmModel,
         WideAndDeepModel,
     ),
     "data": (
-        DataConfig, DigitsData, RandomImagesData, PicturesData, AugmentedData, ImagesData, FlowersData, Flowers102Data,
-        EmbeddedFlowersData, ImageFolderData, ShardsData, ArraysData, Cifar10Data, MnistData, MnistJsonData, CriteoRows,
-        CriteoData, SyntheticCriteoData,
+        DataConfig,
+        DigitsData,
+        RandomImagesData,
+        PicturesData,
+        AugmentedData,
+        ImagesData,
+        FlowersData,
+        Flowers102Data,
+        EmbeddedFlowersData,
+        ImageFolderData,
+        ShardsData,
+        ArraysData,
+        Cifar10Data,
+        MnistData,
+        MnistJsonData,
+        CriteoRows,
+        CriteoData,
+        SyntheticCriteoData,
     ),
     "sampler": (SamplerConfig,),
     "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss),
     "optimizer": (
-        OptimizerConfig, MomentumOptimizer, RMSpropOptimizer, AdamOptimizer, AdamWOptimizer, AdagradOptimizer,
+        OptimizerConfig,
+        MomentumOptimizer,
+        RMSpropOptimizer,
+        AdamOptimizer,
+        AdamWOptimizer,
+        AdagradOptimizer,
         TorchOptimizer,
     ),
     "scheduler": (
-        SchedulerConfig, StepSchedule, MultiStepSchedule, CosineSchedule, OneCycleSchedule, PolynomialSchedule,
+        SchedulerConfig,
+        StepSchedule,
+        MultiStepSchedule,
+        CosineSchedule,
+        OneCycleSchedule,
+        PolynomialSchedule,
         PlateauSchedule,
     ),
     "strategy": (
-        StrategyConfig, GroupStrategy, CollectiveStrategy, AutoStrategy, LocalSgdStrategy, PserverStrategy,
-        PserverSyncStrategy, FreeStrategy, StaleStrategy, PserverAsyncStrategy, PserverSspStrategy, PserverGeoStrategy,
+        StrategyConfig,
+        GroupStrategy,
+        CollectiveStrategy,
+        AutoStrategy,
+        LocalSgdStrategy,
+        PserverStrategy,
+        PserverSyncStrategy,
+        FreeStrategy,
+        StaleStrategy,
+        PserverAsyncStrategy,
+        PserverSspStrategy,
+        PserverGeoStrategy,
     ),
     "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch),
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),
     "predict": (PredictConfig,),
     "checkpoint": (CheckpointConfig,),
-}  # fmt: skip
+}
 
 
 OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "launch")

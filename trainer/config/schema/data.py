@@ -16,31 +16,93 @@ class DataConfig:
     num_classes: Optional[int] = key(
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
-    batch_size: Optional[Any] = key(None, "samples per worker and batch (null: from global_batch_size, else 32; auto: as many as fit into memory)", "samples", ge=1, or_auto=True)  # fmt: skip
-    memory_limit_gib: Optional[float] = key(None, "with batch_size=auto: memory of each GPU, or of this host for the whole run (null: what is free)", "GiB", gt=0)  # fmt: skip
-    global_batch_size: Optional[int] = key(None, "samples per update, for any workers and gradient_merge.k_steps; shared unevenly if need be", "samples", ge=1)  # fmt: skip
-    val_batch_size: Optional[int] = key(None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1)  # fmt: skip
-    num_workers: Optional[Any] = key("auto", "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)", "processes", ge=0, le=MOST_PROCESSES, or_auto=True)  # fmt: skip
+    batch_size: Optional[Any] = key(
+        None,
+        "samples per worker and batch (null: from global_batch_size, else 32; auto: as many as fit into memory)",
+        "samples",
+        ge=1,
+        or_auto=True,
+    )
+    memory_limit_gib: Optional[float] = key(
+        None,
+        "with batch_size=auto: memory of each GPU, or of this host for the whole run (null: what is free)",
+        "GiB",
+        gt=0,
+    )
+    global_batch_size: Optional[int] = key(
+        None,
+        "samples per update, for any workers and gradient_merge.k_steps; shared unevenly if need be",
+        "samples",
+        ge=1,
+    )
+    val_batch_size: Optional[int] = key(
+        None, "samples per worker and evaluation batch (null: as batch_size)", "samples", ge=1
+    )
+    num_workers: Optional[Any] = key(
+        "auto",
+        "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)",
+        "processes",
+        ge=0,
+        le=MOST_PROCESSES,
+        or_auto=True,
+    )
     prefetch: Any = key(
         "auto", "batches that each of these processes keeps ready", "batches", ge=1, le=10_000, or_auto=True
     )
-    work: str = key("auto", "split beforehand, or leased in blocks while the epoch lasts (auto: where strategy and sampler can)", choices=("auto", "static", "leased"))  # fmt: skip
-    lease_batches: Optional[int] = key(None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1)  # fmt: skip
-    steps_per_epoch: Optional[int] = key(None, "of a stream: updates of an epoch (null: from its number of samples, where the source knows it)", "updates", ge=1)  # fmt: skip
-    shard: str = key("samples", "of a stream: workers take its samples in turn, or read files of their own, or all of it each", choices=("samples", "files", "none"))  # fmt: skip
-    shuffle_buffer: Optional[int] = key(None, "of a stream: the next sample is drawn from so many (null: the stream's own order)", "samples", ge=2, le=100_000_000)  # fmt: skip
-    on_lost_worker: str = key("take_over", "leased work of a worker that died: others take it over, or it is dropped", choices=("take_over", "drop"))  # fmt: skip
+    work: str = key(
+        "auto",
+        "split beforehand, or leased in blocks while the epoch lasts (auto: where strategy and sampler can)",
+        choices=("auto", "static", "leased"),
+    )
+    lease_batches: Optional[int] = key(
+        None, "batches in a leased block (null: 8 blocks per worker and epoch, of at most 64)", "batches", ge=1
+    )
+    steps_per_epoch: Optional[int] = key(
+        None,
+        "of a stream: updates of an epoch (null: from its number of samples, where the source knows it)",
+        "updates",
+        ge=1,
+    )
+    shard: str = key(
+        "samples",
+        "of a stream: workers take its samples in turn, or read files of their own, or all of it each",
+        choices=("samples", "files", "none"),
+    )
+    shuffle_buffer: Optional[int] = key(
+        None,
+        "of a stream: the next sample is drawn from so many (null: the stream's own order)",
+        "samples",
+        ge=2,
+        le=100_000_000,
+    )
+    on_lost_worker: str = key(
+        "take_over",
+        "leased work of a worker that died: others take it over, or it is dropped",
+        choices=("take_over", "drop"),
+    )
     pin_memory: Any = key("auto", "page-locked batches for faster copies to a GPU", choices=AUTO)
-    read: str = key("each", "each worker reads its own samples, or the first reads all and scatters them", choices=("each", "scatter"))  # fmt: skip
+    read: str = key(
+        "each",
+        "each worker reads its own samples, or the first reads all and scatters them",
+        choices=("each", "scatter"),
+    )
 
 
 @dataclass
 class PicturesData(DataConfig):
     """data: what may come from outside as pictures, of which mode=predict looks at any."""
 
-    max_pixels: int = key(150_000_000, "greatest width x height of an image; a larger one counts as broken", "pixels", ge=1)  # fmt: skip
-    max_file_mib: int = key(256, "greatest size of a file that is read whole, and of a packed one when unpacked", "MiB", ge=1)  # fmt: skip
-    normalize: str = key("mean_std", "of pixels between 0 and 1: subtract the mean and divide by the std, the mean alone, or none", choices=("mean_std", "mean", "none"))  # fmt: skip
+    max_pixels: int = key(
+        150_000_000, "greatest width x height of an image; a larger one counts as broken", "pixels", ge=1
+    )
+    max_file_mib: int = key(
+        256, "greatest size of a file that is read whole, and of a packed one when unpacked", "MiB", ge=1
+    )
+    normalize: str = key(
+        "mean_std",
+        "of pixels between 0 and 1: subtract the mean and divide by the std, the mean alone, or none",
+        choices=("mean_std", "mean", "none"),
+    )
     mean: Optional[List[float]] = key(None, "mean of each channel (null: of the data's kind)", ge=-1e6, le=1e6)
     std: Optional[List[float]] = key(None, "std of each channel (null: of the data's kind)", gt=0, le=1e6)
 
@@ -64,8 +126,12 @@ class RandomImagesData(DataConfig):
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
     image_size: int = key(224, "height and width", "pixels", ge=1, le=WIDEST)
     fresh: bool = key(False, "each sample is new numbers of numpy's in every epoch; false: 64 images in turn")
-    labels_below: Optional[int] = key(None, "labels are drawn below this (null: num_classes)", "classes", ge=1, le=10_000_000)  # fmt: skip
-    batches: int = key(100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1)  # fmt: skip
+    labels_below: Optional[int] = key(
+        None, "labels are drawn below this (null: num_classes)", "classes", ge=1, le=10_000_000
+    )
+    batches: int = key(
+        100, "global batches per epoch, of batch_size * workers * gradient_merge.k_steps samples", "batches", ge=1
+    )
     val_batches: int = key(5, "global batches per validation, of as many samples", "batches", ge=1)
 
 
@@ -74,7 +140,9 @@ class AugmentedData(PicturesData):
     """data: what all sets of images can do to their training images."""
 
     flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
-    augment: str = key("none", "policy of further changes", choices=("none", "randaugment", "trivialaugment", "autoaugment"))  # fmt: skip
+    augment: str = key(
+        "none", "policy of further changes", choices=("none", "randaugment", "trivialaugment", "autoaugment")
+    )
     randaugment_ops: int = key(2, "changes of an image by randaugment", "changes", ge=1, le=100)
     randaugment_magnitude: int = key(9, "strength of randaugment's changes, of 30", ge=0, le=30)
     erasing: float = key(0.0, "probability of an erased patch", ge=0, le=1)
@@ -91,15 +159,29 @@ class ImagesData(AugmentedData):
     val_size: Optional[int] = key(
         None, "height and width of a validation image (null: image_size)", "pixels", ge=16, le=WIDEST
     )
-    val_resize: Optional[int] = key(None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16, le=WIDEST)  # fmt: skip
+    val_resize: Optional[int] = key(
+        None, "shorter side before the centre crop (null: 8/7 of val_size)", "pixels", ge=16, le=WIDEST
+    )
     min_scale: float = key(0.35, "least share of an image's area in a random crop", gt=0, le=1)
-    train_resize: Optional[int] = key(None, "shorter side before a window of image_size is cut at random (null: a random part is resized)", "pixels", ge=16, le=WIDEST)  # fmt: skip
+    train_resize: Optional[int] = key(
+        None,
+        "shorter side before a window of image_size is cut at random (null: a random part is resized)",
+        "pixels",
+        ge=16,
+        le=WIDEST,
+    )
     min_ratio: float = key(0.75, "least width / height of a random crop; the greatest is its inverse", gt=0, le=1)
-    transforms: List[Any] = key([], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]")  # fmt: skip
-    cache: str = key("auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none"))  # fmt: skip
+    transforms: List[Any] = key(
+        [], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]"
+    )
+    cache: str = key(
+        "auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none")
+    )
     cache_dir: Optional[str] = key(None, "folder of the decoded pixels (null: in the user's cache, $TRAINER_CACHE)")
     verify: bool = key(False, "decode every image before the training and name those that are broken")
-    on_bad: str = key("error", "what to do with broken images that were found: end, or leave them out", choices=("error", "skip"))  # fmt: skip
+    on_bad: str = key(
+        "error", "what to do with broken images that were found: end, or leave them out", choices=("error", "skip")
+    )
 
 
 @dataclass
@@ -107,8 +189,16 @@ class FlowersData(ImagesData):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
     num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
-    order: str = key("listed", "order of the training images: of the official list, or as in 102flowers.tgz beside them", choices=("listed", "archive"))  # fmt: skip
-    train_split: str = key("trnid", "lists to train on; validation is valid, with trnid+valid tstid; the test is the one left", choices=("trnid", "tstid", "trnid+valid"))  # fmt: skip
+    order: str = key(
+        "listed",
+        "order of the training images: of the official list, or as in 102flowers.tgz beside them",
+        choices=("listed", "archive"),
+    )
+    train_split: str = key(
+        "trnid",
+        "lists to train on; validation is valid, with trnid+valid tstid; the test is the one left",
+        choices=("trnid", "tstid", "trnid+valid"),
+    )
 
 
 @dataclass
@@ -129,7 +219,9 @@ class EmbeddedFlowersData(FlowersData):
     draw_seed: int = key(0, "seed of the drawing", ge=0, le=LONG)
     per_class: int = key(10, "images per class and split", "images", ge=1, le=10_000)
     drawn_size: int = key(500, "shorter side of the drawn images", "pixels", ge=16, le=4096)
-    num_classes: Optional[int] = key(102, "number of classes; below 102 as many different ones are drawn", "classes", ge=1, le=10_000_000)  # fmt: skip
+    num_classes: Optional[int] = key(
+        102, "number of classes; below 102 as many different ones are drawn", "classes", ge=1, le=10_000_000
+    )
 
 
 @dataclass
@@ -140,7 +232,9 @@ class ImageFolderData(ImagesData):
     root: str = key(
         "???", "folder that holds train/CLASS/ and val/CLASS/ (in any case, and their usual other names), or CLASS/"
     )
-    val: Optional[str] = key(None, "name of the validation folder in root (null: found by its name, such as val or dev)")  # fmt: skip
+    val: Optional[str] = key(
+        None, "name of the validation folder in root (null: found by its name, such as val or dev)"
+    )
     val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 
@@ -153,8 +247,14 @@ class ShardsData(ImagesData):
     max_label_kib: int = key(1024, "greatest size of a label (NAME.cls, NAME.json)", "KiB", ge=1)
     max_depth: int = key(64, "greatest depth of lists and mappings in NAME.json", "levels", ge=1)
     path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
-    val_path: Optional[Any] = key(None, "the same, for validation (null: files of path by their names, such as val-*.tar; else val_fraction)", texts=True)  # fmt: skip
-    test_path: Optional[Any] = key(None, "the same, for the test (null: files of path by their names, such as test-*.tar; else none)", texts=True)  # fmt: skip
+    val_path: Optional[Any] = key(
+        None,
+        "the same, for validation (null: files of path by their names, such as val-*.tar; else val_fraction)",
+        texts=True,
+    )
+    test_path: Optional[Any] = key(
+        None, "the same, for the test (null: files of path by their names, such as test-*.tar; else none)", texts=True
+    )
     val_fraction: float = key(0.1, "share of each class held out, where there are no validation files", gt=0, le=0.9)
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 
@@ -164,8 +264,16 @@ class ArraysData(AugmentedData):
     """data=cifar10 and data=mnist: small images in memory, augmented a whole batch at a time."""
 
     num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
-    pad_crop: int = key(0, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024)  # fmt: skip
-    val_fraction: Optional[float] = key(None, "share of the training images held out for validation (null: it is on the set's test images)", gt=0, le=0.9, example=0.1)  # fmt: skip
+    pad_crop: int = key(
+        0, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024
+    )
+    val_fraction: Optional[float] = key(
+        None,
+        "share of the training images held out for validation (null: it is on the set's test images)",
+        gt=0,
+        le=0.9,
+        example=0.1,
+    )
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
@@ -177,7 +285,9 @@ class Cifar10Data(ArraysData):
     """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers."""
 
     _target_: str = key("trainer.data.sets.cifar.Cifar10", "class, a trainer.data.source.DataSource")
-    pad_crop: int = key(4, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024)  # fmt: skip
+    pad_crop: int = key(
+        4, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024
+    )
 
 
 @dataclass
@@ -206,10 +316,14 @@ class CriteoRows(DataConfig):
     """data=criteo and data=synthetic_criteo: rows of a label, 13 integers and 26 tokens, any of which may be empty."""
 
     num_classes: Optional[int] = key(2, "number of classes", "classes", ge=1, le=10_000_000)
-    hash_size: Optional[int] = key(1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2, le=LONG)  # fmt: skip
+    hash_size: Optional[int] = key(
+        1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2, le=LONG
+    )
     cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
     cache_dir: Optional[str] = key(None, "folder of these arrays (null: in the user's cache, $TRAINER_CACHE)")
-    block_mib: int = key(16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1, le=1_000_000)  # fmt: skip
+    block_mib: int = key(
+        16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1, le=1_000_000
+    )
     chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1, le=100_000_000)
     max_bad_fraction: float = key(0.01, "share of rows that may be malformed; they are left out", ge=0, le=1)
 
@@ -222,9 +336,27 @@ class CriteoData(CriteoRows):
     path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the rows)", texts=True)
     test_path: Optional[Any] = key(None, "the same, for the test at the end (null: none)", texts=True)
-    val_fraction: float = key(0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9)  # fmt: skip
-    dense_min: Optional[Any] = key(None, "each integer's value that becomes 0 (auto: the training rows' least; null: the reference's)", ge=-1e18, le=1e18, length=13, or_auto=True, example="auto")  # fmt: skip
-    dense_max: Optional[Any] = key(None, "each integer's value that becomes 1 (auto: the training rows' greatest; null: the reference's)", ge=-1e18, le=1e18, length=13, or_auto=True, example="auto")  # fmt: skip
+    val_fraction: float = key(
+        0.1, "share of the rows held out for validation, where there is no val_path", gt=0, le=0.9
+    )
+    dense_min: Optional[Any] = key(
+        None,
+        "each integer's value that becomes 0 (auto: the training rows' least; null: the reference's)",
+        ge=-1e18,
+        le=1e18,
+        length=13,
+        or_auto=True,
+        example="auto",
+    )
+    dense_max: Optional[Any] = key(
+        None,
+        "each integer's value that becomes 1 (auto: the training rows' greatest; null: the reference's)",
+        ge=-1e18,
+        le=1e18,
+        length=13,
+        or_auto=True,
+        example="auto",
+    )
 
 
 @dataclass
@@ -248,7 +380,15 @@ class SamplerConfig:
     pad: bool = key(
         True, "with data.batch_size: repeat samples so that all workers get equally many; false: unequal, weighted"
     )
-    padding: str = key("strided", "how samples are repeated and split: as by PyTorch's sampler, or in blocks as by Paddle's", choices=("strided", "contiguous"))  # fmt: skip
-    order: str = key("each_once", "each sample once, every class equally often, or some samples several times", choices=("each_once", "class_balanced", "repeated_augmentation"))  # fmt: skip
+    padding: str = key(
+        "strided",
+        "how samples are repeated and split: as by PyTorch's sampler, or in blocks as by Paddle's",
+        choices=("strided", "contiguous"),
+    )
+    order: str = key(
+        "each_once",
+        "each sample once, every class equally often, or some samples several times",
+        choices=("each_once", "class_balanced", "repeated_augmentation"),
+    )
     shard: bool = key(True, "each worker its own samples; false: each worker all of them in one order, augmented apart")
     repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)

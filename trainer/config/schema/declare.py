@@ -28,14 +28,27 @@ def key(
 
     ``not_yet``: words that people may expect among the choices, and that a later version has.
     Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
-    list of texts; ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or two of them, as 1:4;
+    list of texts; ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or
+    two of them, as 1:4;
     ``or_word``: numbers, or that word. The annotation of these is Any. ``example``: what is proposed instead of a
     refused value (None: the default).
     """
     metadata = {
-        "help": help, "unit": unit, "ge": ge, "gt": gt, "le": le, "lt": lt, "choices": choices, "not_yet": not_yet, "texts": texts,
-        "or_auto": or_auto, "or_range": or_range, "or_word": or_word, "length": length, "example": example,
-    }  # fmt: skip
+        "help": help,
+        "unit": unit,
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "lt": lt,
+        "choices": choices,
+        "not_yet": not_yet,
+        "texts": texts,
+        "or_auto": or_auto,
+        "or_range": or_range,
+        "or_word": or_word,
+        "length": length,
+        "example": example,
+    }
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     if isinstance(default, type):

@@ -25,7 +25,11 @@ class LeNetModel(ModelConfig):
     )
     in_channels: int = key(1, "channels of an image", "channels", ge=1, le=1_000_000)
     image_size: int = key(28, "height and width of an image, a multiple of 4", "pixels", ge=4, le=WIDEST)
-    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
+    init: str = key(
+        "default",
+        "first parameters: as the model draws them, or as the reference's examples do",
+        choices=("default", "reference"),
+    )
 
 
 @dataclass
@@ -37,7 +41,11 @@ class ResNet18Model(ModelConfig):
         "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
     )
     zero_init_residual: bool = key(False, "residual blocks start as identities: their last norms begin at zero")
-    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
+    init: str = key(
+        "default",
+        "first parameters: as the model draws them, or as the reference's examples do",
+        choices=("default", "reference"),
+    )
 
 
 @dataclass
@@ -55,7 +63,11 @@ class ConvnetModel(ModelConfig):
     num_classes: Optional[int] = key(
         "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
     )
-    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
+    init: str = key(
+        "default",
+        "first parameters: as the model draws them, or as the reference's examples do",
+        choices=("default", "reference"),
+    )
 
 
 @dataclass
@@ -66,7 +78,11 @@ class FinetuneModel(ModelConfig):
     name: str = key("resnet50", "its name in torchvision.models")
     weights: str = key("DEFAULT", "name of torchvision's weights, e.g. IMAGENET1K_V2, or a file of weights")
     freeze: str = key("none", "parts that stay as they are: none, or all but the head", choices=("none", "backbone"))
-    head: str = key("auto", "the last layer's weights (auto: kept where the file is of a run with the same classes, or of none)", choices=("auto", "keep", "new"))  # fmt: skip
+    head: str = key(
+        "auto",
+        "the last layer's weights (auto: kept where the file is of a run with the same classes, or of none)",
+        choices=("auto", "keep", "new"),
+    )
     num_classes: Optional[int] = key(
         "${data.num_classes}", "outputs (null: the data's classes)", "classes", ge=1, le=10_000_000
     )
@@ -101,13 +117,19 @@ class WideAndDeepModel(ModelConfig):
     """model=wide_and_deep: a linear model beside a network on embedded ids, for click-through data."""
 
     _target_: str = key("trainer.models.wide_and_deep.WideAndDeep", "class or function that returns a torch.nn.Module")
-    table_size: Optional[int] = key(1000001, "rows of the table that all slots share (null: any id, on servers)", "rows")  # fmt: skip
+    table_size: Optional[int] = key(
+        1000001, "rows of the table that all slots share (null: any id, on servers)", "rows"
+    )
     embedding_dim: int = key(10, "columns of the table", "columns", ge=1, le=1_000_000)
     dense_features: int = key(13, "numbers of a sample", "features", ge=1, le=1_000_000)
     sparse_slots: int = key(26, "ids of a sample", "slots", ge=1, le=1_000_000)
     hidden: List[int] = key([400, 400, 400], "widths of the network's layers", "units", ge=1, le=1_000_000)
     init_scale: float = key(0.01, "fresh rows are uniform between this and its negative", ge=0)
-    init: str = key("default", "first parameters: as the model draws them, or as the reference's examples do", choices=("default", "reference"))  # fmt: skip
+    init: str = key(
+        "default",
+        "first parameters: as the model draws them, or as the reference's examples do",
+        choices=("default", "reference"),
+    )
 
 
 @dataclass
@@ -121,7 +143,9 @@ class LossConfig:
 class CrossEntropyLoss(LossConfig):
     """loss=cross_entropy: for class numbers, or with mixup and cutmix, shares of classes."""
 
-    weight: Optional[Any] = key(None, "weights of classes: a list, or balanced: samples / (classes * samples of the class)", or_word="balanced")  # fmt: skip
+    weight: Optional[Any] = key(
+        None, "weights of classes: a list, or balanced: samples / (classes * samples of the class)", or_word="balanced"
+    )
     label_smoothing: float = key(0.0, "share of the label that is spread over all classes; not in val/loss", ge=0, le=1)
 
 
@@ -129,8 +153,14 @@ class CrossEntropyLoss(LossConfig):
 class SquaredErrorLoss(LossConfig):
     """loss=squared_error: mean over samples and classes of a squared difference."""
 
-    _target_: str = key("trainer.models.squared_error.SquaredError", "torch.nn.Module called with (outputs, labels), mean over samples")  # fmt: skip
-    target: str = key("one_hot", "one_hot: (output - 1 or 0)^2; class_number: (softmax(outputs) - label's number)^2, as the reference", choices=("one_hot", "class_number"))  # fmt: skip
+    _target_: str = key(
+        "trainer.models.squared_error.SquaredError", "torch.nn.Module called with (outputs, labels), mean over samples"
+    )
+    target: str = key(
+        "one_hot",
+        "one_hot: (output - 1 or 0)^2; class_number: (softmax(outputs) - label's number)^2, as the reference",
+        choices=("one_hot", "class_number"),
+    )
 
 
 @dataclass
@@ -140,12 +170,16 @@ class BinaryCrossEntropyLoss(LossConfig):
     _target_: str = key(
         "torch.nn.BCEWithLogitsLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
     )
-    pos_weight: Optional[Any] = key(None, "factor on samples with label 1, or balanced: those with label 0 / those with 1", or_word="balanced")  # fmt: skip
+    pos_weight: Optional[Any] = key(
+        None, "factor on samples with label 1, or balanced: those with label 0 / those with 1", or_word="balanced"
+    )
 
 
 @dataclass
 class LogLoss(LossConfig):
     """loss=log_loss: the reference's log loss, for labels 0 and 1 and one logit."""
 
-    _target_: str = key("trainer.models.log_loss.LogLoss", "torch.nn.Module called with (outputs, labels), mean over samples")  # fmt: skip
+    _target_: str = key(
+        "trainer.models.log_loss.LogLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
+    )
     epsilon: float = key(1e-4, "added to probabilities before the logarithm", gt=0, lt=1)

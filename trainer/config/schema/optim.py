@@ -22,9 +22,17 @@ class OptimizerConfig:
     layer_decay: Optional[float] = key(
         None, "factor on lr from each layer to the one before it (null: none)", gt=0, le=1
     )
-    lr_scaling: str = key("none", "lr grows with the samples per update / lr_base_batch, or with its root", choices=("none", "linear", "sqrt"))  # fmt: skip
+    lr_scaling: str = key(
+        "none",
+        "lr grows with the samples per update / lr_base_batch, or with its root",
+        choices=("none", "linear", "sqrt"),
+    )
     lr_base_batch: int = key(256, "samples per update for which lr is meant, with lr_scaling", "samples", ge=1)
-    sparse: str = key("auto", "rule for embedding tables with sparse gradients (auto: the optimizer's counterpart)", choices=("auto", "sgd", "adagrad", "rowwise_adagrad", "adam"))  # fmt: skip
+    sparse: str = key(
+        "auto",
+        "rule for embedding tables with sparse gradients (auto: the optimizer's counterpart)",
+        choices=("auto", "sgd", "adagrad", "rowwise_adagrad", "adam"),
+    )
 
 
 @dataclass
@@ -53,7 +61,9 @@ class AdamOptimizer(OptimizerConfig):
 
     _target_: str = key("torch.optim.Adam", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
     lr: float = key(0.001, "learning rate that the scheduler multiplies", gt=0)
-    betas: List[float] = key([0.9, 0.999], "decay of the running means of gradient and squared gradient", ge=0, lt=1, length=2)  # fmt: skip
+    betas: List[float] = key(
+        [0.9, 0.999], "decay of the running means of gradient and squared gradient", ge=0, lt=1, length=2
+    )
     eps: float = key(1e-8, "added to the denominator", ge=0)
 
 

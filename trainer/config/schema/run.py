@@ -13,22 +13,47 @@ class LaunchConfig:
     """launch: how many processes, where, and what starts them."""
 
     _target_: str = key("trainer.launch.builtin.Local", "class, a trainer.planning.launcher.Launcher")
-    nproc: Optional[int] = key(None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
-    servers: Optional[int] = key(None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES)  # fmt: skip
-    server_hosts: str = key("auto", "hosts of parameter servers: all, first, or numbers (0,2); auto: all, or first with fewer servers than hosts")  # fmt: skip
-    server_ports: Optional[str] = key(None, "ports of the parameter servers by their numbers: 8000-8003, or 8000,8001 (null: free ones)")  # fmt: skip
+    nproc: Optional[int] = key(
+        None, "workers on this host (null: one per GPU, else 1)", "processes", ge=1, le=MOST_PROCESSES
+    )
+    servers: Optional[int] = key(
+        None, "parameter-server processes, for strategies that have them", "processes", ge=1, le=MOST_PROCESSES
+    )
+    server_hosts: str = key(
+        "auto",
+        "hosts of parameter servers: all, first, or numbers (0,2); auto: all, or first with fewer servers than hosts",
+    )
+    server_ports: Optional[str] = key(
+        None, "ports of the parameter servers by their numbers: 8000-8003, or 8000,8001 (null: free ones)"
+    )
     workers: Optional[int] = key(None, "workers on all hosts; on one host the same as nproc", "processes", ge=1)
-    nnodes: Any = key(1, "hosts; as MIN:MAX they may come and go while MIN are there", "hosts", ge=1, le=MOST_HOSTS, or_range=True)  # fmt: skip
-    least_nnodes: Optional[int] = key(None, "MIN of launch.nnodes=MIN:MAX (null: all hosts stay to the end)", "hosts", ge=1, le=MOST_HOSTS)  # fmt: skip
-    join_s: float = key(30.0, "with launch.nnodes=MIN:MAX: at the start, wait for more hosts than MIN", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
+    nnodes: Any = key(
+        1, "hosts; as MIN:MAX they may come and go while MIN are there", "hosts", ge=1, le=MOST_HOSTS, or_range=True
+    )
+    least_nnodes: Optional[int] = key(
+        None, "MIN of launch.nnodes=MIN:MAX (null: all hosts stay to the end)", "hosts", ge=1, le=MOST_HOSTS
+    )
+    join_s: float = key(
+        30.0, "with launch.nnodes=MIN:MAX: at the start, wait for more hosts than MIN", "seconds", ge=0, le=LONGEST_S
+    )
     node_rank: int = key(0, "which of the hosts this one is", ge=0)
     master_addr: str = key("127.0.0.1", "address of host 0 that the others can reach")
-    master_port: int = key(0, "port on host 0 where the hosts meet (0: a free one; on one host nothing listens there)", ge=0, le=65535, example=29500)  # fmt: skip
+    master_port: int = key(
+        0,
+        "port on host 0 where the hosts meet (0: a free one; on one host nothing listens there)",
+        ge=0,
+        le=65535,
+        example=29500,
+    )
     ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
-    role: Optional[str] = key(None, "this command is one process of the run (null: this host's part of the run)", choices=("server", "worker"))  # fmt: skip
+    role: Optional[str] = key(
+        None, "this command is one process of the run (null: this host's part of the run)", choices=("server", "worker")
+    )
     rank: Optional[int] = key(None, "with launch.role: this process's number within its role", ge=0)
     server_endpoints: Optional[str] = key(None, "with launch.role: ADDRESS:PORT of each server, separated by commas")
-    worker_endpoints: Optional[str] = key(None, "with launch.role: ADDRESS:PORT of each worker; all meet at the first one's")  # fmt: skip
+    worker_endpoints: Optional[str] = key(
+        None, "with launch.role: ADDRESS:PORT of each worker; all meet at the first one's"
+    )
     env: Optional[str] = key(
         "auto",
         "auto: refuse to be one of several copies (srun, mpirun, ...); none; paddle: role and endpoints of Fleet",
@@ -38,9 +63,19 @@ class LaunchConfig:
     secret_file: Optional[str] = key(
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
     )
-    insecure: bool = key(False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training")  # fmt: skip
-    max_restarts: int = key(3, "restarts within an hour where processes die, on one host or with nnodes=MIN:MAX (0: none)", "restarts", ge=0)  # fmt: skip
-    hang_timeout_s: Optional[float] = key(1800.0, "no worker does anything for so long: it is named, its stack is logged, and it counts as dead (null: never)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
+    insecure: bool = key(
+        False, "parameter servers between hosts without a secret: whoever reaches master_port can change the training"
+    )
+    max_restarts: int = key(
+        3, "restarts within an hour where processes die, on one host or with nnodes=MIN:MAX (0: none)", "restarts", ge=0
+    )
+    hang_timeout_s: Optional[float] = key(
+        1800.0,
+        "no worker does anything for so long: it is named, its stack is logged, and it counts as dead (null: never)",
+        "seconds",
+        gt=0,
+        le=LONGEST_S,
+    )
     timeout_s: float = key(300.0, "longest wait for all hosts and processes to arrive", "seconds", gt=0, le=LONGEST_S)
 
 
@@ -65,11 +100,25 @@ class ExecutionConfig:
     channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
     deterministic: bool = key(False, "only deterministic kernels")
-    compile_backend: str = key("inductor", "with compile=true: inductor writes kernels; aot_eager and eager run the traced graph with torch's own", choices=("inductor", "aot_eager", "eager"))  # fmt: skip
-    threads: Optional[int] = key(None, "CPU threads per worker (null: cores / workers; 1 where a batch is little work)", "threads", ge=1, le=MOST_PROCESSES)  # fmt: skip
+    compile_backend: str = key(
+        "inductor",
+        "with compile=true: inductor writes kernels; aot_eager and eager run the traced graph with torch's own",
+        choices=("inductor", "aot_eager", "eager"),
+    )
+    threads: Optional[int] = key(
+        None,
+        "CPU threads per worker (null: cores / workers; 1 where a batch is little work)",
+        "threads",
+        ge=1,
+        le=MOST_PROCESSES,
+    )
     log_every: int = key(5, "batches that a printed and logged line averages, across epochs", "batches", ge=1)
     log_workers: bool = key(False, "with each line a line of each worker's own values, on the screen as in workerlog.N")
-    line_of: str = key("mean", "mean of the log_every batches since the last line, or batch 0, log_every, ... of an epoch alone", choices=("mean", "batch"))  # fmt: skip
+    line_of: str = key(
+        "mean",
+        "mean of the log_every batches since the last line, or batch 0, log_every, ... of an epoch alone",
+        choices=("mean", "batch"),
+    )
     val_every: int = key(1, "epochs between two validations (0: only after the last)", "epochs", ge=0)
     val_every_steps: Optional[int] = key(None, "updates between two validations, besides val_every", "updates", ge=1)
     profile_after: int = key(10, "with profile=true: updates before the first that is traced", "updates", ge=0)
@@ -81,23 +130,31 @@ class CheckpointConfig:
     """checkpoint: when a run saves what it can go on from, and how many of these stay."""
 
     every_steps: Optional[int] = key(None, "updates between two checkpoints (null: no such rhythm)", "updates", ge=1)
-    every_minutes: Optional[float] = key(10.0, "minutes between two checkpoints (null: no such rhythm)", "minutes", gt=0, le=LONGEST_S)  # fmt: skip
-    every_epochs: Optional[int] = key(1, "epochs between two checkpoints, after their validation (null: no such rhythm)", "epochs", ge=1)  # fmt: skip
+    every_minutes: Optional[float] = key(
+        10.0, "minutes between two checkpoints (null: no such rhythm)", "minutes", gt=0, le=LONGEST_S
+    )
+    every_epochs: Optional[int] = key(
+        1, "epochs between two checkpoints, after their validation (null: no such rhythm)", "epochs", ge=1
+    )
     keep_last: int = key(2, "newest checkpoints that stay", "checkpoints", ge=1)
     keep_best: int = key(0, "checkpoints of the best validations that stay besides", "checkpoints", ge=0)
     to: Optional[str] = key(
-        None,
-        "fsspec address to which checkpoints are copied, e.g. s3://BUCKET/RUNS; each run has a folder there",
+        None, "fsspec address to which checkpoints are copied, e.g. s3://BUCKET/RUNS; each run has a folder there"
     )
     background: bool = key(True, "written while the training goes on, which waits for the copy alone")
-    grace_s: float = key(30.0, "after SIGTERM or SIGUSR1: longest wait for the last checkpoint", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
+    grace_s: float = key(
+        30.0, "after SIGTERM or SIGUSR1: longest wait for the last checkpoint", "seconds", gt=0, le=LONGEST_S
+    )
 
 
 @dataclass
 class ResumeConfig:
-    """resume: whether the run goes on from a checkpoint. ``resume=auto`` on the command line is ``resume.path=auto``."""
+    """resume: whether the run goes on from a checkpoint. ``resume=auto`` on the command line is
+    ``resume.path=auto``."""
 
-    path: Optional[str] = key(None, "auto (the newest checkpoint of hydra.run.dir), fresh, a checkpoint, a run's folder, or an MLflow run id")  # fmt: skip
+    path: Optional[str] = key(
+        None, "auto (the newest checkpoint of hydra.run.dir), fresh, a checkpoint, a run's folder, or an MLflow run id"
+    )
     allow_changes: bool = key(False, "go on although the config has changed in what matters to the numbers")
 
 
@@ -110,11 +167,17 @@ class TrackingConfig:
     experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
     run_name: Optional[str] = key(None, "MLflow run name (null: what differs from the recipe)")
     tags: Dict[str, str] = key({}, "further tags of the MLflow run")
-    flush_timeout_s: float = key(60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S)  # fmt: skip
+    flush_timeout_s: float = key(
+        60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S
+    )
     log_model: bool = key(True, "the best model becomes an MLflow model, for mlflow.pyfunc.load_model")
     log_last_model: bool = key(False, "beside the best model, the one at the end becomes an MLflow model")
-    registered_model: Optional[str] = key(None, "both become versions of this model in MLflow's registry, with the aliases best and last")  # fmt: skip
-    system_every_s: Optional[float] = key(10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
+    registered_model: Optional[str] = key(
+        None, "both become versions of this model in MLflow's registry, with the aliases best and last"
+    )
+    system_every_s: Optional[float] = key(
+        10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S
+    )
 
 
 @dataclass
@@ -136,7 +199,9 @@ class EvalConfig:
 class EmaConfig:
     """ema: a moving average of the weights, evaluated and saved beside the model."""
 
-    decay: Optional[float] = key(None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, lt=1, example=0.999)  # fmt: skip
+    decay: Optional[float] = key(
+        None, "share of the average that each update keeps, e.g. 0.999 (null: no average)", ge=0, lt=1, example=0.999
+    )
     warmup: bool = key(False, "the decay grows with the updates n, as 1 - (1 + n / gamma) ** -power")
     gamma: float = key(1.0, "of the warm-up: twice the gamma needs twice the updates", gt=0)
     power: float = key(2 / 3, "of the warm-up: 2/3 for a million updates and more, 3/4 for fewer", gt=0, le=1000)

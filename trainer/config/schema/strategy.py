@@ -34,8 +34,14 @@ class GroupStrategy(StrategyConfig):
 
     _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
     timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
-    init: str = key("broadcast", "equal start: broadcast rank 0's parameters, or draw them from the same seed everywhere", choices=("broadcast", "same_seed"))  # fmt: skip
-    buffers: str = key("rank0", "batch-norm statistics after a step: rank 0's, or their average", choices=("rank0", "average"))  # fmt: skip
+    init: str = key(
+        "broadcast",
+        "equal start: broadcast rank 0's parameters, or draw them from the same seed everywhere",
+        choices=("broadcast", "same_seed"),
+    )
+    buffers: str = key(
+        "rank0", "batch-norm statistics after a step: rank 0's, or their average", choices=("rank0", "average")
+    )
     sync_batch_norm: bool = key(False, "batch-norm statistics over the global batch")
 
 
@@ -43,7 +49,7 @@ class GroupStrategy(StrategyConfig):
 class PowerSgdOptions:
     """strategy.powersgd: PowerSGD's compression of gradients, with error feedback."""
 
-    rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1, le=1_000_000)  # fmt: skip
+    rank: int = key(1, "rank of the two factors that stand for a matrix of gradients", "columns", ge=1, le=1_000_000)
     start_step: int = key(10, "updates with whole gradients before compression begins", "updates", ge=2)
 
 
@@ -54,13 +60,19 @@ class CollectiveStrategy(GroupStrategy):
     _target_: str = key(
         "trainer.strategies.builtin.CollectiveDeclaration", "class, a trainer.strategies.contract.Declaration"
     )
-    bucket_cap_mb: float = key(25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0, le=1_000_000)  # fmt: skip
+    bucket_cap_mb: float = key(
+        25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0, le=1_000_000
+    )
     find_unused_parameters: bool = key(False, "the model has parameters that a step may not use")
     static_graph: bool = key(False, "every step uses the same parameters, which DDP learns from the first")
     gradient_as_bucket_view: bool = key(
         True, "gradients lie in the buckets themselves; false: are copied there and back"
     )
-    comm_hook: str = key("none", "what travels: gradients as they are, as fp16 or bf16, or PowerSGD's low-rank factors", choices=("none", "fp16", "bf16", "powersgd"))  # fmt: skip
+    comm_hook: str = key(
+        "none",
+        "what travels: gradients as they are, as fp16 or bf16, or PowerSGD's low-rank factors",
+        choices=("none", "fp16", "bf16", "powersgd"),
+    )
     powersgd: PowerSgdOptions = key(PowerSgdOptions, "with comm_hook=powersgd: how gradients are compressed")
 
 
@@ -96,20 +108,50 @@ class PserverStrategy(StrategyConfig):
 
     _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
     timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
-    transport: str = key("auto", "tcp: encrypted; on one host ipc: Unix sockets; auto: these with shared memory, between hosts tcp", choices=("auto", "ipc", "tcp"))  # fmt: skip
+    transport: str = key(
+        "auto",
+        "tcp: encrypted; on one host ipc: Unix sockets; auto: these with shared memory, between hosts tcp",
+        choices=("auto", "ipc", "tcp"),
+    )
     lost_after_s: float = key(
         10.0, "silence after which a worker is ended and counts as lost", "seconds", gt=0, le=LONGEST_S
     )
-    handshake_s: float = key(10.0, "servers close a connection that has not said by then who it is", "seconds", gt=0, le=LONGEST_S)  # fmt: skip
+    handshake_s: float = key(
+        10.0, "servers close a connection that has not said by then who it is", "seconds", gt=0, le=LONGEST_S
+    )
     ledger: bool = key(False, "servers write each piece of work that they apply to ledger.N.tsv")
-    on_nonfinite: str = key("refuse", "values of a push or the start that are NaN or infinite: end the run, or apply them", choices=("refuse", "apply"))  # fmt: skip
-    split_method: str = key("round_robin", "servers of the parameters that stay whole: in turn, or by a hash of the name", choices=("round_robin", "hash_name"))  # fmt: skip
-    slice_above: Optional[int] = key(8192, "larger parameters are cut evenly over all servers (null: none is)", "elements", ge=1)  # fmt: skip
-    wire: str = key("full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8"))  # fmt: skip
-    buffers: str = key("rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average"))  # fmt: skip
+    on_nonfinite: str = key(
+        "refuse",
+        "values of a push or the start that are NaN or infinite: end the run, or apply them",
+        choices=("refuse", "apply"),
+    )
+    split_method: str = key(
+        "round_robin",
+        "servers of the parameters that stay whole: in turn, or by a hash of the name",
+        choices=("round_robin", "hash_name"),
+    )
+    slice_above: Optional[int] = key(
+        8192, "larger parameters are cut evenly over all servers (null: none is)", "elements", ge=1
+    )
+    wire: str = key(
+        "full", "values on the wire: as they are, bf16, or int8 with error feedback", choices=("full", "bf16", "int8")
+    )
+    buffers: str = key(
+        "rank0", "batch-norm statistics: the first worker's, or their average", choices=("rank0", "average")
+    )
     entry: Entry = key(Entry, "when an id becomes a row of a sparse table")
-    evict_after: Optional[int] = key(None, "age at which untouched rows are dropped, at validations and at the end (null: never)", "steps or event time", ge=1, le=LONG)  # fmt: skip
-    evict_by: str = key("steps", "the age of rows: steps of the worker that has done most, or the data's own time (inputs['time'])", choices=("steps", "event_time"))  # fmt: skip
+    evict_after: Optional[int] = key(
+        None,
+        "age at which untouched rows are dropped, at validations and at the end (null: never)",
+        "steps or event time",
+        ge=1,
+        le=LONG,
+    )
+    evict_by: str = key(
+        "steps",
+        "the age of rows: steps of the worker that has done most, or the data's own time (inputs['time'])",
+        choices=("steps", "event_time"),
+    )
     load_from: Optional[str] = key(None, "folder of persistables that the servers start from")
     persistables: bool = key(True, "servers save tables, optimizer state and watermarks at the end")
     export_limit: int = key(200000000, "larger tables are left out of model.safetensors", "values", ge=0, le=LONG)
@@ -122,7 +164,9 @@ class PserverSyncStrategy(PserverStrategy):
     _target_: str = key(
         "trainer.strategies.builtin.PserverSyncDeclaration", "class, a trainer.strategies.contract.Declaration"
     )
-    on_lost_worker: str = key("stop", "when a worker dies: end with an error, or go on with the other workers", choices=("stop", "continue"))  # fmt: skip
+    on_lost_worker: str = key(
+        "stop", "when a worker dies: end with an error, or go on with the other workers", choices=("stop", "continue")
+    )
 
 
 @dataclass
@@ -155,7 +199,11 @@ class PserverAsyncStrategy(StaleStrategy):
     )
     max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
     send_wait_times: int = key(0, "batches for which a push that could go waits for more gradients", "batches", ge=0)
-    independent_recv_thread: Any = key("auto", "ask for the next batch's parameters before this one is computed (auto: for models with tables)", choices=AUTO)  # fmt: skip
+    independent_recv_thread: Any = key(
+        "auto",
+        "ask for the next batch's parameters before this one is computed (auto: for models with tables)",
+        choices=AUTO,
+    )
     min_send_grad_num_before_recv: int = key(1, "updates between two pulls of dense parameters", "updates", ge=1)
 
 

@@ -68,10 +68,16 @@ class ArraySource(DataSource):
         The set's own second part is the test then."""
         share = self.options.val_fraction
         if share is None:
-            said = "validation is on the set's test images, as in the reference (data.val_fraction=0.1 holds out training images, and keeps these for the test)"
+            said = (
+                "validation is on the set's test images, as in the reference (data.val_fraction=0.1 holds out "
+                "training images, and keeps these for the test)"
+            )
             return replace(facts, splits=said)
         val = min(facts.train_samples - 1, max(1, round(share * facts.train_samples)))
-        said = f"validation is {share:g} of the training images (data.val_fraction), held out by data.split_seed={self.options.split_seed}; the test is on the set's test images"
+        said = (
+            f"validation is {share:g} of the training images (data.val_fraction), held out by "
+            f"data.split_seed={self.options.split_seed}; the test is on the set's test images"
+        )
         train, test = facts.train_samples - val, facts.val_samples
         return replace(facts, splits=said, train_samples=train, val_samples=val, test_samples=test)
 
@@ -134,11 +140,20 @@ class ArraySource(DataSource):
         Raises:
             UserError: some are not; how many, and where the first is.
         """
-        wrong = [(path, n, v) for path, mine in labels.items() for n, v in enumerate(mine.tolist()) if not 0 <= v < classes]  # fmt: skip
+        wrong = [
+            (path, n, v) for path, mine in labels.items() for n, v in enumerate(mine.tolist()) if not 0 <= v < classes
+        ]
         if wrong:
             path, number, value = wrong[0]
             total = sum(len(mine) for mine in labels.values())
-            raise UserError(f"data.root={self.options.root}", f"{len(wrong)} of {total} labels are wrong, which should be 0 to {classes - 1}; the first is {value}, of image {number} in {path}", "fetch it anew")  # fmt: skip
+            raise UserError(
+                f"data.root={self.options.root}",
+                (
+                    f"{len(wrong)} of {total} labels are wrong, which should be 0 to {classes - 1}; the first is "
+                    f"{value}, of image {number} in {path}"
+                ),
+                "fetch it anew",
+            )
 
     def _place(self) -> Path:
         return place_of(type(self).__name__.lower(), self.files())

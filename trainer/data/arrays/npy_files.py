@@ -32,7 +32,10 @@ def mapped(folder: Path, split: str) -> Pair:
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images and {len(labels)} labels")
     except (OSError, ValueError, EOFError) as error:
-        raise RunFailed(f"the arrays of {split} in {folder} are gone or damaged: {why(error)}. Without that folder they are made anew.") from error  # fmt: skip
+        raise RunFailed(
+            f"the arrays of {split} in {folder} are gone or damaged: {why(error)}. Without that folder they "
+            f"are made anew."
+        ) from error
     return images, labels
 
 

@@ -30,7 +30,9 @@ class Mixing:
         """Whether this config mixes batches at all."""
         return bool(self.probability and (self.mixup or self.cutmix))
 
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    def __call__(
+        self, images: torch.Tensor, labels: torch.Tensor, draw: Draw, addresses: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (N, C, H, W), uint8 or floating, and labels (N, classes) that sum to 1 for each sample.
 
         Args:

@@ -65,9 +65,13 @@ def try_out(nodes: Nodes, side: int) -> None:
                 try:
                     changed = call(image.clone())
                 except Exception as error:
-                    raise UserError(what, f"does not take an image (3, {side}, {side}) of uint8: {first_line(error)}") from error  # fmt: skip
+                    raise UserError(
+                        what, f"does not take an image (3, {side}, {side}) of uint8: {first_line(error)}"
+                    ) from error
                 if why := _unlike(changed, image):
-                    raise UserError(what, why, "a transform of uint8 images that keeps their size; the device normalises them")  # fmt: skip
+                    raise UserError(
+                        what, why, "a transform of uint8 images that keeps their size; the device normalises them"
+                    )
 
 
 def _named(place: int) -> str:

@@ -108,7 +108,9 @@ class TrainView:
     ratio: tuple[float, float]
     augmentation: Augmentation
 
-    def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
+    def __call__(
+        self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray
+    ) -> torch.Tensor:
         """(N, C, size, size) uint8 of these images (C, H, W), whose (N, 2) sizes are known."""
         numbers = uniform(draw, addresses, COUNT)
         boxes = random_crops(numbers[:, FIRST], sizes[:, 0], sizes[:, 1], self.scale, self.ratio)
@@ -127,13 +129,17 @@ class WindowView:
     size: int
     augmentation: Augmentation
 
-    def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
+    def __call__(
+        self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray
+    ) -> torch.Tensor:
         """As ``TrainView``; every place of the window is equally likely."""
         numbers = uniform(draw, addresses, COUNT)
         windows = []
         for image, (down, right) in zip(images, numbers[:, :2].tolist(), strict=True):
             larger = _shorter_side(image, self.resize)
-            top, left = (int(n * (side - self.size + 1)) for n, side in zip((down, right), larger.shape[-2:], strict=True))  # fmt: skip
+            top, left = (
+                int(n * (side - self.size + 1)) for n, side in zip((down, right), larger.shape[-2:], strict=True)
+            )
             windows.append(larger[:, top : top + self.size, left : left + self.size])
         return self.augmentation.finish(_stacked(windows), numbers)
 
@@ -145,7 +151,9 @@ class CentreView:
     resize: int
     size: int
 
-    def __call__(self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray) -> torch.Tensor:  # fmt: skip
+    def __call__(
+        self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray
+    ) -> torch.Tensor:
         """As ``TrainView``; nothing is random here."""
         return _stacked([self.one(image) for image in images])
 

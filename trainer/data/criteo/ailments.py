@@ -20,9 +20,11 @@ EMPTY_WORDS = {b"nan", b"null", b"none", b"na", b"n/a", b"<na>", b"\\n", b"nil"}
 """Words for a missing value, in lower case. In Criteo's format such a field is empty."""
 LABEL_WORDS = {b"true", b"false", b"yes", b"no"}
 PACKED = {
-    b"PK\x03\x04": ("a zip archive", "unzip -p"), b"BZh": ("packed by bzip2", "bunzip2"),
-    b"\xfd7zXZ": ("packed by xz", "xz -d"), b"\x28\xb5\x2f\xfd": ("packed by zstd", "zstd -d"),
-}  # fmt: skip
+    b"PK\x03\x04": ("a zip archive", "unzip -p"),
+    b"BZh": ("packed by bzip2", "bunzip2"),
+    b"\xfd7zXZ": ("packed by xz", "xz -d"),
+    b"\x28\xb5\x2f\xfd": ("packed by zstd", "zstd -d"),
+}
 SEPARATORS = {b",": "commas", b";": "semicolons", b"|": "vertical bars", b" ": "spaces"}
 NUMBER = re.compile(rb"-?[0-9]+")
 WHOLE = re.compile(rb"-?[0-9]+\.0*")
@@ -41,11 +43,17 @@ def _label(change: str) -> str:
 
 MENDS = {
     **{
-        f"separator {name}": (f"fields are separated by {name}, and Criteo's by tabs", f"tr {shlex.quote(sign.decode())} '\\t'")
+        f"separator {name}": (
+            f"fields are separated by {name}, and Criteo's by tabs",
+            f"tr {shlex.quote(sign.decode())} '\\t'",
+        )
         for sign, name in SEPARATORS.items()
     },
     **{
-        f"quoted {name}": (f"fields are quoted and separated by {name}", f"sed 's/\"//g' | tr {shlex.quote(sign.decode())} '\\t'")
+        f"quoted {name}": (
+            f"fields are quoted and separated by {name}",
+            f"sed 's/\"//g' | tr {shlex.quote(sign.decode())} '\\t'",
+        )
         for sign, name in SEPARATORS.items()
     },
     "quoted": ("fields are in quotes", "sed 's/\"//g'"),
@@ -57,9 +65,12 @@ MENDS = {
     "label count": ("labels are other numbers than 0 and 1", _label("$1=($1>0)")),
     "float": ("integers are written as floats such as 5.0", _each('sub(/\\.0*$/,"",$i)')),
     "decimal": ("numbers have decimals, and a row has integers", _each('if($i!="")$i=sprintf("%.0f",$i)')),
-    "empty word": ("missing numbers are written as words such as nan, and a row has nothing there", _each('if($i!~/^[-0-9. ]*$/)$i=""')),
+    "empty word": (
+        "missing numbers are written as words such as nan, and a row has nothing there",
+        _each('if($i!~/^[-0-9. ]*$/)$i=""'),
+    ),
     "spaces": ("numbers have spaces around them", _each('gsub(/ /,"",$i)')),
-}  # fmt: skip
+}
 """What most bad lines have in common, as a clause, and the commands that mend it."""
 NO_LABEL = "rows have 39 fields: is it the label that they lack? mode=predict takes rows without one"
 

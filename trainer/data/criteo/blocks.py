@@ -102,7 +102,9 @@ def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes
         if not got:
             return
         if len(rest) > LONGEST_LINE:
-            raise UserError(f"{key}={block.path}", f"has no end of line within {LONGEST_LINE >> 20} MiB: it is no text file")  # fmt: skip
+            raise UserError(
+                f"{key}={block.path}", f"has no end of line within {LONGEST_LINE >> 20} MiB: it is no text file"
+            )
 
 
 def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
@@ -152,7 +154,10 @@ class RowCounts:
             what = "" if ailment is None else f"{ailment.what}; "
             raise UserError(
                 f"data.max_bad_fraction={most:g}",
-                f"{what}{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: {'; '.join(self.named)}",
+                (
+                    f"{what}{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: "
+                    f"{'; '.join(self.named)}"
+                ),
                 left_out if ailment is None else ailment.remedy,
             )
         if not self.rows:

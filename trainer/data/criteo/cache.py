@@ -23,7 +23,8 @@ WHOLE = 1 << 40
 
 @dataclass(frozen=True)
 class Converted:
-    """What a finished conversion notes: rows of each split, bad lines and the first few of them, files with a header."""
+    """What a finished conversion notes: rows of each split, bad lines and the first few of them, files with a
+    header."""
 
     rows: dict[str, int]
     bad: int
@@ -52,12 +53,13 @@ class Conversion:
         """The cache folder for the arrays, whether or not they exist; it changes when a source file changes."""
         stats = {str(p): p.stat() for files in self.files.values() for p in files}
         known = {
-            "version": VERSION, "hash_size": self.hash_size,
+            "version": VERSION,
+            "hash_size": self.hash_size,
             "files": {name: [str(p) for p in files] for name, files in self.files.items()},
             "stats": {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()},
             "parts": {name: asdict(part) for name, part in self.parts.items()},
             "spans": asdict(self.spans),
-        }  # fmt: skip
+        }
         digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
         return self.root / digest
 

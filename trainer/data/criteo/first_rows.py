@@ -80,6 +80,9 @@ def check(found: FirstRows, path: Any, most_bad: float) -> None:
     what = "" if ailment is None else f": {ailment.what}"
     raise UserError(
         f"data.path={path}",
-        f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs{what}: {'; '.join(tally.named[:2])}",
+        (
+            f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs{what}: "
+            f"{'; '.join(tally.named[:2])}"
+        ),
         "" if ailment is None else ailment.remedy,
     )

@@ -29,9 +29,15 @@ class CriteoBlocks:
     """
 
     def __init__(
-        self, files: list[Path], hash_size: int | None, part: SplitRows, block_bytes: int, chunk_rows: int,
-        max_bad_fraction: float, spans: Spans = REFERENCE,
-    ) -> None:  # fmt: skip
+        self,
+        files: list[Path],
+        hash_size: int | None,
+        part: SplitRows,
+        block_bytes: int,
+        chunk_rows: int,
+        max_bad_fraction: float,
+        spans: Spans = REFERENCE,
+    ) -> None:
         self.hash_size, self.spans = hash_size, spans
         self.part = part
         self.chunk_rows = chunk_rows
@@ -80,7 +86,11 @@ class CriteoBlocks:
         """Return a sentence about the malformed lines skipped since the last call, or '' if there were none."""
         tally, self.tally = self.tally, RowCounts()
         lines = tally.rows + tally.bad
-        return f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}" if tally.bad else ""  # fmt: skip
+        return (
+            f"{tally.bad} of {lines} lines are malformed and left out, the first: {'; '.join(tally.named)}"
+            if tally.bad
+            else ""
+        )
 
     def _arrays(self, block: int, tally: RowCounts) -> Iterator[Arrays]:
         place = self.places[block]

@@ -31,9 +31,17 @@ class RowFiles(DataSource):
 
     def _facts(self, source: str, train: int, val: int, ceiling: float | None = None) -> Facts:
         return Facts(
-            source, "rows", train, val, dict(SHAPE), 2, task="binary", integers=("sparse",),
-            ceiling={} if ceiling is None else {"auc": ceiling}, streams=not self.options.cache,
-        )  # fmt: skip
+            source,
+            "rows",
+            train,
+            val,
+            dict(SHAPE),
+            2,
+            task="binary",
+            integers=("sparse",),
+            ceiling={} if ceiling is None else {"auc": ceiling},
+            streams=not self.options.cache,
+        )
 
     def fingerprint(self, facts: Facts) -> str:
         """A fingerprint of the files' names and sizes, of the rows that are held out, and of ``hash_size``."""
@@ -89,9 +97,14 @@ class RowFiles(DataSource):
         files, parts = self._sources()
         options = self.options
         train: Any = CriteoBlocks(
-            files["train"], size, parts["train"], options.block_mib << 20, options.chunk_rows,
-            options.max_bad_fraction, conversion.spans,
-        )  # fmt: skip
+            files["train"],
+            size,
+            parts["train"],
+            options.block_mib << 20,
+            options.chunk_rows,
+            options.max_bad_fraction,
+            conversion.spans,
+        )
         return Splits(train, val, test=test)
 
     @abstractmethod
@@ -154,7 +167,10 @@ class Criteo(RowFiles):
         said = (
             "validation is data.val_path"
             if options.val_path
-            else f"validation is {options.val_fraction:g} of the rows (data.val_fraction), chosen by a hash of their places"
+            else (
+                f"validation is {options.val_fraction:g} of the rows (data.val_fraction), chosen by a hash of "
+                f"their places"
+            )
         )
         said += ", the test data.test_path" if options.test_path else ""
         guessed = tuple(name for name in files if note is None or name not in note.rows)
@@ -177,9 +193,13 @@ class Criteo(RowFiles):
             from trainer.data.criteo import spans
 
             files, parts = self._sources()
-            known = made_once(self._spans_folder(), lambda folder: _measure(folder, lambda: spans.measured(
-                files["train"], parts["train"], self.options.max_bad_fraction, progress
-            )))  # fmt: skip
+            known = made_once(
+                self._spans_folder(),
+                lambda folder: _measure(
+                    folder,
+                    lambda: spans.measured(files["train"], parts["train"], self.options.max_bad_fraction, progress),
+                ),
+            )
             facts = replace(facts, measured={key: known[key] for key in self._automatic()})
             spans.refuse_empty(self._spans(facts), self.options.dense_min, self.options.dense_max)
         return super().prepare(facts, progress)

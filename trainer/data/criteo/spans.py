@@ -66,8 +66,15 @@ def refuse_empty(spans: Spans, dense_min: Any, dense_max: Any) -> None:
         return
     key, value = KEYS[0] if dense_max is None else KEYS[1], dense_min if dense_max is None else dense_max
     of_rows = {AUTO: " (auto: of the training rows)", None: " (null: the reference's)"}
-    least, most = (f"{key}{of_rows.get(value, '') if not isinstance(value, list) else ''}" for key, value in zip(KEYS, (dense_min, dense_max), strict=True))  # fmt: skip
-    raise UserError(f"data.{key}={value}", f"data.{most} is not more than data.{least}: {some(ends)}", "data.dense_min=auto data.dense_max=auto")  # fmt: skip
+    least, most = (
+        f"{key}{of_rows.get(value, '') if not isinstance(value, list) else ''}"
+        for key, value in zip(KEYS, (dense_min, dense_max), strict=True)
+    )
+    raise UserError(
+        f"data.{key}={value}",
+        f"data.{most} is not more than data.{least}: {some(ends)}",
+        "data.dense_min=auto data.dense_max=auto",
+    )
 
 
 def measured(files: list[Path], part: SplitRows, most_bad: float, progress: Progress) -> dict[str, list[float]]:
@@ -109,7 +116,13 @@ def far_from(integers: np.ndarray, spans: Spans) -> str:
         return ""
     values = [integers[:, n][~np.isnan(integers[:, n])] for n in found]
     columns = [
-        f"integer {n + 1} is {known.min():.0f} to {known.max():.0f} with the span {spans.least[n]:g} to {spans.least[n] + spans.span[n]:g}"
+        (
+            f"integer {n + 1} is {known.min():.0f} to {known.max():.0f} with the span {spans.least[n]:g} to "
+            f"{spans.least[n] + spans.span[n]:g}"
+        )
         for n, known in zip(found, values, strict=True)
     ]
-    return f"numbers leave their span by far, so the model sees up to {greatest[found].max():.3g}: {some(columns)}; data.dense_min=auto data.dense_max=auto measures the spans"  # fmt: skip
+    return (
+        f"numbers leave their span by far, so the model sees up to {greatest[found].max():.3g}: {some(columns)}; "
+        f"data.dense_min=auto data.dense_max=auto measures the spans"
+    )

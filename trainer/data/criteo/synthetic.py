@@ -30,7 +30,8 @@ class SyntheticCriteo(RowFiles):
         )
 
     def fingerprint(self, facts: Facts) -> str:
-        """A fingerprint of what the rows are drawn from: a .gz of the same rows has another size where zlib is another."""
+        """A fingerprint of what the rows are drawn from: a .gz of the same rows has another size where zlib is
+        another."""
         told = self.options
         return digest_of(
             "synthetic Criteo rows", VERSION, told.draw_seed, told.train_rows, told.val_rows, told.hash_size

@@ -77,7 +77,8 @@ class Teacher:
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The area under the ROC curve of a teacher's scores (N,) without ties, by the positives' ranks (Mann & Whitney, 1947)."""
+    """The area under the ROC curve of a teacher's scores (N,) without ties, by the positives' ranks (Mann & Whitney,
+    1947)."""
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores)] = np.arange(1, len(scores) + 1)
     positives = int(labels.sum())

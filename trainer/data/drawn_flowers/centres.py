@@ -98,9 +98,13 @@ def _column(canvas: _Canvas) -> None:
 
 
 _KINDS: dict[str, tuple[Callable[[_Canvas], None], float]] = {
-    "button": (_button, 0.27), "dark": (_dark, 0.38), "trumpet": (_trumpet, 0.42), "eye": (_eye, 0.13),
-    "stamens": (_stamens, 0.36), "column": (_column, 0.52),
-}  # fmt: skip
+    "button": (_button, 0.27),
+    "dark": (_dark, 0.38),
+    "trumpet": (_trumpet, 0.42),
+    "eye": (_eye, 0.13),
+    "stamens": (_stamens, 0.36),
+    "column": (_column, 0.52),
+}
 """What draws each kind, and its radius as a fraction of the petals' length."""
 
 

@@ -50,7 +50,8 @@ def draw(
     or another process has drawn it while this one waited.
 
     Raises ValueError for an argument out of range, UserError when the cache cannot be written or another user can write
-    there, OSError with the path when it is full, and RuntimeError when a drawing process dies of something else. In each case the set stays absent.
+    there, OSError with the path when it is full, and RuntimeError when a drawing process dies of something else. In
+    each case the set stays absent.
     """
     _check(seed, per_class, size, classes, processes)
     target = folder(seed, per_class, size, classes)

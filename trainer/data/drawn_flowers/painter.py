@@ -68,12 +68,7 @@ def _backdrop(width: int, height: int, rng: np.random.Generator) -> Image.Image:
 
 
 def _times(a: Matrix, b: Matrix) -> Matrix:
-    return (
-        a[0] * b[0] + a[1] * b[2],
-        a[0] * b[1] + a[1] * b[3],
-        a[2] * b[0] + a[3] * b[2],
-        a[2] * b[1] + a[3] * b[3],
-    )
+    return (a[0] * b[0] + a[1] * b[2], a[0] * b[1] + a[1] * b[3], a[2] * b[0] + a[3] * b[2], a[2] * b[1] + a[3] * b[3])
 
 
 def _turn(angle: float) -> Matrix:

@@ -76,9 +76,21 @@ class Species:
 
 
 _NUMBERS = {
-    3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten", 12: "twelve",
-    13: "thirteen", 16: "sixteen", 18: "eighteen", 21: "twenty-one", 26: "twenty-six",
-}  # fmt: skip
+    3: "three",
+    4: "four",
+    5: "five",
+    6: "six",
+    7: "seven",
+    8: "eight",
+    9: "nine",
+    10: "ten",
+    12: "twelve",
+    13: "thirteen",
+    16: "sixteen",
+    18: "eighteen",
+    21: "twenty-one",
+    26: "twenty-six",
+}
 
 # One line per family of three classes: the first, one that differs from it only in the number of petals, and one that
 # differs only in one other trait. So no colour, shape, pattern or centre alone names a class.

@@ -50,7 +50,9 @@ class Decoded:
 
 
 def _damaged(folder: Path, error: Exception) -> RunFailed:
-    return RunFailed(f"the decoded images in {folder} are gone or damaged: {why(error)}. Without that folder they are made anew.")  # fmt: skip
+    return RunFailed(
+        f"the decoded images in {folder} are gone or damaged: {why(error)}. Without that folder they are made anew."
+    )
 
 
 def verified(listing: Listing, tell: Tell) -> dict[str, str]:

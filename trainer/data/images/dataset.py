@@ -62,7 +62,8 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             return decode(self.listing.read(number), self.listing.limits)
         except (BadImage, OSError) as error:
             raise RunFailed(
-                f"{shortened(self.listing.names[number])} cannot be read: {why(error)}. data.verify=true finds all such images before "
+                f"{shortened(self.listing.names[number])} cannot be read: {why(error)}. data.verify=true "
+                f"finds all such images before "
                 "the training, and data.on_bad=skip leaves them out."
             ) from error
 

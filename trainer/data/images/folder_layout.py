@@ -21,9 +21,25 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".xls", ".parquet", ".txt"
 
 
 NO_CLASSES = {
-    "image", "images", "img", "imgs", "jpg", "jpeg", "jpegimages", "png", "photos", "pictures", "pics", "frames",
-    "mask", "masks", "label", "labels", "annotations", "bbox",
-}  # fmt: skip
+    "image",
+    "images",
+    "img",
+    "imgs",
+    "jpg",
+    "jpeg",
+    "jpegimages",
+    "png",
+    "photos",
+    "pictures",
+    "pics",
+    "frames",
+    "mask",
+    "masks",
+    "label",
+    "labels",
+    "annotations",
+    "bbox",
+}
 """Names of folders that hold all images, or what belongs to them, and are hardly classes."""
 
 
@@ -90,7 +106,11 @@ def _refuse_without_train(root: Path, what: str, found: SplitFolders, val: str |
     """Refuse folders of splits of which none is for training: they would be taken for classes."""
     splits = [name for name in (found.val, found.test) if name and name != val and class_folders(root / name)]
     if splits and not found.train:
-        raise UserError(what, f"holds {some([one_line(name) for name in splits])}, and no folder of training images", "call that one train")  # fmt: skip
+        raise UserError(
+            what,
+            f"holds {some([one_line(name) for name in splits])}, and no folder of training images",
+            "call that one train",
+        )
 
 
 def _refuse_other_layouts(what: str, root: Path, train: Path, classes: tuple[str, ...]) -> None:
@@ -101,7 +121,11 @@ def _refuse_other_layouts(what: str, root: Path, train: Path, classes: tuple[str
     if not classes:
         flat = sum(map(is_image, _files(train)))
         images = f", but {counted(flat, 'image')} that belong to no class" if flat else ""
-        raise UserError(what, f"{_shown(train)} has no folders, of which each is a class{images}{tables}", "put the images into a folder for each class")  # fmt: skip
+        raise UserError(
+            what,
+            f"{_shown(train)} has no folders, of which each is a class{images}{tables}",
+            "put the images into a folder for each class",
+        )
     only = train / classes[0]
     deeper = [one_line(name) for name in class_folders(only)]
     inside = f". That folder has others in it ({some(deeper)})" if deeper else ""
@@ -139,20 +163,36 @@ def depth_said(layout: FolderLayout, files: Sequence[str]) -> list[str]:
     if not below or below & direct:
         return []
     names = sorted(one_line(os.path.relpath(folder, layout.train)) for folder in below)
-    return [f"no image lies directly in a class folder, but deeper ({some(names)}); if those are the classes, move them up to {_shown(layout.train)}"]  # fmt: skip
+    return [
+        (
+            f"no image lies directly in a class folder, but deeper ({some(names)}); if those are the classes, "
+            f"move them up to {_shown(layout.train)}"
+        )
+    ]
 
 
 def _refuse_strange_classes(what: str, train: Path, val: Path, classes: tuple[str, ...]) -> None:
     found = class_folders(val)
     if not found:
-        raise UserError(what, f"{_shown(val)} has no folders, of which each is a class", "folders of classes in it, or remove it to hold out a part of the training images")  # fmt: skip
+        raise UserError(
+            what,
+            f"{_shown(val)} has no folders, of which each is a class",
+            "folders of classes in it, or remove it to hold out a part of the training images",
+        )
     strange = [name for name in found if name not in classes]
     if not strange:
         return
     same = {_folded(name): name for name in classes}
     near = [f"{one_line(name)} (there {one_line(same[_folded(name)])})" for name in strange if _folded(name) in same]
     how = f". They differ in capitals or in how accents are written: {some(near)}" if near else ""
-    raise UserError(what, f"{_shown(val)} has classes that {_shown(train)} does not have: {some([one_line(name) for name in strange])}{how}", "remove or rename these folders")  # fmt: skip
+    raise UserError(
+        what,
+        (
+            f"{_shown(val)} has classes that {_shown(train)} does not have: "
+            f"{some([one_line(name) for name in strange])}{how}"
+        ),
+        "remove or rename these folders",
+    )
 
 
 def _folded(name: str) -> str:
@@ -172,7 +212,10 @@ def _beside(root: Path, found: SplitFolders) -> Iterator[str]:
 def _without_class(folder: Path) -> Iterator[str]:
     """Images that lie beside the class folders."""
     if flat := sum(map(is_image, _files(folder))):
-        yield f"{counted(flat, 'image')} directly in {_shown(folder)} {'is' if flat == 1 else 'are'} of no class, and not used"
+        yield (
+            f"{counted(flat, 'image')} directly in {_shown(folder)} {'is' if flat == 1 else 'are'} of no class, "
+            f"and not used"
+        )
 
 
 def _holds_images(folder: Path) -> bool:

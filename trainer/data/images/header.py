@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
-"""As Pillow calls them; MPO comes with JPEG. Others run programs (EPS) or unpack before they say their size (ICO, ICNS)."""
+"""As Pillow calls them; MPO comes with JPEG. Others run programs (EPS) or unpack before they say their size (ICO,
+ICNS)."""
 
 
 class BadImage(Exception):
@@ -39,7 +40,9 @@ def opened(content: bytes, limits: Limits = DEFAULTS) -> Image:
     except UnidentifiedImageError as error:
         if kind_by_contents(content[:HEADER]) == "HEIC":
             raise BadImage(f"is HEIC, which is not read: {HEIC_HELP}") from error
-        raise BadImage(f"is no image of a kind that can be read ({', '.join(FORMATS)}), or its beginning is damaged") from error  # fmt: skip
+        raise BadImage(
+            f"is no image of a kind that can be read ({', '.join(FORMATS)}), or its beginning is damaged"
+        ) from error
     except Exception as error:  # Pillow's readers break on crafted headers each in its own way
         raise BadImage(reason(error)) from error
     width, height = image.size

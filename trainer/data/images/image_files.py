@@ -10,34 +10,130 @@ from trainer.visible import one_line, shortened
 from trainer.wording import counted, some
 
 JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".mpo")
-EXTENSIONS = (*JPEG, ".png", ".apng", ".webp", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
-              ".gif", ".avif")  # fmt: skip
+EXTENSIONS = (
+    *JPEG,
+    ".png",
+    ".apng",
+    ".webp",
+    ".bmp",
+    ".dib",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".gif",
+    ".avif",
+)
 """Of files that are read; whether they are what they say is known when they are opened."""
 HEIC = (".heic", ".heif", ".hif")
 UNREAD = (
-    *HEIC, ".jp2", ".j2k", ".jpf", ".jpx", ".jxl", ".svg", ".svgz", ".ico", ".icns", ".cur", ".tga", ".psd", ".eps", ".ai",
-    ".exr", ".hdr", ".pcx", ".dds", ".pfm", ".xbm", ".xcf", ".fits", ".dcm", ".dicom", ".nii", ".emf", ".wmf",
-    ".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw",
-)  # fmt: skip
+    *HEIC,
+    ".jp2",
+    ".j2k",
+    ".jpf",
+    ".jpx",
+    ".jxl",
+    ".svg",
+    ".svgz",
+    ".ico",
+    ".icns",
+    ".cur",
+    ".tga",
+    ".psd",
+    ".eps",
+    ".ai",
+    ".exr",
+    ".hdr",
+    ".pcx",
+    ".dds",
+    ".pfm",
+    ".xbm",
+    ".xcf",
+    ".fits",
+    ".dcm",
+    ".dicom",
+    ".nii",
+    ".emf",
+    ".wmf",
+    ".raw",
+    ".dng",
+    ".cr2",
+    ".cr3",
+    ".nef",
+    ".arw",
+    ".orf",
+    ".rw2",
+    ".raf",
+    ".pef",
+    ".srw",
+)
 """Of images that are not read."""
 HEIC_HELP = "the package pillow-heif opens them for Pillow, which saves them as JPEG"
 OTHERS = (
-    ".txt", ".xml", ".json", ".jsonl", ".csv", ".tsv", ".md", ".html", ".htm", ".yaml", ".yml", ".toml", ".ini", ".db", ".log",
-    ".py", ".ipynb", ".npy", ".npz", ".mat", ".pt", ".pth", ".pkl", ".parquet", ".xlsx", ".xls", ".pdf", ".url", ".lnk", ".cls",
-    ".zip", ".tar", ".gz", ".tgz", ".mp4", ".mov", ".avi", ".mp3", ".wav", ".sqlite", ".lock",
-)  # fmt: skip
+    ".txt",
+    ".xml",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".tsv",
+    ".md",
+    ".html",
+    ".htm",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".ini",
+    ".db",
+    ".log",
+    ".py",
+    ".ipynb",
+    ".npy",
+    ".npz",
+    ".mat",
+    ".pt",
+    ".pth",
+    ".pkl",
+    ".parquet",
+    ".xlsx",
+    ".xls",
+    ".pdf",
+    ".url",
+    ".lnk",
+    ".cls",
+    ".zip",
+    ".tar",
+    ".gz",
+    ".tgz",
+    ".mp4",
+    ".mov",
+    ".avi",
+    ".mp3",
+    ".wav",
+    ".sqlite",
+    ".lock",
+)
 """Of files that are no images; they are not opened to find that out."""
 MAGIC = {
-    b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF",
-    b"P4\n": "PBM", b"P5\n": "PGM", b"P6\n": "PPM",
-}  # fmt: skip
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"P4\n": "PBM",
+    b"P5\n": "PGM",
+    b"P6\n": "PPM",
+}
 """First bytes of an image -> its kind."""
 HEADER = 16
 """Bytes that tell an image's kind."""
 
 
 def suffix(name: str) -> str:
-    """A file name's suffix in lower case with its dot; '' without one, also for ``.jpg``, which is a hidden file's name."""
+    """A file name's suffix in lower case with its dot; '' without one, also for ``.jpg``, which is a hidden file's
+    name."""
     return os.path.splitext(name)[1].lower()
 
 

@@ -97,9 +97,13 @@ class Listing:
     def _only(self, chosen: np.ndarray) -> Listing:
         names = [name for name, keep in zip(self.names, chosen, strict=True) if keep]
         return replace(
-            self, file=self.file[chosen], spans=self.spans[chosen], labels=self.labels[chosen], names=names,
+            self,
+            file=self.file[chosen],
+            spans=self.spans[chosen],
+            labels=self.labels[chosen],
+            names=names,
             number=self.number[chosen],
-        )  # fmt: skip
+        )
 
     def digest(self) -> str:
         """A hash (24 hexadecimal digits) of what is listed, and of the files' sizes and times."""
@@ -129,7 +133,11 @@ def _used(files: ImageFiles, entry: FoundFile) -> bool:
 def _hidden(walk: Walk) -> list[str]:
     """Hidden folders, and hidden files with an image's name."""
     found = [(path, os.path.isdir(path)) for path in sorted(walk.hidden)]
-    return [f"{one_line(path)} is a {'folder of the system or a hidden one' if folder else 'hidden file'}" for path, folder in found if folder or is_image(path)]  # fmt: skip
+    return [
+        f"{one_line(path)} is a {'folder of the system or a hidden one' if folder else 'hidden file'}"
+        for path, folder in found
+        if folder or is_image(path)
+    ]
 
 
 def class_folders(root: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """Puts the members of tar shards together to samples: an image and its label, by their names.
 
 WebDataset's rule comes first: members belong together that share their folder and name up to the first dot
-(``7.input.jpg`` and ``7.target.cls``). Where that puts several images together (``img.7.jpg``, ``img.8.jpg``), names up to
+(``7.input.jpg`` and ``7.target.cls``). Where that puts several images together (``img.7.jpg``, ``img.8.jpg``), names up
+to
 the last dot decide. Nothing is dropped without a word: what cannot be a sample is an error, and images and labels that
 are left over are named.
 """
@@ -93,7 +94,9 @@ def index_of(files: list[Path], limits: LabelLimits) -> ShardIndex:
         what = "cannot be told apart" if ambiguous else f"have no label ({WHAT_A_LABEL_IS})"
         raise UserError("data.path", f"{len(wrong)} of {total} samples {what}: {some(list(map(str, wrong)))}")
     if left_over:
-        index.said.append(f"{counted(len(left_over), 'label')} belong{'s' * (len(left_over) == 1)} to no image: {some(left_over)}")  # fmt: skip
+        index.said.append(
+            f"{counted(len(left_over), 'label')} belong{'s' * (len(left_over) == 1)} to no image: {some(left_over)}"
+        )
     index.said += images.said()
     return index
 

@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ class ImageSource(DataSource):
         """Return the facts with the validation images' size, and how the images will be cached, if they are here."""
         side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
         if resize is not None and resize < wide:
-            raise UserError(f"data.train_resize={resize}", f"is less than data.image_size={wide}, the window that is cut from it", f"data.train_resize={round(wide * 8 / 7)}")  # fmt: skip
+            raise UserError(
+                f"data.train_resize={resize}",
+                f"is less than data.image_size={wide}, the window that is cut from it",
+                f"data.train_resize={round(wide * 8 / 7)}",
+            )
         facts = replace(facts, val_shape=(3, side, side) if side != self.options.image_size else None)
         wanted = self.options.cache
         if wanted == "none":
@@ -71,11 +76,24 @@ class ImageSource(DataSource):
         fits = total <= SHARE_OF_MEMORY * memory and (there or total <= SHARE_OF_DISK * disk)
         size = f"{total / 2**30:.1f} GiB decoded"
         if wanted == "auto" and not fits:
-            return replace(facts, cached=False, cache=f"none: {size} do not fit {memory / 2**30:.1f} GiB of free memory and {disk / 2**30:.1f} GiB of disk")  # fmt: skip
+            return replace(
+                facts,
+                cached=False,
+                cache=(
+                    f"none: {size} do not fit {memory / 2**30:.1f} GiB of free memory and {disk / 2**30:.1f} GiB "
+                    f"of disk"
+                ),
+            )
         if not there and total > disk:
-            raise UserError("data.cache=ram", f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}", "data.cache=none or data.cache_dir=FOLDER")  # fmt: skip
+            raise UserError(
+                "data.cache=ram",
+                f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}",
+                "data.cache=none or data.cache_dir=FOLDER",
+            )
         check_data(places[0])
-        return replace(facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})")  # fmt: skip
+        return replace(
+            facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})"
+        )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Decode the images that are to be cached or checked; broken images end the run, or are left out.
@@ -92,16 +110,19 @@ class ImageSource(DataSource):
         bad: dict[str, str] = {}
         for split, listing in self._by_split(facts):
             if facts.cached:
-                bad |= keep_decoded(listing, self._place(split, listing), lambda done, total, split=split: progress(f"decoding {split} images", done, total))  # type: ignore[misc]  # fmt: skip
+                bad |= keep_decoded(listing, self._place(split, listing), partial(progress, f"decoding {split} images"))
             else:
-                bad |= verified(listing, lambda done, total, split=split: progress(f"checking {split} images", done, total))  # type: ignore[misc]  # fmt: skip
+                bad |= verified(listing, partial(progress, f"checking {split} images"))
         if not bad:
             return facts
         return self._without(facts, bad)
 
     def _without(self, facts: Facts, bad: dict[str, str]) -> Facts:
         named = some([f"{shortened(name)}: {reason}" for name, reason in bad.items()])
-        said = f"{len(bad)} of {facts.train_samples + facts.val_samples + facts.test_samples} images cannot be decoded: {named}"
+        said = (
+            f"{len(bad)} of {facts.train_samples + facts.val_samples + facts.test_samples} images cannot be "
+            f"decoded: {named}"
+        )
         if self.options.on_bad == "error":
             raise UserError(f"data ({facts.source})", said, "data.on_bad=skip, or repair them")
         print(f"ATTENTION: {said}. They are left out (data.on_bad=skip).", flush=True)
@@ -111,7 +132,11 @@ class ImageSource(DataSource):
             raise UserError(f"data ({facts.source})", f"no image is left: {said}")
         if lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist())):
             names = self.class_names(facts) or [str(label) for label in range(facts.classes)]
-            raise UserError(f"data ({facts.source})", f"no training image is left of {some([shortened(names[n]) for n in lost])}: {said}", "put whole images into these classes, or remove them")  # fmt: skip
+            raise UserError(
+                f"data ({facts.source})",
+                f"no training image is left of {some([shortened(names[n]) for n in lost])}: {said}",
+                "put whole images into these classes, or remove them",
+            )
         sizes = [len(listing) for listing in left]
         return replace(facts, left_out=bad, train_samples=sizes[0], val_samples=sizes[1], test_samples=sum(sizes[2:]))
 
@@ -141,7 +166,8 @@ class ImageSource(DataSource):
         return Preprocessing(Centre(*self._centre(), limits=limits), *normalisation(self.options, MEAN, STD), limits)
 
     def fingerprint(self, facts: Facts) -> str:
-        """A fingerprint of the files' names and sizes and the labels, without test images: no training depends on them."""
+        """A fingerprint of the files' names and sizes and the labels, without test images: no training depends on
+        them."""
         told: list[Any] = []
         for listing in self.listings(facts)[:2]:
             left_out = [number for number, name in enumerate(listing.names) if name in facts.left_out]

@@ -40,8 +40,18 @@ def refuse_untrained(
     others = [*train.said, *train.passed_over]
     why = f" ({some(others)})" if others else ""
     if folders:
-        raise UserError(what, f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}", "put images into these folders, or remove them")  # fmt: skip
-    raise UserError(what, f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the {which} images and not in the training images: {some(untrained)}")  # fmt: skip
+        raise UserError(
+            what,
+            f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}",
+            "put images into these folders, or remove them",
+        )
+    raise UserError(
+        what,
+        (
+            f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the {which} images and not in "
+            f"the training images: {some(untrained)}"
+        ),
+    )
 
 
 def refuse_one_label(what: str, train: Listing) -> None:
@@ -51,7 +61,11 @@ def refuse_one_label(what: str, train: Listing) -> None:
         UserError: they do.
     """
     if len(labels := np.unique(train.labels)) == 1:
-        raise UserError(what, f"all {len(train):,} training samples have the label {labels[0]}, so that any model is right", "samples of at least two classes")  # fmt: skip
+        raise UserError(
+            what,
+            f"all {len(train):,} training samples have the label {labels[0]}, so that any model is right",
+            "samples of at least two classes",
+        )
 
 
 def unused_labels(train: Listing, val: Listing, classes: int) -> list[str]:
@@ -119,7 +133,10 @@ def _same(train: Listing, one: int, val: Listing, other: int) -> bool:
 def _sizes(listing: Listing) -> list[int]:
     """The bytes of each image."""
     lengths = listing.spans[:, 1].tolist()
-    return [os.stat(listing.files[file]).st_size if n < 0 else n for file, n in zip(listing.file.tolist(), lengths, strict=True)]  # fmt: skip
+    return [
+        os.stat(listing.files[file]).st_size if n < 0 else n
+        for file, n in zip(listing.file.tolist(), lengths, strict=True)
+    ]
 
 
 def tested(test: Listing | None, others: dict[str, Listing]) -> str:

@@ -16,7 +16,8 @@ FORMS = {
     "test": ("test", "testing", "tst"),
     "holdout": ("holdout", "heldout"),
 }
-"""Split -> what people call its folder. A holdout is for the test, or for validation where another folder is for the test."""
+"""Split -> what people call its folder. A holdout is for the test, or for validation where another folder is for the
+test."""
 FILLERS = ("set", "data", "dataset", "split", "image", "images", "img", "imgs", "folder")
 """Words beside a split's name that say nothing about the split: ``train_images``, ``testset``."""
 NUMBER = re.compile(r"^\d+(?=[-_. ])|(?<!\d)(19|20)\d\d(?!\d)")
@@ -66,7 +67,11 @@ def split_folders(names: Iterable[str], what: str, val: str = "") -> SplitFolder
     for split, found in roles.items():
         if len(found) > 1:
             called = some([one_line(name) for name in found])
-            raise UserError(what, f"has several folders that mean {split}: {called}", typed("data.val", found[0]) if split == "val" else "rename all but one of them")  # fmt: skip
+            raise UserError(
+                what,
+                f"has several folders that mean {split}: {called}",
+                typed("data.val", found[0]) if split == "val" else "rename all but one of them",
+            )
     train, held, test = ("".join(found) for found in roles.values())
     return SplitFolders(train, held, test, tuple(name for name in names if name not in (train, held, test)))
 

@@ -18,9 +18,11 @@ MOST_HEADER = 1 << 20
 """Bytes of a long name or of pax records."""
 FILES, LONG_NAME, PAX, SPARSE = b"0\x007", b"L", b"x", b"S"
 PACKED = {
-    b"\x1f\x8b": "gzip (zcat FILE > NEW.tar)", b"BZh": "bzip2 (bzcat FILE > NEW.tar)", b"\xfd7zXZ\0": "xz (xzcat FILE > NEW.tar)",
+    b"\x1f\x8b": "gzip (zcat FILE > NEW.tar)",
+    b"BZh": "bzip2 (bzcat FILE > NEW.tar)",
+    b"\xfd7zXZ\0": "xz (xzcat FILE > NEW.tar)",
     b"\x28\xb5\x2f\xfd": "zstd (zstdcat FILE > NEW.tar)",
-}  # fmt: skip
+}
 """First bytes of a packed file -> the program that unpacks it."""
 ZIP = b"PK\3\4"
 WITH_DATA = FILES + b"LKxgXSDMVN"

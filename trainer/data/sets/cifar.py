@@ -25,10 +25,11 @@ from trainer.visible import LONGEST_NAME
 FOLDER = "cifar-10-batches-py"
 TRAIN, VAL = [f"data_batch_{n}" for n in range(1, 6)], ["test_batch"]
 SITE = Site(
-    "CIFAR-10", "https://www.cs.toronto.edu/~kriz/", "", (
-        File("cifar-10-python.tar.gz", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-    ),
-)  # fmt: skip
+    "CIFAR-10",
+    "https://www.cs.toronto.edu/~kriz/",
+    "",
+    (File("cifar-10-python.tar.gz", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),),
+)
 DRAWN = {"classes": 10, "per_class": 100, "size": 32}
 SIDE, CLASSES = 32, 10
 
@@ -53,7 +54,7 @@ class Cifar10(ArraySource):
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
         kept = self.kept(kind, sum(counts), 3, SIDE, SIDE)
-        return self.divided(Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept))  # fmt: skip
+        return self.divided(Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept))
 
     def _instead(self, reason: str) -> Facts:
         check_data(folder(**DRAWN))
@@ -132,7 +133,11 @@ class Cifar10(ArraySource):
         except NotPlain as error:
             raise _wrong(path, str(error)) from error
         if len(pixels) != len(numbers):
-            raise UserError(f"data.root={self.options.root}", f"{path} has {len(pixels)} images and {len(numbers)} labels", "fetch it anew")  # fmt: skip
+            raise UserError(
+                f"data.root={self.options.root}",
+                f"{path} has {len(pixels)} images and {len(numbers)} labels",
+                "fetch it anew",
+            )
         return pixels.reshape(-1, 3, SIDE, SIDE), np.array(numbers, np.int64)
 
 

@@ -25,10 +25,26 @@ class Digits(DataSource):
     def facts(self, global_batch_size: int) -> Facts:
         val, test = (round(SAMPLES * share) for share in (self.options.val_fraction, self.options.test_fraction))
         if SAMPLES - val - test < 1:
-            raise UserError(f"data.test_fraction={self.options.test_fraction}", f"with data.val_fraction={self.options.val_fraction} nothing is left to train on", "data.test_fraction=0.1")  # fmt: skip
+            raise UserError(
+                f"data.test_fraction={self.options.test_fraction}",
+                f"with data.val_fraction={self.options.val_fraction} nothing is left to train on",
+                "data.test_fraction=0.1",
+            )
         tested = f", the test {self.options.test_fraction:g} (data.test_fraction)" if test else ""
-        said = f"validation is {self.options.val_fraction:g} of the digits (data.val_fraction){tested}, held out by data.split_seed={self.options.split_seed}"
-        return Facts("scikit-learn's handwritten digits", "real", SAMPLES - val - test, val, (1, 8, 8), 10, test_samples=test, splits=said)  # fmt: skip
+        said = (
+            f"validation is {self.options.val_fraction:g} of the digits (data.val_fraction){tested}, held out by "
+            f"data.split_seed={self.options.split_seed}"
+        )
+        return Facts(
+            "scikit-learn's handwritten digits",
+            "real",
+            SAMPLES - val - test,
+            val,
+            (1, 8, 8),
+            10,
+            test_samples=test,
+            splits=said,
+        )
 
     def open(self, facts: Facts) -> Splits:
         import numpy as np

@@ -27,18 +27,22 @@ from trainer.errors import UserError, why
 from trainer.wording import some
 
 SITE = Site(
-    "Oxford Flowers-102", "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/", "flowers-102", (
+    "Oxford Flowers-102",
+    "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/",
+    "flowers-102",
+    (
         File("102flowers.tgz", 344862509, "2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246"),
         File("imagelabels.mat", 502, "4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d"),
         File("setid.mat", 14989, "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd"),
     ),
-)  # fmt: skip
+)
 PARTS = {
     "trnid": (("trnid",), "valid", "tstid"),
     "tstid": (("tstid",), "valid", "trnid"),
     "trnid+valid": (("trnid", "valid"), "tstid", ""),
 }
-"""data.train_split -> setid.mat's lists that are trained on, the one for validation, and the one for the test ('': none is left)."""
+"""data.train_split -> setid.mat's lists that are trained on, the one for validation, and the one for the test ('': none
+is left)."""
 SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
@@ -110,7 +114,13 @@ class DrawnFlowers(ImageSource):
             if lacks := [name for name in names if name not in place]:
                 raise _no_order(archive, f"lacks {len(lacks)} of {len(names)} training images: {some(lacks)}")
             order = np.array(sorted(range(len(train)), key=lambda n: place[names[n]]))
-        return replace(train, file=train.file[order], spans=train.spans[order], labels=train.labels[order], names=[train.names[n] for n in order])  # fmt: skip
+        return replace(
+            train,
+            file=train.file[order],
+            spans=train.spans[order],
+            labels=train.labels[order],
+            names=[train.names[n] for n in order],
+        )
 
     def _drawing(self) -> Drawing:
         return Drawing(EmbeddedFlowersData.draw_seed, EmbeddedFlowersData.per_class, EmbeddedFlowersData.drawn_size)
@@ -129,7 +139,11 @@ class EmbeddedFlowers(DrawnFlowers):
 
     def facts(self, global_batch_size: int) -> Facts:
         if (split := self.options.train_split) != "trnid":
-            raise UserError(f"data.train_split={split}", "the drawn flowers have one part to train on and one for validation, not Oxford's three lists", f"data.train_split=trnid, or data=flowers102 data.train_split={split}")  # fmt: skip
+            raise UserError(
+                f"data.train_split={split}",
+                "the drawn flowers have one part to train on and one for validation, not Oxford's three lists",
+                f"data.train_split=trnid, or data=flowers102 data.train_split={split}",
+            )
         return self._embedded("")
 
     def _drawing(self) -> Drawing:
@@ -220,7 +234,10 @@ class Flowers102(DrawnFlowers):
         numbers = [np.concatenate(lists), val, *(self._lists("setid.mat", left) if left and self._has(left) else ())]
         wrong = np.flatnonzero((labels < 1) | (labels > CLASSES))
         if len(wrong):
-            raise self._wrong(f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is {labels[wrong[0]]}, of image {wrong[0] + 1}")  # fmt: skip
+            raise self._wrong(
+                f"imagelabels.mat: {len(wrong)} of {len(labels)} labels are not 1 to {CLASSES}; the first is "
+                f"{labels[wrong[0]]}, of image {wrong[0] + 1}"
+            )
         for listed in numbers:
             if not len(listed) or listed.min() < 1 or listed.max() > len(labels):
                 raise self._wrong(f"setid.mat lists images that imagelabels.mat does not have, which has {len(labels)}")
@@ -266,7 +283,10 @@ class Flowers102(DrawnFlowers):
 
     def _present(self) -> bool:
         folder = self._folder()
-        return all((folder / f).is_file() for f in ("imagelabels.mat", "setid.mat")) and next((folder / "jpg").glob("*.jpg"), None) is not None  # fmt: skip
+        return (
+            all((folder / f).is_file() for f in ("imagelabels.mat", "setid.mat"))
+            and next((folder / "jpg").glob("*.jpg"), None) is not None
+        )
 
 
 def _members(archive: Path, folder: Path) -> dict[str, list[str]]:

@@ -29,7 +29,11 @@ class ImageFolder(ImageSource):
     def facts(self, global_batch_size: int) -> Facts:
         root = Path(self.options.root)
         if root.is_file():
-            raise UserError(f"data.root={root}", "is a file and no folder; an archive is not read", "data.root=FOLDER with what it holds, unpacked")  # fmt: skip
+            raise UserError(
+                f"data.root={root}",
+                "is a file and no folder; an archive is not read",
+                "data.root=FOLDER with what it holds, unpacked",
+            )
         if not root.is_dir():
             raise _no_such_folder("data.root", root, "class folders of images, or train/ and val/ with such folders")
         if self.options.val and not (root / self.options.val).is_dir():
@@ -38,14 +42,32 @@ class ImageFolder(ImageSource):
         train, val, *rest = listings = self._found()
         for split, listing in zip(("training", "validation", "test"), listings, strict=False):
             if listing.missing and self.options.on_bad == "error":
-                raise UserError(f"data.root={root}", f"{len(listing.missing)} of its {split} images {'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} nowhere: {some(list(listing.missing))}", "data.on_bad=skip, or repair them")  # fmt: skip
+                raise UserError(
+                    f"data.root={root}",
+                    (
+                        f"{len(listing.missing)} of its {split} images "
+                        f"{'is a link that leads' if len(listing.missing) == 1 else 'are links that lead'} "
+                        f"nowhere: {some(list(listing.missing))}"
+                    ),
+                    "data.on_bad=skip, or repair them",
+                )
             if not len(listing):
-                raise UserError(f"data.root={root}", f"holds no {split} images ({', '.join(EXTENSIONS)}){''.join(f'. {said}' for said in listing.said)}")  # fmt: skip
+                raise UserError(
+                    f"data.root={root}",
+                    f"holds no {split} images ({', '.join(EXTENSIONS)}){''.join(f'. {said}' for said in listing.said)}",
+                )
         source = f"images in {one_line(str(root))}"
         facts = Facts(
-            source, "folder", len(train), len(val), self.shape(), len(layout.classes), slow=True,
-            test_samples=sum(map(len, rest)), splits=self._held_out(layout),
-        )  # fmt: skip
+            source,
+            "folder",
+            len(train),
+            len(val),
+            self.shape(),
+            len(layout.classes),
+            slow=True,
+            test_samples=sum(map(len, rest)),
+            splits=self._held_out(layout),
+        )
         names = self.class_names(facts)
         refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
         leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
@@ -65,11 +87,15 @@ class ImageFolder(ImageSource):
         return folder_layout(Path(self.options.root), self.options.val)
 
     def _held_out(self, layout: FolderLayout) -> str:
-        """What is said of the folders of validation and test images, or of the part of the training images that is held out."""
+        """What is said of the folders of validation and test images, or of the part of the training images that is held
+        out."""
         options, test = self.options, "" if layout.test is None else f", the test in {one_line(layout.test.name)}/"
         if layout.val is not None:
             return f"validation is in {one_line(os.path.relpath(layout.val, layout.root))}/{test}"
-        return f"validation is {options.val_fraction:g} of each class in {one_line(str(layout.train))} (data.val_fraction), held out by data.split_seed={options.split_seed}{test}"  # fmt: skip
+        return (
+            f"validation is {options.val_fraction:g} of each class in {one_line(str(layout.train))} "
+            f"(data.val_fraction), held out by data.split_seed={options.split_seed}{test}"
+        )
 
     def _found(self) -> tuple[Listing, ...]:
         layout, limits = self._layout(), Limits.of(self.options)

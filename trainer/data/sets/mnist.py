@@ -20,15 +20,21 @@ from trainer.data.sets.digits import read_digits
 from trainer.data.source import Facts, Progress
 from trainer.errors import UserError, why
 
-FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), "val": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
+FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "val": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
 SITE = Site(
-    "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/", "MNIST/raw", (
+    "MNIST",
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "MNIST/raw",
+    (
         File("train-images-idx3-ubyte.gz", 9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
         File("train-labels-idx1-ubyte.gz", 28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
         File("t10k-images-idx3-ubyte.gz", 1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
         File("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
-)  # fmt: skip
+)
 SIDE, CLASSES = 28, 10
 SAMPLES, HELD_OUT = 1797, 360
 """Of scikit-learn's digits, which are used where MNIST cannot be had."""
@@ -53,13 +59,15 @@ class Mnist(ArraySource):
 
     def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
         kept = self.kept(kind, sum(counts), SIDE, SIDE)
-        return self.divided(Facts(source, kind, counts[0], counts[1], (1, SIDE, SIDE), CLASSES, stand_in, cache=kept))  # fmt: skip
+        return self.divided(Facts(source, kind, counts[0], counts[1], (1, SIDE, SIDE), CLASSES, stand_in, cache=kept))
 
     def _instead(self, reason: str) -> Facts:
         return self._facts(
-            "scikit-learn's handwritten digits, drawn on 28 pixels", "embedded", [SAMPLES - HELD_OUT, HELD_OUT],
+            "scikit-learn's handwritten digits, drawn on 28 pixels",
+            "embedded",
+            [SAMPLES - HELD_OUT, HELD_OUT],
             SITE.stand_in(reason, "scikit-learn's 1,797 digits are used"),
-        )  # fmt: skip
+        )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         if facts.kind == "download":
@@ -72,7 +80,9 @@ class Mnist(ArraySource):
 
     def read(self) -> tuple[Pair, Pair]:
         train, val = (self._split(*names) for names in FILES.values())
-        self.refuse_labels({self._path(names[1]): pair[1] for names, pair in zip(FILES.values(), (train, val), strict=True)}, CLASSES)  # fmt: skip
+        self.refuse_labels(
+            {self._path(names[1]): pair[1] for names, pair in zip(FILES.values(), (train, val), strict=True)}, CLASSES
+        )
         return train, val
 
     def embedded(self) -> tuple[Pair, Pair]:
@@ -80,7 +90,9 @@ class Mnist(ArraySource):
 
     def _folder(self) -> Path | None:
         root = Path(self.options.root)
-        return next((f for f in (root / "MNIST" / "raw", root) if all(_there(f / n) for s in FILES.values() for n in s)), None)  # fmt: skip
+        return next(
+            (f for f in (root / "MNIST" / "raw", root) if all(_there(f / n) for s in FILES.values() for n in s)), None
+        )
 
     def _path(self, name: str) -> Path:
         """Of a file that lies there packed and unpacked the packed one: it tells whether it is whole."""
@@ -97,7 +109,11 @@ class Mnist(ArraySource):
         """
         pixels, numbers = (_array(self._path(name), Limits.of(self.options)) for name in (images, labels))
         if numbers.ndim != 1 or len(pixels) != len(numbers) or pixels.shape[1:] != (SIDE, SIDE):
-            raise UserError(f"data.root={self.options.root}", f"{self._path(images)} has images {pixels.shape} and the labels' file {len(numbers)} labels", "fetch it anew")  # fmt: skip
+            raise UserError(
+                f"data.root={self.options.root}",
+                f"{self._path(images)} has images {pixels.shape} and the labels' file {len(numbers)} labels",
+                "fetch it anew",
+            )
         return pixels[:, None], numbers.astype(np.int64)
 
 
@@ -135,9 +151,17 @@ def _array(path: Path, limits: Limits) -> np.ndarray:
                 raise ValueError(f"it says that it has {size:,} bytes, more than data.max_file_mib={limits.file_mib}")
             content = file.read(size + 1)  # what it may unpack to beyond that is not read
     except (ValueError, struct.error, EOFError, OSError, zlib.error) as error:
-        raise UserError(f"data.root={path.parent}", f"{path} is not a file of MNIST: {why(error)}", "fetch it anew") from error  # fmt: skip
+        raise UserError(
+            f"data.root={path.parent}", f"{path} is not a file of MNIST: {why(error)}", "fetch it anew"
+        ) from error
     if len(content) > size:
-        raise UserError(f"data.root={path.parent}", f"{path} is damaged: it has more than its {shape[0]} entries", "fetch it anew")  # fmt: skip
+        raise UserError(
+            f"data.root={path.parent}", f"{path} is damaged: it has more than its {shape[0]} entries", "fetch it anew"
+        )
     if len(content) < size:
-        raise UserError(f"data.root={path.parent}", f"{path} is damaged: of {shape[0]} entries it has {len(content) * shape[0] / max(1, math.prod(shape)):g}", "fetch it anew")  # fmt: skip
+        raise UserError(
+            f"data.root={path.parent}",
+            f"{path} is damaged: of {shape[0]} entries it has {len(content) * shape[0] / max(1, math.prod(shape)):g}",
+            "fetch it anew",
+        )
     return np.frombuffer(content, np.uint8).reshape(shape)

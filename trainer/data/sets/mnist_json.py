@@ -48,13 +48,27 @@ class MnistJson(DataSource):
         val = self.options.val_split
         for split in ("train", val):
             if not counts.get(split):
-                raise UserError(f"data.path={self.options.path}", f"has no images in its part {split!r}", "data.val_split=valid or eval")  # fmt: skip
+                raise UserError(
+                    f"data.path={self.options.path}",
+                    f"has no images in its part {split!r}",
+                    "data.val_split=valid or eval",
+                )
         kept = f"{4 * PIXELS * sum(counts.values()) / 2**20:.0f} MiB of arrays, mapped by all workers ({self._place()})"
         test = counts[TEST] if val != TEST else 0
         said = f"validation is the file's part {val}" + (f", the test its part {TEST}" if test else "")
         if val == TEST:
             said += ", the set's test images (data.val_split=valid keeps these for the test)"
-        return Facts(f"MNIST in {self.options.path}", "real", counts["train"], counts[val], (1, SIDE, SIDE), CLASSES, cache=kept, test_samples=test, splits=said)  # fmt: skip
+        return Facts(
+            f"MNIST in {self.options.path}",
+            "real",
+            counts["train"],
+            counts[val],
+            (1, SIDE, SIDE),
+            CLASSES,
+            cache=kept,
+            test_samples=test,
+            splits=said,
+        )
 
     def _counted(self) -> dict[str, int]:
         counts = dict.fromkeys(SPLITS, 0)
@@ -153,7 +167,10 @@ class MnistJson(DataSource):
     def _wrong(self, why: str) -> UserError:
         return UserError(
             f"data.path={self.options.path}",
-            f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers and labels 0 to 9: {why}",
+            (
+                f"is not [[images, labels], [images, labels], [images, labels]] with images of {PIXELS} numbers "
+                f"and labels 0 to 9: {why}"
+            ),
         )
 
 

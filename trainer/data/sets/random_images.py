@@ -39,7 +39,9 @@ class RandomImages(DataSource):
             generator = torch.Generator().manual_seed(0)
             images = torch.rand((POOL, *shape), generator=generator)
             kept = images, torch.randint(below, (POOL,), generator=generator)
-        sets = [_noise(n, shape, below, kept, which) for which, n in enumerate((facts.train_samples, facts.val_samples))]  # fmt: skip
+        sets = [
+            _noise(n, shape, below, kept, which) for which, n in enumerate((facts.train_samples, facts.val_samples))
+        ]
         return Splits(*sets)
 
     def _labels_below(self, classes: int) -> int:
@@ -50,7 +52,9 @@ class RandomImages(DataSource):
         """
         below = self.options.labels_below
         if below is not None and below > classes:
-            raise UserError(f"data.labels_below={below}", f"is more than data.num_classes={classes}", f"data.labels_below={classes}")  # fmt: skip
+            raise UserError(
+                f"data.labels_below={below}", f"is more than data.num_classes={classes}", f"data.labels_below={classes}"
+            )
         return below or classes
 
 

@@ -1,6 +1,7 @@
 """data=shards: tar files in WebDataset's layout, whose images are read in any order through an index made once.
 
-A sample is an image and its label as ``.cls`` (a number in text) or in ``.json`` (under ``label``). An index instead of WebDataset's streaming gives each worker the samples that the
+A sample is an image and its label as ``.cls`` (a number in text) or in ``.json`` (under ``label``). An index instead of
+WebDataset's streaming gives each worker the samples that the
 sampler says, exactly once, whatever the number of shards and workers.
 """
 
@@ -13,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,16 @@ class Shards(ImageSource):
             wrong = np.flatnonzero((listing.labels < 0) | (listing.labels >= classes))
             if len(wrong):
                 first = some([f"{shortened(listing.names[n])} with {listing.labels[n]}" for n in wrong])
-                raise UserError(f"data.num_classes={classes}", f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}")  # fmt: skip
+                raise UserError(
+                    f"data.num_classes={classes}",
+                    f"{len(wrong)} of {len(listing)} samples have a label outside 0 to {classes - 1}: {first}",
+                )
         if not len(val):
-            raise UserError(f"data.path={self.options.path}", "holds no validation samples: no class has two, of which one could be held out", "data.val_path='DIR/val-*.tar'")  # fmt: skip
+            raise UserError(
+                f"data.path={self.options.path}",
+                "holds no validation samples: no class has two, of which one could be held out",
+                "data.val_path='DIR/val-*.tar'",
+            )
         names = [str(label) for label in range(classes)]
         refuse_one_label(f"data.path={self.options.path}", train)
         refuse_untrained(f"data.path={self.options.path}", train, val, names, folders=False)
@@ -76,9 +85,16 @@ class Shards(ImageSource):
             refuse_untrained(f"data.path={self.options.path}", train, test, names, folders=False, which="test")
         source = f"{' + '.join(str(len(listing.files)) for listing in listings)} shards"
         facts = Facts(
-            source, "shards", len(train), len(val), self.shape(), classes, slow=True,
-            test_samples=sum(map(len, rest)), splits=self._held_out(),
-        )  # fmt: skip
+            source,
+            "shards",
+            len(train),
+            len(val),
+            self.shape(),
+            classes,
+            slow=True,
+            test_samples=sum(map(len, rest)),
+            splits=self._held_out(),
+        )
         leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
         said = [*self._odd(), *filter(None, [leaks]), *unused_labels(train, val, classes)]
         facts = replace(facts, attention=attention(train, val, names, said))
@@ -88,7 +104,7 @@ class Shards(ImageSource):
         parts = self._parts()
         for files in (parts.train, parts.val, parts.test):
             if files:
-                made_once(place_of(INDEX, files), lambda folder, files=files: _write_index(folder, files, self._label_limits()))  # type: ignore[misc]  # fmt: skip
+                made_once(place_of(INDEX, files), partial(_write_index, files=files, limits=self._label_limits()))
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts | None) -> tuple[Listing, ...]:
@@ -107,7 +123,10 @@ class Shards(ImageSource):
             said.append(f"{' and '.join(named)} by the names in data.path")
         said += [f"{split} by data.{split}_path" for split in ("val", "test") if getattr(options, f"{split}_path")]
         if not parts.val:
-            said.append(f"validation is {options.val_fraction:g} of each class (data.val_fraction), held out by data.split_seed={options.split_seed}")  # fmt: skip
+            said.append(
+                f"validation is {options.val_fraction:g} of each class (data.val_fraction), held out by "
+                f"data.split_seed={options.split_seed}"
+            )
         return "; ".join(said)
 
     def _odd(self) -> Iterator[str]:
@@ -117,13 +136,21 @@ class Shards(ImageSource):
             yield f"{some(parts.unused)}: no shards of a split, and not used"
         if options.val_path == options.path:  # eval RUN DATA
             return
-        for one, other, name in ((parts.train, parts.val, "validation"), (parts.train, parts.test, "test"), (parts.val, parts.test, "test")):  # fmt: skip
+        for one, other, name in (
+            (parts.train, parts.val, "validation"),
+            (parts.train, parts.test, "test"),
+            (parts.val, parts.test, "test"),
+        ):
             there = {os.path.realpath(path) for path in one}
             if both := [one_line(str(path)) for path in other if os.path.realpath(path) in there]:
-                yield f"{len(both)} of {len(other)} {name} shards are {'training' if one is parts.train else 'validation'} shards as well: {some(both)}"  # fmt: skip
+                yield (
+                    f"{len(both)} of {len(other)} {name} shards are "
+                    f"{'training' if one is parts.train else 'validation'} shards as well: {some(both)}"
+                )
 
     def _parts(self) -> ShardFiles:
-        """The files of each split, by their keys, or by the names in ``data.path`` where these tell training from others.
+        """The files of each split, by their keys, or by the names in ``data.path`` where these tell training from
+        others.
 
         Raises:
             UserError: some names mean a split, and none beside them means training.
@@ -156,7 +183,11 @@ class Shards(ImageSource):
         keys = {"train": "data.path", "val": "data.val_path", "test": "data.test_path"}
         typed = {keys[split]: _patterns(paths) for split, paths in parts.items()}
         named = [some([one_line(path.name) for path in paths]) for paths in parts.values()]
-        raise UserError(f"data.path={self.options.path}", f"the names do not tell which files are trained on: {' beside '.join(named)}", " ".join(f"{key}={value}" for key, value in sorted({"data.path": "'DIR/train-*.tar'", **typed}.items())))  # fmt: skip
+        raise UserError(
+            f"data.path={self.options.path}",
+            f"the names do not tell which files are trained on: {' beside '.join(named)}",
+            " ".join(f"{key}={value}" for key, value in sorted({"data.path": "'DIR/train-*.tar'", **typed}.items())),
+        )
 
     def _listing(self, key: str, files: list[Path]) -> Listing:
         folder = place_of(INDEX, files)
@@ -189,10 +220,16 @@ class Shards(ImageSource):
         patterns = [given] if isinstance(given, str) else list(given)
         for pattern in patterns:
             if (meant := _how_many(pattern)) > MOST_SHARDS:
-                raise UserError(f"data.{key}={given}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'")  # fmt: skip
+                raise UserError(
+                    f"data.{key}={given}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'"
+                )
         found = sorted({Path(p) for pattern in patterns for braced in braces(pattern) for p in glob.glob(braced)})
         if not found:
-            raise UserError(f"data.{key}={given}", "there are no such files", f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'")  # fmt: skip
+            raise UserError(
+                f"data.{key}={given}",
+                "there are no such files",
+                f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'",
+            )
         return distinct(found)
 
 

@@ -78,7 +78,8 @@ def _as_trained(series: tuple[list[int], list[float]]) -> tuple[list[int], list[
 
 
 SIDE, EDGE, FOOT, HEAD = 0.9, 0.25, 0.55, 0.75
-"""Inches around the panels: numbers and name of the upward axis, nothing, those of the other axis, two lines of title."""
+"""Inches around the panels: numbers and name of the upward axis, nothing, those of the other axis, two lines of
+title."""
 Panel = Callable[[Any], None]
 """Draws itself on an axis."""
 
@@ -125,7 +126,14 @@ def _lines(
             pointed = name.startswith(("val/", "val_ema/", "test/")) or len(steps) == 1
             axis.plot(steps, values, label=printed(name).lstrip("_"), marker="o" if pointed else None, markersize=4)
         for number, step in enumerate(sorted(set(begun))):
-            axis.axvline(step, label="resumed" if told and not number else None, color="0.4", linewidth=0.8, linestyle="--", zorder=1)  # fmt: skip
+            axis.axvline(
+                step,
+                label="resumed" if told and not number else None,
+                color="0.4",
+                linewidth=0.8,
+                linestyle="--",
+                zorder=1,
+            )
         axis.set_xlabel(x)
         axis.set_ylabel(y)
         axis.xaxis.set_major_locator(_whole_numbers())

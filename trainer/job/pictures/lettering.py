@@ -16,10 +16,22 @@ DPI = 110
 OWN = "DejaVu Sans"
 """The font that matplotlib brings: Latin, Greek, Cyrillic, Arabic, Hebrew."""
 WIDER = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans CJK KR", "Source Han Sans SC", "WenQuanYi Zen Hei",
-    "WenQuanYi Micro Hei", "Droid Sans Fallback", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic",
-    "Malgun Gothic", "Noto Sans Devanagari", "Noto Sans Thai", "Unifont",
-)  # fmt: skip
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans CJK KR",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Unifont",
+)
 """Fonts with other letters, of which a machine may have some."""
 
 

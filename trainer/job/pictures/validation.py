@@ -64,7 +64,8 @@ def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
 
 
 def _write_classes(path: Path, found: Findings, names: Sequence[str]) -> None:
-    """A line for each class: samples, hits, guesses, accuracy (recall), precision, F1; empty where there is no sample."""
+    """A line for each class: samples, hits, guesses, accuracy (recall), precision, F1; empty where there is no
+    sample."""
     examination = found.examination
     rows: list[list[Any]] = [["class", "name", "samples", "hits", "guesses", "accuracy", "precision", "f1"]]
     counts = zip(examination.labels.tolist(), examination.hits.tolist(), examination.guesses.tolist(), strict=True)
@@ -151,7 +152,16 @@ def mistakes_figure(found: Findings, names: Sequence[str], title: str) -> Any:
         grey = image.shape[-1] == 1
         shown, colours = (image.squeeze(-1), "gray") if grey else (image, None)
         page.imshow(shown, cmap=colours, extent=place, aspect="auto")
-        figure.text(middle / wide, (top + GAP / 2) / tall, told, ha="center", va="bottom", fontsize=CAPTION, fontfamily=fonts, parse_math=False)  # fmt: skip
+        figure.text(
+            middle / wide,
+            (top + GAP / 2) / tall,
+            told,
+            ha="center",
+            va="bottom",
+            fontsize=CAPTION,
+            fontfamily=fonts,
+            parse_math=False,
+        )
     return figure
 
 

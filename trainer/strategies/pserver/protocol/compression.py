@@ -1,4 +1,5 @@
-"""How values travel: as they are, as bfloat16, or as int8 with one scale per row and the rounding error kept for later."""
+"""How values travel: as they are, as bfloat16, or as int8 with one scale per row and the rounding error kept for
+later."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def encode(values: torch.Tensor, kind: Kind, table: int, form: str = "full") -> list[Record]:
-    """Compress a tensor (N,) or (N, D) to the form in which it travels (full, bf16, int8); returns the records that carry it.
+    """Compress a tensor (N,) or (N, D) to the form in which it travels (full, bf16, int8); returns the records that
+    carry it.
 
     The tensor is float32 or float64, on the CPU and contiguous.
 
@@ -53,7 +55,11 @@ def decode(array: np.ndarray, scales: np.ndarray | None, dtype: torch.dtype) -> 
         rows = _in_rows(values)
         if scales is None or scales.shape != (len(rows),):
             raise Malformed("int8 values without their scales")
-        return (rows.to(dtype) * torch.from_numpy(scales).to(dtype).unsqueeze(1)).reshape(-1)[: values.numel()].view(values.shape)  # fmt: skip
+        return (
+            (rows.to(dtype) * torch.from_numpy(scales).to(dtype).unsqueeze(1))
+            .reshape(-1)[: values.numel()]
+            .view(values.shape)
+        )
     raise Malformed(f"values of {array.dtype}")
 
 

@@ -10,7 +10,8 @@ from trainer.host import descriptors
 from trainer.host.addresses import with_port
 
 BACKLOG = descriptors.RESERVE // 2
-"""Connections that wait to be let in. They take a file's descriptor each where the reserve is used, so they are fewer."""
+"""Connections that wait to be let in. They take a file's descriptor each where the reserve is used, so they are
+fewer."""
 ATTACH_FILTER, DETACH_FILTER = 26, 27
 """SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux (socket(7))."""
 DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
@@ -45,7 +46,8 @@ class Listener:
         return self._socket.dup().detach()
 
     def let_in(self, newcomers: bool) -> None:
-        """Let newcomers in again, or drop their packets, after which they try again themselves. Where the kernel has no such filter, they
+        """Let newcomers in again, or drop their packets, after which they try again themselves. Where the kernel has no
+        such filter, they
         are let in."""
         try:
             if newcomers:

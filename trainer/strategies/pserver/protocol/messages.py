@@ -22,7 +22,8 @@ from trainer.host import json_text
 MAGIC = 0x5054
 VERSION = 2
 HEADER = struct.Struct("<HBBHHIQQqII")
-"""magic, version, verb, rank, flags, incarnation, number, sequence, clock, records, crc32 of all before it and the lines."""
+"""magic, version, verb, rank, flags, incarnation, number, sequence, clock, records, crc32 of all before it and the
+lines."""
 LINE = struct.Struct("<IBBHQQQ")
 """table, kind, dtype, dimensions, rows, columns, length in bytes."""
 MOST_RECORDS = 4096
@@ -35,7 +36,8 @@ COMES, TELLS = 1, 2
 """Flags of HELLO: another life of the worker has died, and the first of the others will let this one in; the server has
 been started again, and this worker tells it what it has of the life before."""
 ACKNOWLEDGED, FINISHED, PRESENT = 1, 2, 3
-"""Tables of the IDS of such a HELLO: pushes that are acknowledged and follow one that is not, blocks of the epoch that are finished,
+"""Tables of the IDS of such a HELLO: pushes that are acknowledged and follow one that is not, blocks of the epoch that
+are finished,
 who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0 and 1."""
 STOPS, SAVES = 1, 2
 """Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
@@ -184,11 +186,16 @@ def pack(message: Message) -> list[Any]:
     until they are sent."""
     lines = b"".join(
         LINE.pack(
-            r.table, r.kind, CODES[r.array.dtype], r.array.ndim, r.array.shape[0],
-            r.array.shape[1] if r.array.ndim == LARGEST_DIMENSIONS else 1, r.array.nbytes,
+            r.table,
+            r.kind,
+            CODES[r.array.dtype],
+            r.array.ndim,
+            r.array.shape[0],
+            r.array.shape[1] if r.array.ndim == LARGEST_DIMENSIONS else 1,
+            r.array.nbytes,
         )
         for r in message.records
-    )  # fmt: skip
+    )
     m = message
     head = HEADER.pack(
         MAGIC, VERSION, m.verb, m.rank, m.flags, m.incarnation, m.number, m.sequence, m.clock, len(m.records), 0

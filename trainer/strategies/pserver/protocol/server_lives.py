@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 LIFE_BITS, SERVER_BITS = 14, 17
-"""Of an incarnation: the worker's lives at this server; above them a number of the server's own life, 0 for the first."""
+"""Of an incarnation: the worker's lives at this server; above them a number of the server's own life, 0 for the
+first."""
 
 
 def first_incarnation(life: int, again: bool) -> int:

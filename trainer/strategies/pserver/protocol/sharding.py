@@ -1,4 +1,5 @@
-"""Which server keeps what: dense parameters in pieces, table rows in buckets. Pure functions, the same in every process."""
+"""Which server keeps what: dense parameters in pieces, table rows in buckets. Pure functions, the same in every
+process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Large values between processes of one host: they lie in memory that both ends map, and the message says where.
 
-A process writes to segments of its own alone, and others read them. A segment has no name (memfd), so nothing of it is left
-when its processes have ended, however that came; only this user's processes can open it. A segment is used again when nobody
+A process writes to segments of its own alone, and others read them. A segment has no name (memfd), so nothing of it is
+left
+when its processes have ended, however that came; only this user's processes can open it. A segment is used again when
+nobody
 here refers to it any more, and whoever was told of it has said that he has done with it.
 """
 
@@ -34,7 +36,8 @@ MOST = 64
 MOST_IN_ALL = 256
 MARK = struct.Struct("<8sQ")
 TRAILER = struct.Struct("<8sIIQQQBHH")
-"""Own mark; process, descriptor and inode of its first segment; number of this message, if it refers to any segment; greatest number
+"""Own mark; process, descriptor and inode of its first segment; number of this message, if it refers to any segment;
+greatest number
 that came; whether the other end's memory can be read; how many numbers of messages that are still read follow, how many
 references."""
 NUMBER = struct.Struct("<Q")
@@ -158,7 +161,8 @@ class Pool:
             print(f"large values go through the socket: {why}", flush=True)
 
     def holding(self, frame: np.ndarray) -> Segment | None:
-        """The segment in which a frame's values lie; they are copied into one where they lie elsewhere. None: there is none."""
+        """The segment in which a frame's values lie; they are copied into one where they lie elsewhere. None: there is
+        none."""
         segment = self.by_address.get(frame.ctypes.data)
         segment = segment or next((s for s in self.segments if s.has(frame)), None)
         if segment is None and (segment := self._free(frame.nbytes)) is not None:
@@ -197,7 +201,8 @@ class Channel:
     # --- what goes -------------------------------------------------------------------------------------------------
 
     def outgoing(self, frames: Sequence[Any]) -> list[Any]:
-        """The frames of a message as they go through the socket: large ones are empty, and a last one says where they lie."""
+        """The frames of a message as they go through the socket: large ones are empty, and a last one says where they
+        lie."""
         going, references, segments = list(frames), [], []
         for place, frame in enumerate(frames):
             if not self.is_read or place == 0 or frame.nbytes < LEAST or frame.dtype == np.int64:
@@ -214,8 +219,16 @@ class Channel:
         first, held = self.pool.first, {number for _, number in self.refers.values()}
         number = self.pool.number if segments else 0
         head = TRAILER.pack(
-            self.pool.mark, os.getpid(), first.fd, first.inode, number, self.newest, self.reads, len(held), len(references)
-        )  # fmt: skip
+            self.pool.mark,
+            os.getpid(),
+            first.fd,
+            first.inode,
+            number,
+            self.newest,
+            self.reads,
+            len(held),
+            len(references),
+        )
         return [*going, b"".join((head, *map(NUMBER.pack, held), *references))]
 
     def _done(self, newest: int, held: set[int]) -> None:

@@ -4,8 +4,10 @@
     index.json               format version, number of servers, tables, dense pieces, meta
     COMPLETE                 size and checksum of every other file, and a checksum of itself
 
-Parts are written into ``<folder>.by-<rank>.partial``, which takes the folder's name once it is complete. An older snapshot
-of that name steps aside as ``<folder>.previous`` until then, where :func:`read` finds it should the machine stop in between.
+Parts are written into ``<folder>.by-<rank>.partial``, which takes the folder's name once it is complete. An older
+snapshot
+of that name steps aside as ``<folder>.previous`` until then, where :func:`read` finds it should the machine stop in
+between.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Snapshot:
     """A complete snapshot.
 
     Attributes:
-        tables: by name, e.g. ``{"dim": 10, "dtype": "float32", "kernel": "adagrad", "rows": 1000}``, rows of all servers.
+        tables: by name, e.g. ``{"dim": 10, "dtype": "float32", "kernel": "adagrad", "rows": 1000}``, rows of all
+        servers.
         dense: the pieces of dense parameters, as the servers described them, each with its ``server``.
         meta: what else server 0 gave; that of each server is in its part.
     """
@@ -50,12 +53,14 @@ class Snapshot:
 
 
 def begin(folder: Path, rank: int) -> Path:
-    """Return the folder into which a worker has the servers write, before they do. What it has left there is removed."""
+    """Return the folder into which a worker has the servers write, before they do. What it has left there is
+    removed."""
     return durable_folder.begin(of_worker(folder, rank))
 
 
 def of_worker(folder: Path, rank: int) -> Path:
-    """The folder in which a worker makes a snapshot. Each has one of its own: one that was stopped and taken for lost may wake
+    """The folder in which a worker makes a snapshot. Each has one of its own: one that was stopped and taken for lost
+    may wake
     while another one saves in its place."""
     return folder.with_name(f"{folder.name}.by-{rank}")
 

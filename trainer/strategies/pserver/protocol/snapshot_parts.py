@@ -1,4 +1,5 @@
-"""Parts of a snapshot that are written by servers and completed by a worker, also where the two do not share the folder."""
+"""Parts of a snapshot that are written by servers and completed by a worker, also where the two do not share the
+folder."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
 
 
 def leave_failure(folder: Path, server: int, why: str) -> bool:
-    """Tell the worker that completes a snapshot that a server's part will not come; returns False if that cannot be told now."""
+    """Tell the worker that completes a snapshot that a server's part will not come; returns False if that cannot be
+    told now."""
     return writer.leave_failure(folder, part_name(server), failure(server, why))
 
 
@@ -95,7 +97,8 @@ def failure(server: int, why: str) -> str:
 
 
 def begin_anew(folder: Path, server: int) -> None:
-    """The part is about to be written, perhaps not for the first time: who completes the checkpoint takes neither what was there
+    """The part is about to be written, perhaps not for the first time: who completes the checkpoint takes neither what
+    was there
     nor what :func:`leave_failure` has left."""
     path, full = (durable_folder.partial_of(folder) / name for name in (part_name(server), full_name(server)))
     seals = durable_folder.seal_of(path), durable_folder.seal_of(full)

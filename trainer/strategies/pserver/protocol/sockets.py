@@ -1,7 +1,9 @@
 """ZeroMQ sockets that know who is at the other end; strangers are refused.
 
-Over TCP, both ends have CURVE keys that follow from the run's secret, and everything is encrypted. Where all processes of
-the run are on one host, Unix sockets do: the kernel lets no other user into their folder, and each worker has a password
+Over TCP, both ends have CURVE keys that follow from the run's secret, and everything is encrypted. Where all processes
+of
+the run are on one host, Unix sockets do: the kernel lets no other user into their folder, and each worker has a
+password
 that follows from the secret. Encrypting 4 MB a step would take a quarter of such a machine's time.
 """
 
@@ -27,7 +29,8 @@ from trainer.strategies.pserver.protocol.shared_memory import Channel, Late, Poo
 
 LINGER_MS = 2000
 QUEUE = 1000
-"""Messages that may wait in a socket in each direction. What finds no room is lost: no sender waits for another process."""
+"""Messages that may wait in a socket in each direction. What finds no room is lost: no sender waits for another
+process."""
 ZAP = "inproc://zeromq.zap.01"
 FRAMES = 4098
 RECONNECT_MS = 50
@@ -66,9 +69,17 @@ class ServerSocket:
     """
 
     def __init__(
-        self, secret: bytes, server: int, workers: int, host: str, most_bytes: int, folder: str = "",
-        handshake_s: float = HANDSHAKE_S, port: int = 0, pool: Pool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        secret: bytes,
+        server: int,
+        workers: int,
+        host: str,
+        most_bytes: int,
+        folder: str = "",
+        handshake_s: float = HANDSHAKE_S,
+        port: int = 0,
+        pool: Pool | None = None,
+    ) -> None:
         self.context = zmq.Context()
         self.sharing = Sharing(pool) if pool is not None else None
         names = {rank: f"worker {rank}" for rank in range(workers)}
@@ -146,7 +157,8 @@ class ServerSocket:
         return [(address.bytes, message)]
 
     def _mind_the_descriptors(self) -> None:
-        """Where strangers have taken all descriptors but the reserve, nobody is let in until their connections are closed
+        """Where strangers have taken all descriptors but the reserve, nobody is let in until their connections are
+        closed
         because they say nothing. Who is connected stays. At a Unix socket there are no strangers."""
         if self.listener is None:
             return
@@ -299,7 +311,8 @@ class WorkerSocket:
         self.bytes_out = 0
 
     def send(self, frames: Sequence[Any]) -> bool:
-        """Hand a packed message over to ZeroMQ. False where its queue is full: the message does not go, and no memory is lent for it."""
+        """Hand a packed message over to ZeroMQ. False where its queue is full: the message does not go, and no memory
+        is lent for it."""
         if not self.socket.poll(0, zmq.POLLOUT) or not _send(self.socket, self.as_sent(frames)):
             return False
         self.bytes_out += sum(memoryview(f).nbytes for f in frames)

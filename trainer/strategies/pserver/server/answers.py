@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 
 NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
-"""What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes on."""
+"""What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes
+on."""
 
 
 class NotYet(Exception):
-    """Raised by a handler whose request has to wait: for whom, at what. ``limited``: few of a worker's requests wait there."""
+    """Raised by a handler whose request has to wait: for whom, at what. ``limited``: few of a worker's requests wait
+    there."""
 
     def __init__(self, ranks: list[int], what: str, limited: bool = True) -> None:
         super().__init__(what)
@@ -19,7 +21,8 @@ class NotYet(Exception):
 
 
 def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:
-    """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because the server
+    """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because
+    the server
     cannot go on without another one; ``missing``: the workers for whom it has waited in vain."""
     told = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
     return Message(Verb.FAILED, records=[text(told)])

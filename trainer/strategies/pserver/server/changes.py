@@ -1,4 +1,5 @@
-"""Which rows a worker holds that others have changed since it last asked, for Geo: workers that exchange differences."""
+"""Which rows a worker holds that others have changed since it last asked, for Geo: workers that exchange
+differences."""
 
 from __future__ import annotations
 
@@ -71,12 +72,15 @@ class Changes:
         return news
 
     def state(self, slots: Callable[[], np.ndarray], count: int) -> dict[str, Streamed]:
-        """Of these slots (count,), in their order: versions and writers (count,), and who holds them (workers, count)."""
+        """Of these slots (count,), in their order: versions and writers (count,), and who holds them (workers,
+        count)."""
         held = Streamed((self.workers, count), self._held.dtype, lambda: [self._held.take(slots(), axis=1)])
         return {
-            "version": taken(self._version, slots, count), "writer": taken(self._writer, slots, count),
-            "version_of_others": taken(self._version_of_others, slots, count), "held": held,
-        }  # fmt: skip
+            "version": taken(self._version, slots, count),
+            "writer": taken(self._writer, slots, count),
+            "version_of_others": taken(self._version_of_others, slots, count),
+            "held": held,
+        }
 
     def load(
         self,

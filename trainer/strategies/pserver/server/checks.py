@@ -95,7 +95,8 @@ def layout(told: Mapping[str, Any]) -> Layout:
 
 
 def norm(message: Message, finite_only: bool) -> float:
-    """The norm of a whole gradient in a COMMIT, checked. Clipped by NaN, no gradient would be clipped; by a negative norm, the
+    """The norm of a whole gradient in a COMMIT, checked. Clipped by NaN, no gradient would be clipped; by a negative
+    norm, the
     step would go the other way.
 
     Raises:

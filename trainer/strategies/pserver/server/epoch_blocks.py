@@ -44,7 +44,8 @@ class Epoch:
         return len(self.finished) + len(self.dropped) >= self.blocks
 
     def has_given(self, block: int) -> bool:
-        """Whether a block from ``next`` on was handed out before: workers have told a server of it that was started again, which
+        """Whether a block from ``next`` on was handed out before: workers have told a server of it that was started
+        again, which
         may have saved it since, or lost the worker."""
         return any(block in those for those in (self.out, self.finished, self.kept, self.dropped))
 
@@ -74,7 +75,8 @@ class Leases:
         self.dropped = 0
         self.taken_over = 0
         self.unsure = False
-        """This server was started again, now or before the checkpoint that it goes on from, and may have handed out any block before:
+        """This server was started again, now or before the checkpoint that it goes on from, and may have handed out any
+        block before:
         other servers may have a part of it."""
 
     def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
@@ -139,15 +141,28 @@ class Leases:
         now = self.epoch
         whose = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
         return {
-            "epoch": now.number, "blocks": now.blocks, "next": now.next, "finished": list(Intervals((b, b + 1) for b in now.finished)),
-            "dropped": sorted(now.dropped), "kept": sorted(whose.items()), "unsure": self.unsure,
-        }  # fmt: skip
+            "epoch": now.number,
+            "blocks": now.blocks,
+            "next": now.next,
+            "finished": list(Intervals((b, b + 1) for b in now.finished)),
+            "dropped": sorted(now.dropped),
+            "kept": sorted(whose.items()),
+            "unsure": self.unsure,
+        }
 
     def load(
-        self, workers: int, epoch: int, blocks: int, next: int, finished: Iterable[tuple[int, int]], dropped: Iterable[int],
-        kept: Iterable[tuple[int, int]], unsure: bool = False,
-    ) -> None:  # fmt: skip
-        """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker that
+        self,
+        workers: int,
+        epoch: int,
+        blocks: int,
+        next: int,
+        finished: Iterable[tuple[int, int]],
+        dropped: Iterable[int],
+        kept: Iterable[tuple[int, int]],
+        unsure: bool = False,
+    ) -> None:
+        """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker
+        that
         there is no more (``workers``: how many there are) to anybody."""
         self.unsure = unsure
         done = {block for start, stop in finished for block in range(start, stop)}
@@ -155,7 +170,8 @@ class Leases:
         self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=whose)
 
     def come_back(self) -> None:
-        """This server was started again. Workers tell which blocks they have and have finished; of all others nobody knows
+        """This server was started again. Workers tell which blocks they have and have finished; of all others nobody
+        knows
         whether they were handed out."""
         self.unsure = True
 
@@ -190,7 +206,8 @@ class Progress:
         """Whether all batches of a push (N, 4: epoch, block, start, stop) are applied already.
 
         Raises:
-            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one. (Where this
+            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one. (Where
+            this
                 server was started again, its life before had all of it: the rest is lost.)
         """
         rows = work.tolist()
@@ -203,7 +220,9 @@ class Progress:
             if known or (epoch == self.epoch and self._of(block).touches(start, stop)):
                 if self.has_lost:
                     return True
-                raise Malformed(f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not")  # fmt: skip
+                raise Malformed(
+                    f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not"
+                )
         return False
 
     def mark(self, work: np.ndarray) -> None:

@@ -37,8 +37,10 @@ class Full:
 class Increments:
     """The last full part of a server, the checkpoints that have it, and how large the increments since then were.
 
-    An increment has all changes since the last full part, so that it grows from checkpoint to checkpoint. A full part is written again as
-    soon as an increment would be larger than the average of what was written since the last full part, with it: from there on each
+    An increment has all changes since the last full part, so that it grows from checkpoint to checkpoint. A full part
+    is written again as
+    soon as an increment would be larger than the average of what was written since the last full part, with it: from
+    there on each
     increment would raise the average.
 
     Args:
@@ -52,7 +54,8 @@ class Increments:
         self._homes: list[Path] = []
 
     def link(self, folder: Path, shard: Shard) -> Full | None:
-        """Link the last full part into a checkpoint that is being written; None: write a full part, and no increment."""
+        """Link the last full part into a checkpoint that is being written; None: write a full part, and no
+        increment."""
         tables = shard.tables.values()
         if not self._homes or not all(table.since.counts for table in tables):
             return None

@@ -27,9 +27,14 @@ class LeaseRequests:
     """
 
     def __init__(
-        self, leases: Leases, members: Members, lose: Callable[[int, str], None], look: Callable[[], None],
-        patience_s: float, now: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        leases: Leases,
+        members: Members,
+        lose: Callable[[int, str], None],
+        look: Callable[[], None],
+        patience_s: float,
+        now: Callable[[], float],
+    ) -> None:
         self.leases, self.members, self.lose, self.patience_s, self.now = leases, members, lose, patience_s, now
         self.look = look
         self.progress = Progress()
@@ -61,7 +66,8 @@ class LeaseRequests:
         return reply
 
     def fence(self, message: Message) -> Message:
-        """FENCE: a worker takes over a block. Nothing more is taken from the life before; where nobody knows whose the block
+        """FENCE: a worker takes over a block. Nothing more is taken from the life before; where nobody knows whose the
+        block
         was, from no life that is over as the notes tell. Answers which batches of the block are applied here."""
         told = message.mapping()
         rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
@@ -84,7 +90,8 @@ class LeaseRequests:
         """Go on from what servers have saved of blocks and of the pushes of them.
 
         Args:
-            progress: of each server whose rows and parameters may be here now. A batch that one of them has applied counts as
+            progress: of each server whose rows and parameters may be here now. A batch that one of them has applied
+            counts as
                 applied: no parameter sees it twice.
         """
         for of_server in progress:

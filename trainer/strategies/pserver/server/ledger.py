@@ -42,11 +42,13 @@ class Ledger:
 class LedgerFile(Ledger):
     """The ledger in a file: a line for each piece of leased work, or for the push where no work is leased.
 
-    Every line is written at once, so that the file tells the truth also if the server is killed. What a full disk does not take is
+    Every line is written at once, so that the file tells the truth also if the server is killed. What a full disk does
+    not take is
     written once there is room.
 
     Where a server dies that has written its part of a checkpoint which is not complete, it is started again from the
-    checkpoint before, and cuts its ledger back to that; the other checkpoint may be completed nevertheless, and be the one
+    checkpoint before, and cuts its ledger back to that; the other checkpoint may be completed nevertheless, and be the
+    one
     that the next life of the run goes on from. So what is cut back is kept until then, and found by its CRC.
 
     Args:
@@ -111,7 +113,8 @@ def _before(path: Path) -> Iterator[Path]:
 
 
 def _up_to(file: Path, place: Mapping[str, Any]) -> str:
-    """A ledger up to the place that a checkpoint tells; '' if it is another. (Former versions tell the length alone.)"""
+    """A ledger up to the place that a checkpoint tells; '' if it is another. (Former versions tell the length
+    alone.)"""
     stays = int(place.get("ledger", 0))
     begins = file.read_bytes()[:stays] if file.is_file() else b""
     same = len(begins) == stays and place.get("ledger_crc") in (None, zlib.crc32(begins))

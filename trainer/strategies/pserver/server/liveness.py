@@ -30,16 +30,25 @@ class Liveness:
     Args:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
             ``lost/worker/N/LIFE``: that life has, and another one comes. ``done/worker/N``: it has ended well.
-            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost. ``life/worker/N``: its present life.
+            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost. ``life/worker/N``: its
+            present life.
             ``silent/worker/N/LIFE``: its launcher is to end it, or, empty, not any more.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """
 
     def __init__(
-        self, members: Members, parameters: Parameters, leases: Leases, turns: Turns, meetings: Meetings, board: Board,
-        stops: bool, most_bytes: int, regained: Regained,
-    ) -> None:  # fmt: skip
+        self,
+        members: Members,
+        parameters: Parameters,
+        leases: Leases,
+        turns: Turns,
+        meetings: Meetings,
+        board: Board,
+        stops: bool,
+        most_bytes: int,
+        regained: Regained,
+    ) -> None:
         self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
         self.regained = regained
         self.meetings = meetings
@@ -80,12 +89,16 @@ class Liveness:
             print(f"worker {rank} has come, life {member.incarnation}, {member.watermark.done} pushes done", flush=True)
         numbers = np.array([self.most_bytes, member.watermark.greatest], dtype=np.float64)
         return Message(
-            Verb.DONE, incarnation=member.incarnation, sequence=member.watermark.done, clock=self.parameters.version,
+            Verb.DONE,
+            incarnation=member.incarnation,
+            sequence=member.watermark.done,
+            clock=self.parameters.version,
             records=[Record(Kind.NUMBERS, numbers)],
-        )  # fmt: skip
+        )
 
     def _is_over(self, rank: int, life: int) -> bool:
-        """Whether that life is over. Its first message may come here after those of the next life, which it must not end: the
+        """Whether that life is over. Its first message may come here after those of the next life, which it must not
+        end: the
         notes tell of lives that this server has never heard of."""
         notes = f"lost/worker/{rank}/{life}", f"fenced/worker/{rank}/{life}"
         return self.members.over(rank, life) or any(self.board.check([note]) for note in notes)
@@ -97,12 +110,14 @@ class Liveness:
             self.parameters.rule.forget(rank)
 
     def _forget_kept_blocks(self, rank: int) -> None:
-        """Of a worker that was let in by this server's life before, and has told which blocks it holds: what this server kept
+        """Of a worker that was let in by this server's life before, and has told which blocks it holds: what this
+        server kept
         for it beside those was its life's before. It may not ask for work any more."""
         self.leases.let_go(rank)
 
     def admit(self, message: Message) -> Message:
-        """ADMIT: the first worker lets another one in that was lost and has come back; the clock is 1 where it takes part."""
+        """ADMIT: the first worker lets another one in that was lost and has come back; the clock is 1 where it takes
+        part."""
         rank, life = message.clock, message.sequence
         if not 0 <= rank < len(self.members.all):
             raise Malformed(f"there is no worker {rank}")
@@ -131,7 +146,8 @@ class Liveness:
             self._changed()
 
     def look_after(self) -> None:
-        """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a process that
+        """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a
+        process that
         ended well counts as leaving."""
         silent = self.members.silent()
         for rank in [rank for rank in self.asked if rank not in silent]:
@@ -151,7 +167,8 @@ class Liveness:
                 self.lose(rank, why)
 
     def _have_ended(self, rank: int, why: str) -> None:
-        """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke later might
+        """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke
+        later might
         go on with what others do in its place by then."""
         if len(self.members.present()) == 1 or self._cannot_go_on(rank):
             self.lose(rank, why)

@@ -56,14 +56,25 @@ class Server:
         now: the clock, in seconds.
         most_bytes: the longest frame that is taken.
         ledger: told of what is applied.
-        life: random number of this start. again: another life has died, and the workers go on; it begins with its part of the
+        life: random number of this start. again: another life has died, and the workers go on; it begins with its part
+        of the
             checkpoint ``run.resume``. writer: of parts of checkpoints; None: they are written in turn.
     """
 
     def __init__(
-        self, number: int, run: ServersRun, declared: PserverDeclaration, outlet: Outlet, board: Board, now: Callable[[], float],
-        most_bytes: int, ledger: Ledger | None = None, life: int = 0, again: bool = False, writer: PartWriter | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        run: ServersRun,
+        declared: PserverDeclaration,
+        outlet: Outlet,
+        board: Board,
+        now: Callable[[], float],
+        most_bytes: int,
+        ledger: Ledger | None = None,
+        life: int = 0,
+        again: bool = False,
+        writer: PartWriter | None = None,
+    ) -> None:
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
         self.members = Members(plan.workers, options.lost_after_s, now, first_incarnation(life, again))
@@ -91,7 +102,8 @@ class Server:
         self.done_once: dict[int, tuple[int, int]] = {}
         self.told_done = 0
         self.tell_done: Callable[[int], None] = lambda done: None
-        """Told how many updates are done, before an answer is sent: whoever counts what is lost with this server counts all that a
+        """Told how many updates are done, before an answer is sent: whoever counts what is lost with this server counts
+        all that a
         worker takes for done."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
@@ -166,7 +178,8 @@ class Server:
             since = self._spent(since)
 
     def _spent(self, since: float) -> float:
-        """So much has been done since then: whether it took long or this server was stopped meanwhile, nobody is silent for it.
+        """So much has been done since then: whether it took long or this server was stopped meanwhile, nobody is silent
+        for it.
         Returns since when time has not been given back."""
         self.ended_turn = now = self.now()
         if now - since <= AWAY_S:

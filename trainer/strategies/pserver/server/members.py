@@ -15,7 +15,8 @@ MOST_LIVES = 10_000
 
 
 class Watermark:
-    """Which pushes of a worker are done: sequence numbers up to ``done``, and those ``above`` that came out of order."""
+    """Which pushes of a worker are done: sequence numbers up to ``done``, and those ``above`` that came out of
+    order."""
 
     def __init__(self, done: int = 0, above: Iterable[int] = ()) -> None:
         self.done = done
@@ -71,7 +72,8 @@ class Watermark:
 @dataclass(slots=True)
 class Member:
     """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
-    and how it ended, if it did. ``coming``: it is there again, and is not let in yet. ``expected``: its life, as the server's
+    and how it ended, if it did. ``coming``: it is there again, and is not let in yet. ``expected``: its life, as the
+    server's
     own life before knew it. ``first``: what its incarnations begin with."""
 
     rank: int

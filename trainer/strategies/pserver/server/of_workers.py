@@ -51,14 +51,20 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
         tensors |= _rows(model[name], state, spec, shard)
         began[spec.name] = updater.steps - int(state.get("step", 0))
     told: dict[str, Any] = {
-        "optimizer": saved.kind_of(""), "samples": store.about(folder).samples, "version": updater.steps, "updates": updater.steps, "updates_per_step": 1, "numbers": numbers,
+        "optimizer": saved.kind_of(""),
+        "samples": store.about(folder).samples,
+        "version": updater.steps,
+        "updates": updater.steps,
+        "updates_per_step": 1,
+        "numbers": numbers,
         BEGAN: began,
-    }  # fmt: skip
+    }
     return tensors, told if updater.plateau is None else {**told, "scale": updater.plateau["scale"]}
 
 
 def _dense(model: Mapping[str, torch.Tensor], states: States) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Tensors and numbers as a server names them. A parameter that never had a gradient has zeros where others remember."""
+    """Tensors and numbers as a server names them. A parameter that never had a gradient has zeros where others
+    remember."""
     tensors = {f"{DENSE}|{name}|0": value.reshape(-1) for name, value in model.items()}
     numbers: dict[str, float] = {}
     for key in sorted({key for name in model for key in states.get(name, {})}):

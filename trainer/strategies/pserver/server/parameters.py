@@ -166,7 +166,8 @@ class Parameters:
     def _be(self, shard: Shard, rule: Rule, parts: Sequence[ServerFile], same: bool = True) -> None:
         """What was saved; ``same``: by a server that kept what this one keeps, whose part is the last.
 
-        Of workers out of step others begin anew where these are more or fewer, and so does what a rule remembers of them.
+        Of workers out of step others begin anew where these are more or fewer, and so does what a rule remembers of
+        them.
         """
         shard.load([(part, part.meta) for part in parts])
         self.age, self.age_before = (max(int(part.meta[name]) for part in parts) for name in ("age", "age_before"))

@@ -27,9 +27,14 @@ class Pushes:
     """
 
     def __init__(
-        self, parameters: Parameters, members: Members, work: LeaseRequests, waits: Callable[[Message], bool],
-        count: Counter[str], ledger: Ledger,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Parameters,
+        members: Members,
+        work: LeaseRequests,
+        waits: Callable[[Message], bool],
+        count: Counter[str],
+        ledger: Ledger,
+    ) -> None:
         self.ledger = ledger
         self.parameters, self.members, self.work, self.waits, self.count = parameters, members, work, waits, count
 
@@ -54,12 +59,21 @@ class Pushes:
         if self.parameters.finite_only:
             checks.finite(shard, dense, rows)
         return Push(
-            message.rank, message.sequence, numbers.samples, dense, rows, numbers.basis, message.clock, numbers.age,
-            numbers.merged, numbers.denominator,
-        )  # fmt: skip
+            message.rank,
+            message.sequence,
+            numbers.samples,
+            dense,
+            rows,
+            numbers.basis,
+            message.clock,
+            numbers.age,
+            numbers.merged,
+            numbers.denominator,
+        )
 
     def _take(self, message: Message, rule: Rule, push: Push, work: np.ndarray) -> bool:
-        """Returns whether its values were taken. Nothing that can fail comes after the mark: what is marked is applied."""
+        """Returns whether its values were taken. Nothing that can fail comes after the mark: what is marked is
+        applied."""
         covered = self.work.progress.covered(work)
         self.members.all[message.rank].watermark.mark(message.sequence)
         push.age = self.parameters.grow_older(push.age)

@@ -15,7 +15,8 @@ from trainer.strategies.pserver.server.totals import Meetings, ToldSum
 
 @dataclass
 class Regained:
-    """What a server that was started again regains from its workers. It takes nothing else before all who take part have said
+    """What a server that was started again regains from its workers. It takes nothing else before all who take part
+    have said
     HELLO, or are lost: leases, steps and sums would be wrong.
 
     Attributes:
@@ -52,9 +53,12 @@ class Regained:
         self.meetings.told(*(_sum(message, told, which) for which in range(2)))
         finished = message.first(Kind.IDS, FINISHED)
         self.leases.told(
-            Holder(member.rank, member.life), int(told.get("epoch", -1)), int(told.get("blocks", 0)),
-            [int(block) for block in told.get("held", ())], [] if finished is None else finished.tolist(),
-        )  # fmt: skip
+            Holder(member.rank, member.life),
+            int(told.get("epoch", -1)),
+            int(told.get("blocks", 0)),
+            [int(block) for block in told.get("held", ())],
+            [] if finished is None else finished.tolist(),
+        )
 
 
 def _sum(message: Message, told: dict[str, Any], which: int) -> ToldSum:

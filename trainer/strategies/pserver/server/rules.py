@@ -39,7 +39,8 @@ class Push:
     """A push, decoded and checked, as a rule takes it.
 
     Attributes:
-        rank: the worker. sequence: of the push. samples: behind its gradients; denominator: of their loss (None: the samples).
+        rank: the worker. sequence: of the push. samples: behind its gradients; denominator: of their loss (None: the
+        samples).
         dense: (n,) or None; rows: by table.
         basis: version of the parameters that the gradients were computed with.
         clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
@@ -129,7 +130,8 @@ class Rule:
 
 
 class Sync(Rule):
-    """The server's rule for pserver_sync: the mean of all workers' gradients, weighted by denominators, is applied once;
+    """The server's rule for pserver_sync: the mean of all workers' gradients, weighted by denominators, is applied
+    once;
     then everybody pulls."""
 
     lockstep = True
@@ -181,7 +183,8 @@ class Sync(Rule):
         self.norms.pop(self.shard.version - 3, None)
 
     def answer(self, message: Message, applied: bool) -> Message:
-        """The answer to a push with clipping: its part of the squared norm of the combined gradient, once all have pushed."""
+        """The answer to a push with clipping: its part of the squared norm of the combined gradient, once all have
+        pushed."""
         answer = super().answer(message, applied)
         if self.clip is not None:
             norm = self.norms.get(message.clock - 1)
@@ -208,7 +211,8 @@ def _sum(vectors: list[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _mean(parts: list[tuple[np.ndarray, torch.Tensor]], whole: float) -> tuple[np.ndarray, torch.Tensor]:
-    """Rows of several workers: the gradients of equal ids added up in the order of the workers, divided by ``whole``."""
+    """Rows of several workers: the gradients of equal ids added up in the order of the workers, divided by
+    ``whole``."""
     if not parts:
         return np.empty(0, dtype=np.int64), torch.empty(0)
     ids, gradients = summed(parts)
@@ -228,7 +232,9 @@ class Async(Rule):
         super().__init__(shard, members, strategy)
         self.compensation = float(strategy.delay_compensation)
         self.power = float(strategy.staleness_power)
-        self.backups: dict[int, deque[tuple[int, torch.Tensor | None, Rows]]] = defaultdict(lambda: deque(maxlen=BACKUPS))  # fmt: skip
+        self.backups: dict[int, deque[tuple[int, torch.Tensor | None, Rows]]] = defaultdict(
+            lambda: deque(maxlen=BACKUPS)
+        )
 
     def push(self, push: Push) -> None:
         staleness = max(0, self.shard.version - push.basis)

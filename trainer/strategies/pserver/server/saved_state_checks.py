@@ -52,7 +52,10 @@ def refuse(
         return [UserError(f"strategy.load_from={folder}", f"{error.what}: {error.why}", "a folder that holds COMPLETE")]
     if damage := next(filter(None, map(_damage, saved.parts)), "") or _lacks(saved.meta, TEXTS, str):
         return [UserError(f"strategy.load_from={folder}", damage, "persistables as a run saves them")]
-    return [UserError(f"strategy.load_from={folder}", why, instead) for why, instead in _misfits(saved, config, declared, model, optimizer)]  # fmt: skip
+    return [
+        UserError(f"strategy.load_from={folder}", why, instead)
+        for why, instead in _misfits(saved, config, declared, model, optimizer)
+    ]
 
 
 def _damage(part: ServerFile) -> str:
@@ -92,14 +95,23 @@ def _misfits(
         yield why, f"strategy=pserver_{then['mode']}"
         return
     if mode != GEO and (now := kept_by(config.optimizer)) != then["optimizer"]:
-        yield f"it holds the state of {then['optimizer']}, and this run's optimizer is {now}", "the optimizer that it was saved with"  # fmt: skip
+        yield (
+            f"it holds the state of {then['optimizer']}, and this run's optimizer is {now}",
+            "the optimizer that it was saved with",
+        )
     strategy = declared.options
     if strategy.evict_after is not None and then["evict_by"] != strategy.evict_by:
-        yield f"the ages of its rows are counted by {then['evict_by']}", f"strategy.evict_by={then['evict_by']} (or strategy.evict_after=null)"  # fmt: skip
+        yield (
+            f"the ages of its rows are counted by {then['evict_by']}",
+            f"strategy.evict_by={then['evict_by']} (or strategy.evict_after=null)",
+        )
     trained = _trained(config, model)
     dtype = str(_dtype(config, model)).removeprefix("torch.")
     if dtype != then["dtype"]:
-        yield f"its parameters are {then['dtype']}, and this run's are {dtype}", f"precision={'fp64' if then['dtype'] == 'float64' else 'fp32'}"  # fmt: skip
+        yield (
+            f"its parameters are {then['dtype']}, and this run's are {dtype}",
+            f"precision={'fp64' if then['dtype'] == 'float64' else 'fp32'}",
+        )
     sizes: dict[str, int] = {}
     for piece in saved.dense:
         sizes[piece["name"]] = max(piece["stop"], sizes.get(piece["name"], 0))

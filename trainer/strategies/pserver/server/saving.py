@@ -44,9 +44,17 @@ class Saving:
     """
 
     def __init__(
-        self, parameters: Parameters, members: Members, work: LeaseRequests, outlet: Outlet, ledger: Ledger,
-        run_dir: Path, board: Board, life: int, writer: PartWriter | None,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Parameters,
+        members: Members,
+        work: LeaseRequests,
+        outlet: Outlet,
+        ledger: Ledger,
+        run_dir: Path,
+        board: Board,
+        life: int,
+        writer: PartWriter | None,
+    ) -> None:
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
         self.run_dir, self.board, self.life = run_dir, board, life
@@ -64,8 +72,10 @@ class Saving:
         """Whose SAVE came last: the worker, its life, the request's number."""
 
     def save(self, message: Message) -> Message:
-        """SAVE: write this server's part of the persistables, or with ``checkpoint`` all that it takes to go on with the same
-        workers. The answer tells whether the worker shares the folder; if so, the part of a checkpoint is written behind it.
+        """SAVE: write this server's part of the persistables, or with ``checkpoint`` all that it takes to go on with
+        the same
+        workers. The answer tells whether the worker shares the folder; if so, the part of a checkpoint is written
+        behind it.
 
         Raises:
             NotYet: the part before is still being written.
@@ -122,7 +132,8 @@ class Saving:
         return wrote and not self.writes
 
     def _failed(self, folder: Path, why: str) -> bool:
-        """Tell who completes a checkpoint why this server's part is not written; returns False if only a later look can tell it, as
+        """Tell who completes a checkpoint why this server's part is not written; returns False if only a later look can
+        tell it, as
         where the disk is read-only for a while."""
         self.untold = folder, why
         told = self._tell()
@@ -206,9 +217,17 @@ class Saving:
             "dtype": layout.dtype,
             "step": shard.step,
             "tables": {
-                t.name: {"dim": t.dim, "dtype": layout.dtype, "kernel": t.kernel.name, "num_rows": t.num_rows, "rows": len(t),
-                         "init": t.init.kind, "scale": t.init.scale, "seed": shard.config.seed}
+                t.name: {
+                    "dim": t.dim,
+                    "dtype": layout.dtype,
+                    "kernel": t.kernel.name,
+                    "num_rows": t.num_rows,
+                    "rows": len(t),
+                    "init": t.init.kind,
+                    "scale": t.init.scale,
+                    "seed": shard.config.seed,
+                }
                 for t in shard.tables.values()
             },
             "dense": [{"name": n, "start": a, "stop": b} for n, a, b in layout.pieces],
-        }  # fmt: skip
+        }

@@ -1,4 +1,5 @@
-"""A server process: one thread that takes messages from its socket, gives them to the machine, and sends its answers."""
+"""A server process: one thread that takes messages from its socket, gives them to the machine, and sends its
+answers."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
 
 
 class PartGone(RunFailed):
-    """Raised by a server that is started again, and whose part of the checkpoint is gone: a worker has completed a newer checkpoint
+    """Raised by a server that is started again, and whose part of the checkpoint is gone: a worker has completed a
+    newer checkpoint
     meanwhile, and removed that one. It has died once more, so that all go on from the newer one."""
 
     again = True

@@ -1,4 +1,5 @@
-"""One server's share of the parameters: a dense vector with torch's optimizer, its rows of the tables, and the schedule."""
+"""One server's share of the parameters: a dense vector with torch's optimizer, its rows of the tables, and the
+schedule."""
 
 from __future__ import annotations
 
@@ -97,11 +98,18 @@ class Shard:
             admission = Probability(self.entry.probability)
         return {
             spec.number: SparseTable(
-                spec.name, spec.dim, self.dtype, self.config.seed, RowInit(spec.init, spec.scale),
-                kernel(rule.name, **rule.numbers), admission=admission, num_rows=spec.rows, workers=self.geo_workers,
+                spec.name,
+                spec.dim,
+                self.dtype,
+                self.config.seed,
+                RowInit(spec.init, spec.scale),
+                kernel(rule.name, **rule.numbers),
+                admission=admission,
+                num_rows=spec.rows,
+                workers=self.geo_workers,
             )
             for spec in self.layout.tables
-        }  # fmt: skip
+        }
 
     def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
         """Which rows of a table live in this shard: (N,) bool."""
@@ -127,7 +135,8 @@ class Shard:
         return self.version - self.skipped
 
     def skip_to(self, version: int) -> None:
-        """Go on counting after a version that workers know, of updates that are lost: no number may mean two versions."""
+        """Go on counting after a version that workers know, of updates that are lost: no number may mean two
+        versions."""
         if version > self.version:
             self.skipped += version - self.version
             self.version = version
@@ -171,7 +180,8 @@ class Shard:
             self.tables[number].add(ids, deltas, writer, self.version, clock)
 
     def state(self, increment: bool = False) -> tuple[dict[str, Streamed], dict[str, Any]]:
-        """This shard for a snapshot: tensors by name, looked up when they are written, and plain numbers; neither depends on
+        """This shard for a snapshot: tensors by name, looked up when they are written, and plain numbers; neither
+        depends on
         how many servers there are.
 
         Args:
@@ -202,7 +212,8 @@ class Shard:
         return tensors, {**done, "numbers": numbers, **scale}
 
     def _vectors(self) -> Iterator[tuple[str, list[np.ndarray] | float]]:
-        """The parameters, and what the optimizer remembers: vectors like them, cut by rates, and numbers, which each rate has of its
+        """The parameters, and what the optimizer remembers: vectors like them, cut by rates, and numbers, which each
+        rate has of its
         own."""
         yield DENSE, [self.vector.numpy()]
         states = [self.optimizer.state.get(part, {}) for part in self.parts]

@@ -1,4 +1,5 @@
-"""Marks the rows of a table that have changed since the last full part of a checkpoint, and keeps the ids that were removed."""
+"""Marks the rows of a table that have changed since the last full part of a checkpoint, and keeps the ids that were
+removed."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import numpy as np
 
 
 class SinceFull:
-    """Which rows of a table have changed since :meth:`begin`, a byte a slot; before that nothing is marked, at no cost."""
+    """Which rows of a table have changed since :meth:`begin`, a byte a slot; before that nothing is marked, at no
+    cost."""
 
     def __init__(self) -> None:
         self._marks: np.ndarray | None = None

@@ -1,4 +1,5 @@
-"""One server's rows of an embedding table: made on first touch, updated with their optimizer state, saved and loaded."""
+"""One server's rows of an embedding table: made on first touch, updated with their optimizer state, saved and
+loaded."""
 
 from __future__ import annotations
 
@@ -166,13 +167,15 @@ class SparseTable:
         self._touch(self._index.slots(), clock)
 
     def state(self, increment: bool = False) -> dict[str, Streamed]:
-        """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits; they are looked
+        """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits; they
+        are looked
         up when they are written.
 
         It depends on the rows alone, not on the order in which they came. What workers hold is not part of it.
 
         Args:
-            increment: of the rows that have changed since ``since`` began alone; and ``removed`` (R,), ids that went since then.
+            increment: of the rows that have changed since ``since`` began alone; and ``removed`` (R,), ids that went
+            since then.
         """
         if increment:
             ids, count = cache(lambda: np.sort(self._ids[self.since.slots()])), self.since.count
@@ -307,7 +310,8 @@ class SparseTable:
         return torch.from_numpy(draw_rows(self._key, ids, self.dim, self.init)).to(self.dtype)
 
     def _touch(self, slots: np.ndarray, clock: int) -> None:
-        """The clock of late messages may be behind: the last touch is the greatest one. Whatever changes a row touches it."""
+        """The clock of late messages may be behind: the last touch is the greatest one. Whatever changes a row touches
+        it."""
         self.since.changed(slots)
         if clock >= self._newest:
             self._newest = clock

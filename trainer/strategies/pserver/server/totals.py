@@ -41,7 +41,8 @@ class ToldSum:
 
 
 class Meetings:
-    """Where workers meet in the course of the training, and where they meet when all stop. Who waits at the one can go to
+    """Where workers meet in the course of the training, and where they meet when all stop. Who waits at the one can go
+    to
     the other meanwhile.
 
     Args:
@@ -66,7 +67,8 @@ class Meetings:
         return answer
 
     def _count_on(self, message: Message) -> None:
-        """A stop, where this server was started again and nobody has told of one: all who were at the last one are lost. Whom they have
+        """A stop, where this server was started again and nobody has told of one: all who were at the last one are
+        lost. Whom they have
         let in learned its number from them, but after its HELLO."""
         if self.stops.latest == 0 and self.stops.members.first:
             self.stops.told(ToldSum(message.clock - 1))

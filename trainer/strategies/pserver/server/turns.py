@@ -16,7 +16,8 @@ from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, 
 from trainer.strategies.pserver.server.members import workers
 
 MOST_WAITING = 100
-"""Requests of one worker that may wait here; no client has so many under way, but to a server that was started again."""
+"""Requests of one worker that may wait here; no client has so many under way, but to a server that was started
+again."""
 
 
 class Outlet(Protocol):
@@ -58,14 +59,19 @@ class Turns:
         outlet: where answers go.
         answer: does what a request asks for; raises NotYet where it has to wait.
         server: which one this is, for messages.
-        patience_s: how long a request may wait. A SAVE has a limit of its own, and who waits for a worker that saves has more of it.
+        patience_s: how long a request may wait. A SAVE has a limit of its own, and who waits for a worker that saves
+        has more of it.
         now: the clock.
     """
 
     def __init__(
-        self, outlet: Outlet, answer: Callable[[Message], Message], server: int, patience_s: float,
+        self,
+        outlet: Outlet,
+        answer: Callable[[Message], Message],
+        server: int,
+        patience_s: float,
         now: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.outlet, self.answer, self.server, self.patience_s, self.now = outlet, answer, server, patience_s, now
         self.waiting: list[WaitingRequest] = []
         self.looked = now()

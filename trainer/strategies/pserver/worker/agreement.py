@@ -11,17 +11,19 @@ import torch
 def agree_on(
     buffers: Sequence[torch.Tensor], all_reduce_sum: Callable[[torch.Tensor], torch.Tensor], first: bool, average: bool
 ) -> None:
-    """Make the buffers of all workers of a parameter server equal: the first one's, or their average. A collective call.
+    """Make the buffers of all workers of a parameter server equal: the first one's, or their average. A collective
+    call.
 
     Args:
         first: this is the first worker.
         average: those of floating point are averaged.
     """
     parts = [
-        b.detach().to("cpu", torch.float64).reshape(-1) if first or (average and b.is_floating_point())
+        b.detach().to("cpu", torch.float64).reshape(-1)
+        if first or (average and b.is_floating_point())
         else torch.zeros(b.numel(), dtype=torch.float64)
         for b in buffers
-    ]  # fmt: skip
+    ]
     sums = all_reduce_sum(torch.cat([torch.ones(1, dtype=torch.float64), *parts]))
     offset = 1
     for buffer in buffers:

@@ -38,7 +38,8 @@ class Ahead:
 
     Attributes:
         fetched: ids that have been asked for, and the pull.
-        received: of a checkpoint, ids (U,) and rows (U, D) of the batch that comes, by table; ``place``: its epoch, block and number
+        received: of a checkpoint, ids (U,) and rows (U, D) of the batch that comes, by table; ``place``: its epoch,
+        block and number
             in the block, if its work is leased.
     """
 
@@ -85,7 +86,10 @@ class Ahead:
         named = self._inputs.items() if isinstance(self._inputs, dict) else [("", self._inputs)]
         path = next((name for name, value in named if value is ids), None)
         if path is None:
-            print(f"table {table.name}: its ids are computed inside the model, so its rows cannot be fetched ahead", flush=True)  # fmt: skip
+            print(
+                f"table {table.name}: its ids are computed inside the model, so its rows cannot be fetched ahead",
+                flush=True,
+            )
         self._paths[table.number] = path
 
     def recall(self) -> bool:

@@ -132,9 +132,15 @@ class Stale(CommonStart):
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
         covered = self.work.covered()
         push = WholePush(
-            self.merged_dense, rows, self.merged_samples, self.clock_after, self.age(), self.pulls.versions,
-            covered.records, self.merged,
-        )  # fmt: skip
+            self.merged_dense,
+            rows,
+            self.merged_samples,
+            self.clock_after,
+            self.age(),
+            self.pulls.versions,
+            covered.records,
+            self.merged,
+        )
         messages = self.encoder.messages(push)
         left = len(messages)
 
@@ -184,7 +190,8 @@ class Stale(CommonStart):
 class PserverAsync(Stale):
     """A worker of strategy=pserver_async: pushes its gradients and goes on, without waiting for other workers.
 
-    With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is waited
+    With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is
+    waited
     for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
     """
 

@@ -1,6 +1,7 @@
 """A worker's requests to all servers: repeated until they are answered, and waited for with a deadline.
 
-No socket, no thread and no clock is here (they are the connections'), so the same client runs in the simulator of tests/simulation.
+No socket, no thread and no clock is here (they are the connections'), so the same client runs in the simulator of
+tests/simulation.
 """
 
 from __future__ import annotations
@@ -61,9 +62,14 @@ class Client:
     """
 
     def __init__(
-        self, rank: int, connections: Connections, timeout_s: float, names: Sequence[str] = (), life: int = 0,
+        self,
+        rank: int,
+        connections: Connections,
+        timeout_s: float,
+        names: Sequence[str] = (),
+        life: int = 0,
         comes: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rank, self.connections, self.timeout_s = rank, connections, timeout_s
         self.life, self.comes = life or new_life(), comes
         self.servers = range(connections.count)
@@ -103,7 +109,8 @@ class Client:
             self._hello(self.sequence)
 
     def _some_server_lacks_pushes(self) -> bool:
-        """Whether a push of this worker's life before never comes to some server, which has not got it or was started again since."""
+        """Whether a push of this worker's life before never comes to some server, which has not got it or was started
+        again since."""
         return self.greetings > 0 or {*self.watermarks} != {self.sequence}
 
     def _hello(self, begins: int) -> list[Message]:
@@ -115,7 +122,8 @@ class Client:
     # --- a server that was started again -----------------------------------------------------------------------------
 
     def _greet(self, server: int, life: int) -> None:
-        """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way. What it tells
+        """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way.
+        What it tells
         is meant for that life of the server: it would be old for the next one."""
         self.greeting.add(server)
         self.greetings += 1
@@ -138,7 +146,8 @@ class Client:
             self._send(before)
 
     def acknowledged_after(self, begins: int, under_way: Set[int]) -> np.ndarray:
-        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged: all but those under way."""
+        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged: all but those under
+        way."""
         return np.array([n for n in range(begins + 1, self.sequence + 1) if n not in under_way], dtype=np.int64)
 
     def _greeted(self, server: int, answer: Message) -> None:
@@ -214,14 +223,24 @@ class Client:
         """A server would close the connection, or forget the message, without an answer."""
         if len(message.records) > MOST_RECORDS:
             what = f"{message.verb.name} of worker {self.rank} to {self.names[server]}"
-            raise RunFailed(f"{what} has {len(message.records):,} records, and servers take {MOST_RECORDS:,}: a model of fewer tensors would fit")  # fmt: skip
+            raise RunFailed(
+                f"{what} has {len(message.records):,} records, and servers take {MOST_RECORDS:,}: a model of "
+                f"fewer tensors would fit"
+            )
         for record in message.records:
             size, limit = record.array.nbytes, TEXT_LIMIT if record.kind == Kind.TEXT else self.most_bytes
             if size <= limit:
                 continue
             what = f"{message.verb.name} of worker {self.rank} to {self.names[server]}"
             part = f"{size:,} bytes of {record.kind.name}" + (f" of table {record.table}" if record.table else "")
-            instead = "a model of fewer tensors, or a larger strategy.slice_above" if record.kind == Kind.TEXT else "more launch.servers, or fewer rows at once: data.batch_size, in pserver_async strategy.max_merge_var_num, in pserver_geo strategy.k_steps"  # fmt: skip
+            instead = (
+                "a model of fewer tensors, or a larger strategy.slice_above"
+                if record.kind == Kind.TEXT
+                else (
+                    "more launch.servers, or fewer rows at once: data.batch_size, in pserver_async "
+                    "strategy.max_merge_var_num, in pserver_geo strategy.k_steps"
+                )
+            )
             raise RunFailed(f"{what} has {part} in one frame, and servers take {limit:,}. What helps: {instead}")
 
     def push(self, messages: Sequence[Message], then: Callable[[Message], None] | None = None) -> list[Request]:
@@ -307,7 +326,8 @@ class Client:
         return [r.answer for r in requests if r.answer is not None]
 
     def settle(self, requests: Sequence[Request], patience_s: float | None = None) -> list[Message]:
-        """As ``wait``, for what the run may go on without. A failure is raised when all of them are answered. Then none of them is
+        """As ``wait``, for what the run may go on without. A failure is raised when all of them are answered. Then none
+        of them is
         under way: a server may still do what it was asked for, and its answer counts no more."""
         for request in requests:
             request.settles = True

@@ -19,13 +19,15 @@ from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vecto
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 ASK_S = 5.0
-"""So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as well."""
+"""So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as
+well."""
 LOOK_S = 1.0
 """So often a worker that waits looks whether a server was started again."""
 
 
 def saving(board: OwnBoard, servers: Iterable[int]) -> set[int]:
-    """Those of these servers that have left a note that they write; those of which the board says nothing in time are not among them."""
+    """Those of these servers that have left a note that they write; those of which the board says nothing in time are
+    not among them."""
     asked, found = board.within(ASK_S), set()
     try:
         for server in servers:
@@ -38,7 +40,8 @@ def saving(board: OwnBoard, servers: Iterable[int]) -> set[int]:
 
 
 class Address(NamedTuple):
-    """Where a server listens, and the note of its restart that was there when its address was read; '': there was none."""
+    """Where a server listens, and the note of its restart that was there when its address was read; '': there was
+    none."""
 
     endpoint: str
     note: str = ""
@@ -96,9 +99,11 @@ class Sockets:
         self.closed = 0, 0
         self._gone = threading.Event()
         self._heart = threading.Thread(
-            target=_beat, args=(self.context, seat, addresses, lost_after_s / 5, self._gone),
-            daemon=True, name="pserver-heart",
-        )  # fmt: skip
+            target=_beat,
+            args=(self.context, seat, addresses, lost_after_s / 5, self._gone),
+            daemon=True,
+            name="pserver-heart",
+        )
         self._heart.start()
 
     def _connected(self, server: int, endpoint: str) -> WorkerSocket:

@@ -42,7 +42,8 @@ class Connections(Protocol):
         From now on messages go to these lives, and nothing more comes from the lives before."""
 
     def saving(self, servers: Iterable[int]) -> set[int]:
-        """Those of these servers that report that they write their part of a checkpoint, and answer nobody meanwhile."""
+        """Those of these servers that report that they write their part of a checkpoint, and answer nobody
+        meanwhile."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has arrived, at most ``seconds``."""

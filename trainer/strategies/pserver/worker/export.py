@@ -39,7 +39,13 @@ def merged_tables(
     for table in tables:
         if table.rows is None or table.rows * table.dim > limit:
             size = "any number of" if table.rows is None else f"{table.rows:,}"
-            print(f"table {table.name} ({size} rows of {table.dim}) is left out of model.safetensors (strategy.export_limit); the persistables hold its rows", flush=True)  # fmt: skip
+            print(
+                (
+                    f"table {table.name} ({size} rows of {table.dim}) is left out of model.safetensors "
+                    f"(strategy.export_limit); the persistables hold its rows"
+                ),
+                flush=True,
+            )
             continue
         weight = torch.empty((table.rows, table.dim), dtype=table.dtype)
         for first in range(0, table.rows, ROWS_AT_ONCE):
@@ -88,7 +94,8 @@ def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
 
 
 def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = False) -> list[int]:
-    """In the worker that saves: have every server write its part, and fetch parts from other hosts; returns whose these were.
+    """In the worker that saves: have every server write its part, and fetch parts from other hosts; returns whose these
+    were.
 
     Raises:
         RunFailed: a server does not say that it saves its part, or its part is not here in time.

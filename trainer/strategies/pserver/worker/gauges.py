@@ -62,7 +62,8 @@ class Gauges:
         return found
 
     def _rates(self, server: int, now: dict[str, Any]) -> dict[str, float]:
-        """What a server tells, its rates since it told before: since its start they would be those of waiting for workers."""
+        """What a server tells, its rates since it told before: since its start they would be those of waiting for
+        workers."""
         before = self.before.get(server)
         self.before[server] = {k: float(now[k]) for k in ("seconds", *COUNTS)}
         found = {"waiting": float(now["waiting"]), "rows": float(now["rows"])}
@@ -92,7 +93,8 @@ class ReadsStatistics:
         return self.gauge.last()
 
     def samples_applied(self) -> int:
-        """The training samples behind the servers' parameters, each push counted once, whoever made it in whichever life. Every push
+        """The training samples behind the servers' parameters, each push counted once, whoever made it in whichever
+        life. Every push
         goes to every server: one that was started again lacks what it has lost, and another one has it."""
         answers = self.client.wait([self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers])
         return max(int(answer.mapping().get("samples", 0)) for answer in answers)

@@ -61,7 +61,8 @@ def _pull_again(ids: Mapping[int, np.ndarray], flags: int) -> Message:
 class PserverGeo(CommonStart):
     """A worker of strategy=pserver_geo, with its own replica of the parameters and its own optimizer.
 
-    A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local value
+    A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local
+    value
     then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one begins
     when it is back. Rows are pulled when they are new here and refreshed when others have changed them.
     """
@@ -332,7 +333,8 @@ class PserverGeo(CommonStart):
 
         Args:
             samples: behind what was not pushed yet.
-            again: a server had been started again, perhaps in the middle of that stop. Its part may be older than the base that
+            again: a server had been started again, perhaps in the middle of that stop. Its part may be older than the
+            base that
                 this worker had of it, and newer: what this worker has gained counts from what the servers have now.
         """
         super().go_on()
@@ -347,7 +349,8 @@ class PserverGeo(CommonStart):
 
     def begin_anew(self, workers: int) -> None:
         super().begin_anew(workers)
-        self.take_all()  # what the other worker has computed and not pushed, it pushes itself, or others compute it again
+        # what the other worker has computed and not pushed, it pushes itself, or others compute it again
+        self.take_all()
         self.updater.steps = self.updater.steps * workers // self.seat.size
 
     @property

@@ -37,7 +37,8 @@ class Halting:
         return self._together(step)
 
     def _is_quiet(self) -> bool:
-        """Whether no push or pull is under way. Not to be asked of each request: one that begins anew with a server is forgotten
+        """Whether no push or pull is under way. Not to be asked of each request: one that begins anew with a server is
+        forgotten
         when that server is started again once more."""
         return not any(r.message.verb in (Verb.PULL, Verb.PUSH) for r in self.client.under_way.values())
 
@@ -50,7 +51,8 @@ class Halting:
         return int(met.max())
 
     def _stopped(self, mine: np.ndarray) -> np.ndarray:
-        """(N,) the sum of what all present workers bring while all stand still. The first one comes when the servers have saved, and
+        """(N,) the sum of what all present workers bring while all stand still. The first one comes when the servers
+        have saved, and
         their copies have written the checkpoint before."""
         self.client.stops += 1
         return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | SAVES), mine)

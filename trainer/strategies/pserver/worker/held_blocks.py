@@ -120,7 +120,8 @@ class HeldBlocks:
         return self._lease_of(block, start)
 
     def lease_anew(self, epoch: int, lease: Lease) -> Lease:
-        """Make a torn lease once more, now that all is pushed and acknowledged that was computed: servers have it now, and a push
+        """Make a torn lease once more, now that all is pushed and acknowledged that was computed: servers have it now,
+        and a push
         must end where it begins and ends."""
         return self._lease_of(lease.block, self._begin(epoch, lease.block, NOBODY, 0))
 
@@ -128,8 +129,10 @@ class HeldBlocks:
         return Lease(block, start, lambda: None if self._pending(block) else self.finished(block))
 
     def _goes_on(self, epoch: int, block: int, begins: int) -> int:
-        """Where this worker goes on in a block of which all servers have the batches before ``begins``. What it has computed from there
-        on is not done again. If a server was started again in the middle of the block, what is computed may lie behind batches that
+        """Where this worker goes on in a block of which all servers have the batches before ``begins``. What it has
+        computed from there
+        on is not done again. If a server was started again in the middle of the block, what is computed may lie behind
+        batches that
         are lost: then the block's end is still to come."""
         own = [(first, stop) for e, b, first, stop in self._computed if (e, b) == (epoch, block)]
         start = max([begins, *(stop for first, stop in own if first == begins)])
@@ -149,7 +152,8 @@ class HeldBlocks:
         self._at_their_end = set(at_their_end)
 
     def _begin(self, epoch: int, block: int, rank: int, life: int) -> int:
-        """End the life that had the block, at all servers, and go on where the first of them ends. A push must be new to
+        """End the life that had the block, at all servers, and go on where the first of them ends. A push must be new
+        to
         a server or known to it as a whole: it ends wherever what a server has applied begins or ends."""
         body = {"rank": rank, "life": life, "epoch": epoch, "block": block}
         asks = [self.client.ask(s, Message(Verb.FENCE, records=[text(body)])) for s in self.client.servers]

@@ -28,13 +28,19 @@ def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], d
 
 
 def layouts(dense: DenseMap, remote: Sequence[RemoteTable], dtype: torch.dtype, servers: int) -> list[Layout]:
-    """What START tells each server of its part of the model: the :class:`Layout` of dense pieces, tables and learning rates."""
+    """What START tells each server of its part of the model: the :class:`Layout` of dense pieces, tables and learning
+    rates."""
     specs = [t.spec for t in remote]
     name = str(dtype).removeprefix("torch.")
     return [
-        Layout(name, [(p.name, p.start, p.stop) for p in dense.pieces[s]], specs, [(n, r.lr, r.decays) for n, r in dense.groups[s] if n])
+        Layout(
+            name,
+            [(p.name, p.start, p.stop) for p in dense.pieces[s]],
+            specs,
+            [(n, r.lr, r.decays) for n, r in dense.groups[s] if n],
+        )
         for s in range(servers)
-    ]  # fmt: skip
+    ]
 
 
 def _layout(layout: Layout, values: torch.Tensor, last: bool) -> Message:

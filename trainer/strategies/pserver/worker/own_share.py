@@ -1,4 +1,5 @@
-"""What a checkpoint has of a parameter-server worker alone, and how its vectors are put in another order of the elements."""
+"""What a checkpoint has of a parameter-server worker alone, and how its vectors are put in another order of the
+elements."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Own:
     Attributes:
         rank, workers, servers: whose it is, of how many, and how many servers there are.
         steps: done by the worker, done before it, and the time of the last event.
-        work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode adds.
+        work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode
+        adds.
         places: the order of the elements in servers' vectors; none: of an older trainer, as now.
     """
 

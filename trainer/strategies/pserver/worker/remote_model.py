@@ -40,9 +40,13 @@ class DenseMap:
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], servers: int, split_method: SplitMethod,
-        slice_above: int | None, rates: Mapping[str, Rate] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        parameters: Sequence[tuple[str, nn.Parameter]],
+        servers: int,
+        split_method: SplitMethod,
+        slice_above: int | None,
+        rates: Mapping[str, Rate] | None = None,
+    ) -> None:
         self.parameters, self.rates = dict(parameters), rates or {}
         pieces = place([(n, p.numel()) for n, p in parameters], servers, split_method, slice_above)
         groups = grouped(((p.name, p) for p in pieces), self.rates)
@@ -92,9 +96,12 @@ class DenseMap:
         ]
 
     def _gathered(
-        self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None], factor: float = 1.0,
+        self,
+        server: int,
+        what: Callable[[nn.Parameter], torch.Tensor | None],
+        factor: float = 1.0,
         room: torch.Tensor | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         vector = torch.empty(self.size(server), dtype=self.dtype) if room is None else room
         for piece, part in zip(self.pieces[server], vector.split_with_sizes(self.lengths[server]), strict=True):
             values = what(self.parameters[piece.name])
@@ -183,10 +190,14 @@ class RemoteTable:
             return F.embedding(positions, rows, padding)
         offsets, weights = (*args, *[None] * (2 - len(args)))[:2]
         return F.embedding_bag(
-            positions, rows, kwargs.get("offsets", offsets), mode=self.module.mode,
+            positions,
+            rows,
+            kwargs.get("offsets", offsets),
+            mode=self.module.mode,
             per_sample_weights=kwargs.get("per_sample_weights", weights),
-            include_last_offset=self.module.include_last_offset, padding_idx=padding,
-        )  # fmt: skip
+            include_last_offset=self.module.include_last_offset,
+            padding_idx=padding,
+        )
 
     def split(self, ids: np.ndarray) -> list[np.ndarray]:
         """For each server, the positions of its own ids among these (U,)."""

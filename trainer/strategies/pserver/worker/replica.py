@@ -36,7 +36,8 @@ class Replica:
         self.found: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=REMEMBERED)
 
     def state(self) -> dict[str, Any]:
-        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), the steps, the rule."""
+        """The replica for :meth:`load`: ids (N,) in slot order, rows (N, 2D + S), which are dirty (N,), the steps, the
+        rule."""
         high = self.index.high
         dirty = np.zeros(high, dtype=np.bool_)
         for part in self.dirty:
@@ -120,7 +121,8 @@ class Replica:
     ) -> None:
         """Take over the servers' values: of pushed rows that nobody else changed, and of rows changed by others.
 
-        A row's value moves by what the servers gained beyond its own difference. ``settle``: it takes the servers' value.
+        A row's value moves by what the servers gained beyond its own difference. ``settle``: it takes the servers'
+        value.
         """
         own, shares, moved = pushed
         if len(own):

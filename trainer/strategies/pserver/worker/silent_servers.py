@@ -1,6 +1,7 @@
 """Finds a server that is gone while a worker waits for a checkpoint, for which it has far more patience than usual.
 
-On one host the launcher sees that a server has ended. Of a host that is cut off, or has no power, nobody tells. So servers on
+On one host the launcher sees that a server has ended. Of a host that is cut off, or has no power, nobody tells. So
+servers on
 other hosts are asked for a sign of life.
 """
 
@@ -47,7 +48,8 @@ class SilentServers:
         self.writes_since = {server: since + seconds for server, since in self.writes_since.items()}
 
     def write(self, servers: Iterable[int]) -> set[int]:
-        """Those of these servers that answer nobody because they write, according to their notes. The note of one that is gone stays:
+        """Those of these servers that answer nobody because they write, according to their notes. The note of one that
+        is gone stays:
         it counts for :data:`SAVE_S`, however many requests wait for that server meanwhile."""
         now, found = self.client.connections.now(), self.client.connections.saving(servers)
         return {server for server in found if now - self.writes_since.setdefault(server, now) < SAVE_S}

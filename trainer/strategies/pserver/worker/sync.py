@@ -17,7 +17,8 @@ from trainer.strategies.pserver.worker.worker import PserverWorker
 
 
 class PserverSync(PserverWorker):
-    """A worker of strategy=pserver_sync: pushes gradients times the denominator of their loss, and pulls the next parameters."""
+    """A worker of strategy=pserver_sync: pushes gradients times the denominator of their loss, and pulls the next
+    parameters."""
 
     Options = PserverSyncStrategy
     options: PserverSyncStrategy

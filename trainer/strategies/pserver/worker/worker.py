@@ -321,9 +321,16 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         self.set_out()
         files = [part_name(server) for server in self.client.servers]
         own = Own(
-            self.seat.rank, self.seat.size, self.seat.servers, (self.steps, self.steps_before, self.event_time), self.work.state(),
-            self.encoder.state(), self.ahead.state(), self.state(), self.dense.places,
-        )  # fmt: skip
+            self.seat.rank,
+            self.seat.size,
+            self.seat.servers,
+            (self.steps, self.steps_before, self.event_time),
+            self.work.state(),
+            self.encoder.state(),
+            self.ahead.state(),
+            self.state(),
+            self.dense.places,
+        )
         return Share({"updater": self.updater.state()}, vars(own), files, workers)
 
     def load(self, folder: Path, share: Share) -> None:
@@ -351,12 +358,14 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         """Restore what :meth:`state` returned."""
 
     def begin_anew(self, workers: int) -> None:
-        """Begin from another worker's state, or that of other numbers of processes: only the place in the data counts."""
+        """Begin from another worker's state, or that of other numbers of processes: only the place in the data
+        counts."""
 
     # --- the log, and the end --------------------------------------------------------------------------------------
 
     def whole(self) -> AbstractContextManager[None]:
-        """Context manager: the model holds its tables' rows; larger tables than ``export_limit`` are left out, with a warning."""
+        """Context manager: the model holds its tables' rows; larger tables than ``export_limit`` are left out, with a
+        warning."""
         return merged_tables(self.remote, partial(self.rows_now, training=False), self.options.export_limit)
 
     def persist(self, folder: Path) -> None:
