@@ -3,8 +3,7 @@
     python .ci/count.py [--check]
 
 ``--check`` fails where a file of trainer/ is longer than it may be, or where there are more of the others than ``MOST``
-allows; the
-numbers there only ever go down.
+allows; the numbers there only ever go down.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """share_compiled.py ENVIRONMENT: link what is compiled of this environment's packages into another environment.
 
 uv links the files of packages from its cache, so both environments have the same ones, and Python takes what was
-compiled
-of one for the other (by size and time of the source). Else a first training compiles PyTorch, which takes longer than
-to train.
+compiled of one for the other (by size and time of the source). Else a first training compiles PyTorch, which takes
+longer than to train.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What checkpoints cost: ``python benchmarks/checkpoint.py``.
 
-ResNet-50 on drawn images, SGD with momentum. Runs with and without checkpoints take turns; medians are compared:
-how long the training waits for a checkpoint, how much a write in the background slows it down, bytes on the disk
-against those of parameters, buffers and momentum, ``torch.save`` of the same, and the time until the first update of a
-run
-that goes on against one that begins.
+ResNet-50 on drawn images, SGD with momentum. Runs with and without checkpoints take turns; medians are compared: how
+long the training waits for a checkpoint, how much a write in the background slows it down, bytes on the disk against
+those of parameters, buffers and momentum, ``torch.save`` of the same, and the time until the first update of a run that
+goes on against one that begins.
 """
 
 from __future__ import annotations

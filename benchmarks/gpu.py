@@ -3,12 +3,9 @@
     python benchmarks/gpu.py [--rounds 7] [--only "ResNet-50, bf16"]
 
 Rivals: ``plain`` is the loop that people write (autocast, channels_last, SGD, a pinned batch copied without waiting, a
-loss
-printed every log line; no metrics), fed with batches cut from tensors as ours is; ``resident`` is the same with one
-batch that
-stays on the GPU, which is what the GPU can do at all. Prints samples per second and ratios (ours / rival, medians over
-rounds),
-the greatest memory, and the share of the time that our loop waited for data.
+loss printed every log line; no metrics), fed with batches cut from tensors as ours is; ``resident`` is the same with
+one batch that stays on the GPU, which is what the GPU can do at all. Prints samples per second and ratios (ours /
+rival, medians over rounds), the greatest memory, and the share of the time that our loop waited for data.
 """
 
 from __future__ import annotations

@@ -3,22 +3,16 @@
     python benchmarks/input.py [--folder FOLDER] [--images 1500] [--rounds 5] [--alone] [--pictures FILE]
 
 The rival is what people write: ImageFolder with PIL, RandomResizedCrop, flip, ToTensor, Normalize in a DataLoader, with
-the
-number of workers that was fastest here, of 0 to twice the cores. Ours is the run's own feed with
-``data.num_workers=auto``, which
-measures its first updates and goes on with more processes where that pays, with and without the decoded cache. Both
-train the same
-small model on every batch. Each has a process of its own, ours with a run's settings (``keep_memory=auto``). All
-alternate; medians of
-images/s. Aims: 1.8 of the rival without the cache, 5 with it.
+the number of workers that was fastest here, of 0 to twice the cores. Ours is the run's own feed with
+``data.num_workers=auto``, which measures its first updates and goes on with more processes where that pays, with and
+without the decoded cache. Both train the same small model on every batch. Each has a process of its own, ours with a
+run's settings (``keep_memory=auto``). All alternate; medians of images/s. Aims: 1.8 of the rival without the cache, 5
+with it.
 
 ``--alone``: also reading without training: ours down to uint8 batches, by as many processes as ``auto`` begins with and
-by one per
-core; and CIFAR-10's images in whole batches against the same on PIL images with RandomCrop(32, padding=4). Crops and
-antialiasing are
-the same. ``--pictures`` draws a sheet of augmented images: a row of torchvision's, one of ours, and ours with
-RandAugment,
-TrivialAugment and random erasing.
+by one per core; and CIFAR-10's images in whole batches against the same on PIL images with RandomCrop(32, padding=4).
+Crops and antialiasing are the same. ``--pictures`` draws a sheet of augmented images: a row of torchvision's, one of
+ours, and ours with RandAugment, TrivialAugment and random erasing.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@
 
 Wide & Deep (1,000,001 x 10, 400 x 3) in fp32 on click rows that lie in memory, SGD, every process with one thread. The
 cases run in turn, repetition after repetition, each in processes of its own; medians are compared. *meet* is two
-processes that
-exchange nothing and wait for each other after each step: no synchronous mode can be faster.
+processes that exchange nothing and wait for each other after each step: no synchronous mode can be faster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """How many steps a second servers sustain when workers compute nothing; called by pserver.py.
 
 Each worker sends prepared pushes and pulls through the product's client, and waits for each pull. So all that is left
-of a
-step is what the servers do, and the way of its bytes.
+of a step is what the servers do, and the way of its bytes.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     python benchmarks/results.py [--picture docs/results.png] [--only digits,mnist]
 
 Each row is one command, which is printed; runs go one after the other into a temporary folder. The linear baseline is
-scikit-learn's
-logistic regression on the same images, drawn smaller where they are large. Workers share the global batch, so that
-their curves
-should lie on each other.
+scikit-learn's logistic regression on the same images, drawn smaller where they are large. Workers share the global
+batch, so that their curves should lie on each other.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 One server holds an nn.Embedding, the dense parameters and an optimizer. Each worker pulls the dense parameters and the
 rows of its batch's unique ids by ``rpc_sync``, computes, and pushes its gradients by ``rpc_sync``; they are applied
-when
-they come. TensorPipe as it configures itself: on one host that is shared memory, which is faster than its TCP.
+when they come. TensorPipe as it configures itself: on one host that is shared memory, which is faster than its TCP.
 """
 
 from __future__ import annotations

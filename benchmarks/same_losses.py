@@ -3,10 +3,9 @@
     python benchmarks/same_losses.py COMMIT [--steps 20] [--only NAME]
 
 Each case trains a few updates with the code of the commit (in a work tree of its own) and with this one, in the same
-environment,
-and compares every number of ``metrics.jsonl`` under ``train/`` and ``val/``. Several workers on a parameter server that
-go their own
-ways (async, ssp, geo) run with one worker: with several, no two runs are alike. Exit code 1 if a number differs.
+environment, and compares every number of ``metrics.jsonl`` under ``train/`` and ``val/``. Several workers on a
+parameter server that go their own ways (async, ssp, geo) run with one worker: with several, no two runs are alike. Exit
+code 1 if a number differs.
 """
 
 from __future__ import annotations

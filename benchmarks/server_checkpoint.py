@@ -2,10 +2,8 @@
 10000000``.
 
 One server's table with Adagrad, and pushes of random rows one after the other, as fast as the server takes them. How
-long
-pushes wait when the part is written in turn, and when a copy of the process writes it; how fast the copy is;
-``torch.save`` and
-fsync of the same bytes; and an increment after pushes have changed a part of the rows.
+long pushes wait when the part is written in turn, and when a copy of the process writes it; how fast the copy is;
+``torch.save`` and fsync of the same bytes; and an increment after pushes have changed a part of the rows.
 """
 
 from __future__ import annotations

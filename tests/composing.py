@@ -1,11 +1,9 @@
 """Hydra composes each choice of options once in a testing process: thousands of configs differ in values alone.
 
 What Hydra does before it looks at a command line's values depends on the options chosen (``model=lenet``) and on the
-files
-of the search path, and takes nine tenths of the time. The first config of a choice is kept as it is then, and the next
-ones
-are copies. The values are Hydra's own work each time, and so is all that is asked of a folder that a test has made.
-``tests/config/test_schema.py`` compares.
+files of the search path, and takes nine tenths of the time. The first config of a choice is kept as it is then, and the
+next ones are copies. The values are Hydra's own work each time, and so is all that is asked of a folder that a test has
+made. ``tests/config/test_schema.py`` compares.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any speed")
 
 # Tests run side by side: a thread of OpenMP that spins at a barrier for another, which has no core, makes a step of 2
-# ms
-# one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
+# ms one of 300. Set before torch is imported, here and in every process that the tests start; results are the same.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder's process
 

@@ -3,8 +3,8 @@ alone.
 
 A deadline in a test has one of two meanings. It says that something hangs: then it is generous, and asked for more time
 when it has passed (``wait_for``). Or it is a promise to users ("ends within 10 s"), or a patience that the product
-itself
-has (``strategy.timeout_s``): then it holds on a machine that is free, and ``patient`` makes more of it on a busy one.
+itself has (``strategy.timeout_s``): then it holds on a machine that is free, and ``patient`` makes more of it on a busy
+one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which tests run in one process of `make test`, and which begin first.
 
 Tests of a file run in one process: what its fixtures have launched is launched once. xdist's own ``--dist loadgroup``
-has
-no effect from pytest 9.2 on (pytest-dev/pytest-xdist#1386), and says nothing. The longest begin first, so that all
+has no effect from pytest 9.2 on (pytest-dev/pytest-xdist#1386), and says nothing. The longest begin first, so that all
 processes end together.
 """
 

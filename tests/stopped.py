@@ -12,9 +12,8 @@ class StoppedClock:
     """In the place of the module ``time``.
 
     Attributes:
-        stop_s: the first sleep takes so much longer.
-        at: by time, what others do then. They were stopped, too, or wait for this process: time of the stop does not
-        count.
+        stop_s: the first sleep takes so much longer. at: by time, what others do then. They were stopped, too, or wait
+        for this process: time of the stop does not count.
     """
 
     stop_s: float

@@ -2,12 +2,10 @@
 runs.
 
 A process that has imported what a run needs, and done nothing else, forks for each command line (as Android's zygote
-does).
-Testing processes side by side share one.
-The fork gets the folder, the environment, the path and the streams of a new process, and enters the module as Python's
-``-m`` does. Its forkserver and its recorder are such forks, too, and so is a server of MLflow's
-(``tests/mlflow_server.py``).
-Tests of how a process starts take ``subprocess`` (``tests/cli/test_startup.py``).
+does). Testing processes side by side share one. The fork gets the folder, the environment, the path and the streams of
+a new process, and enters the module as Python's ``-m`` does. Its forkserver and its recorder are such forks, too, and
+so is a server of MLflow's (``tests/mlflow_server.py``). Tests of how a process starts take ``subprocess``
+(``tests/cli/test_startup.py``).
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ def _import_alike() -> None:
     """Processes that this one starts look for modules in the working folder only if this one does.
 
     The installed command does not; Python's ``-m`` and ``-c``, by which other processes start, would, and anybody may
-    have
-    put a ``json.py`` into the folder.
+    have put a ``json.py`` into the folder.
     """
     with contextlib.suppress(OSError):  # the folder is gone
         if not {"", os.getcwd()} & set(sys.path):

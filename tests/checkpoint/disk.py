@@ -1,9 +1,8 @@
 """What a disk holds at any moment of a program: after the program was killed, and after the power went.
 
 A killed program leaves what it has done so far. When the power goes, only what was synced is sure to stay: a file's
-content
-by an fsync of the file, its name by an fsync of its folder. Of the rest any part may be gone: what was written, and
-what was renamed or removed.
+content by an fsync of the file, its name by an fsync of its folder. Of the rest any part may be gone: what was written,
+and what was renamed or removed.
 """
 
 from __future__ import annotations

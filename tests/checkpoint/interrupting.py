@@ -13,8 +13,7 @@ from trainer.worker.callbacks import TrainStart
 
 AT = "interrupt"
 """The file, in the folder of the run's folder, that tells what happens: ``breaks`` or ``leaves``, the rank,
-``training`` or
-``validation``, and before which forward of that kind, from 0. It is removed when that happens."""
+``training`` or ``validation``, and before which forward of that kind, from 0. It is removed when that happens."""
 
 
 class Interrupting:

@@ -77,8 +77,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def check_once(folder: Path, servers: int) -> None:
     """Server 0, which every life has, has applied each batch of each epoch once, the others no batch twice; a life's
-    servers the
-    same ones."""
+    servers the same ones."""
     ledgers = [applied(folder / f"ledger.{server}.tsv") for server in range(servers)]
     for found in ledgers:
         assert set(found.values()) == {1}, found.most_common(3)

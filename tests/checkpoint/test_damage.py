@@ -1,6 +1,5 @@
 """Whatever happens to the files of a checkpoint is found, and the one before is taken and named; whatever stops a write
-is said,
-leaves the older checkpoint whole, and the next one is written."""
+is said, leaves the older checkpoint whole, and the next one is written."""
 
 from __future__ import annotations
 

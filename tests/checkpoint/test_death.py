@@ -1,6 +1,5 @@
 """A run that dies while it saves, at any moment and with any loss of what was not synced: there is a whole checkpoint,
-and
-the next life can save again."""
+and the next life can save again."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 x position.
 
 Each strategy meets each value of each other axis, and each pair of values of the axes is met; ``make test-long`` plays
-all cells of one worker's runs. Where exactly a run is
-interrupted is drawn by the cell's name. Runs are of the testing process and of processes that the session's forkserver
-forks.
+all cells of one worker's runs. Where exactly a run is interrupted is drawn by the cell's name. Runs are of the testing
+process and of processes that the session's forkserver forks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Checkpoints whose parts of servers have changed rows alone, beside a link to a full part: each is whole by itself,
-wherever a process dies,
-and whatever becomes of the ones before."""
+wherever a process dies, and whatever becomes of the ones before."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ def test_worker_whose_meeting_is_over_stops_after_it(
     meetings: int, stops: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one is past its third meeting when it says that all stop. Whoever still waits for the answer is past
-    it, too: its
-    position would be before the meeting, which it would be at alone when all go on."""
+    it, too: its position would be before the meeting, which it would be at alone when all go on."""
     taken: list[int] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))
     first, other = saver(tmp_path, workers=2), saver(tmp_path, workers=2)
@@ -99,8 +98,7 @@ def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a validation nobody else holds it up. Two that stop for different reasons would meet at the same stop,
-    and one of them
-    alone at the next."""
+    and one of them alone at the next."""
     order: list[object] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: order.append(epoch))
     kept, worker = saver(tmp_path, workers=2), Worker(3)
@@ -115,8 +113,7 @@ def test_workers_without_a_common_step_leave_a_validation(
     waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have met three times when it begins. Whoever has done its share waits at the fourth meeting, at which the
-    first one may
-    have all leave, and at no later one: others may have ended the validation there."""
+    first one may have all leave, and at no later one: others may have ended the validation there."""
     taken: list[int] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))
     first, other, early = (saver(tmp_path, workers=3) for _ in range(3))

@@ -44,8 +44,7 @@ def run(folder: Path, *command: str) -> None:
 
 def test_where_they_average_in_each_update_it_is_one_process_before_and_after(tmp_path: Path) -> None:
     """Momentum is linear in the gradient: the mean of the replicas moves as one process on the whole batch, and only if
-    the mean
-    of their momentum is handed on, too."""
+    the mean of their momentum is handed on, too."""
     each = ("strategy.k_steps=1", "data.global_batch_size=36")
     run(tmp_path, "strategy=single", each[1], "hydra.run.dir=alone")
     run(tmp_path, *LOCAL, *each, "launch.nproc=2", "hydra.run.dir=two")

@@ -1,6 +1,5 @@
 """Parameter-server strategies of which worker 1 is killed when one server has its push, and the other one is sent
-nothing of it.
-Real processes, started by the command line with ``strategy._target_=tests.faults.half.Geo``."""
+nothing of it. Real processes, started by the command line with ``strategy._target_=tests.faults.half.Geo``."""
 
 from __future__ import annotations
 

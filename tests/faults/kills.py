@@ -22,10 +22,9 @@ class Kill:
 
     Attributes:
         victim: its role. commands: how often the same command was typed again. restarts: how often the launcher started
-        all
-            processes again; returned: how often one of them. lost_updates: that were done again. lost_s: against a run
-            that nobody kills.
-            lost_at_servers: updates that a server had done since its snapshot, and that were not done again.
+            all processes again; returned: how often one of them. lost_updates: that were done again. lost_s: against a
+            run that nobody kills. lost_at_servers: updates that a server had done since its snapshot, and that were not
+            done again.
     """
 
     strategy: str

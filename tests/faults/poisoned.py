@@ -16,11 +16,10 @@ class Poisoned(Mlp):
     """In chosen training forwards of one worker, a hidden value is NaN, or has a gradient that is.
 
     Args:
-        at: numbers of the forwards, from 1, each counted in a life; rank: of the worker.
-        folder: there, ``poisoned.N`` tells that forward N was poisoned, which is done once in all lives; empty: in each
-        life.
-        dies: after that forward of the life after a poisoned one, the worker dies, once; 0: never.
-        gradient: the value stays, and its gradient is NaN.
+        at: numbers of the forwards, from 1, each counted in a life; rank: of the worker. folder: there, ``poisoned.N``
+        tells that forward N was poisoned, which is done once in all lives; empty: in each life. dies: after that
+        forward of the life after a poisoned one, the worker dies, once; 0: never. gradient: the value stays, and its
+        gradient is NaN.
     """
 
     def __init__(

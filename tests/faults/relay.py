@@ -2,16 +2,13 @@
 connections reset.
 
 At a Unix socket ZeroMQ's frames can be read (ZMTP 3, RFC 37, with PLAIN), so the relay knows where a message ends. A
-stream keeps
-its order, as a kernel's does: what is held back holds back what follows. Over TCP each frame is in CURVE's box: whether
-another one
-belongs to the same message is told inside, and a box that comes twice ends the connection. There the relay passes bytes
-on and
-resets connections, and the worker's own socket does the rest (``tests/faults/stormy.py``).
+stream keeps its order, as a kernel's does: what is held back holds back what follows. Over TCP each frame is in CURVE's
+box: whether another one belongs to the same message is told inside, and a box that comes twice ends the connection.
+There the relay passes bytes on and resets connections, and the worker's own socket does the rest
+(``tests/faults/stormy.py``).
 
 Workers ask at a door where to connect instead: a line of JSON, (rank, endpoint), is answered with another endpoint.
-Imports what
-Python brings alone, and so starts in a moment.
+Imports what Python brings alone, and so starts in a moment.
 """
 
 from __future__ import annotations

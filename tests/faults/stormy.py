@@ -1,6 +1,6 @@
 """Parameter-server strategies whose workers live in a bad network: their messages are dropped, doubled and delayed,
-their
-connections reset. Real processes, started by the command line with ``strategy._target_=tests.faults.stormy.Async``."""
+their connections reset. Real processes, started by the command line with
+``strategy._target_=tests.faults.stormy.Async``."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ STRATEGIES = EXACT | {
     "pserver_geo": ("strategy=pserver_geo", "strategy.k_steps=3", *LEASED),
 }
 """Of the others the ledgers tell that every batch counts once at every server, over all lives; a server that was
-killed, and that
-was started again by itself, may lack the updates that are told."""
+killed, and that was started again by itself, may lack the updates that are told."""
 LOST = re.compile(r"(\d+) updates? of this server since then")
 """What each command says of servers that it has started again."""
 MOST = 8
@@ -146,8 +145,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
 
 def check_tracked(folder: Path) -> None:
     """MLflow has one run that ended well, with each update's loss once. Where the first command left no checkpoint, the
-    next
-    one began another run, and the killed one stays as it is."""
+    next one began another run, and the killed one stays as it is."""
     run_id, lives = runs.read(folder / "run" / "result.json")["run_id"], runs.read(folder / "run" / "lives.json")
     assert sent(folder, run_id) == runs.losses(folder / "run")
     others = {run.info.run_id: run.info.status for run in runs.mlflow_runs(folder)}

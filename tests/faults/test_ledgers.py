@@ -77,8 +77,7 @@ class Disturbed:
 
     Attributes:
         due: what is still to come. stopped: who stands still, and until when. done: what has happened. everybody:
-        processes that
-            were seen.
+            processes that were seen.
     """
 
     run: Path

@@ -87,9 +87,8 @@ def check_both_servers(run: Path, lost: int, worker_died: bool) -> None:
     """What one of two servers has and the other one has not was told as lost.
 
     Args:
-        lost: updates of which the launcher has told so.
-        worker_died: a worker was killed. Its last pushes may have come to one server alone; the other one has their
-        work, all of it, in
+        lost: updates of which the launcher has told so. worker_died: a worker was killed. Its last pushes may have come
+        to one server alone; the other one has their work, all of it, in
             pushes of whoever took it over.
     """
     if worker_died:

@@ -1,6 +1,5 @@
 """A server's part of a checkpoint is written by a copy of it while pushes go on; whatever becomes of the copy, the
-checkpoint is whole
-or there is none, and it is told."""
+checkpoint is whole or there is none, and it is told."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Soaked:
 
     Attributes:
         commands: how often. screens: what each has printed. killed: how many processes, by role. seen: all that were
-        killed with.
+            killed with.
     """
 
     def __init__(self, folder: Path, strategy: str) -> None:

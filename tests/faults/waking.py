@@ -21,7 +21,7 @@ class Waking(LeNet):
 
     Args:
         run: the run's folder, absolute. The file ``stopped`` in it has the stopped process; ``awake`` is there when it
-        goes on.
+            goes on.
     """
 
     def __init__(self, run: str, **config: Any) -> None:

@@ -26,9 +26,8 @@ class History:
 
     Attributes:
         open: workers that the run went on without and that are not made good, the latest last; killed: those of them
-        that were.
-        own, names: the error that ends the run, and the workers that it names as its cause.
-        last: the worker after whose end all that are left wait to be let in; with it the run ends.
+        that were. own, names: the error that ends the run, and the workers that it names as its cause. last: the worker
+        after whose end all that are left wait to be let in; with it the run ends.
     """
 
     def __init__(self, seed: int, folder: Path) -> None:

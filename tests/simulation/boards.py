@@ -25,9 +25,8 @@ class Store:
     """The store on host 0, and when it can be reached.
 
     Attributes:
-        notes: what lies there.
-        away_until: it answers nobody. slow_until: each answer takes a while. cut_until: by host, nothing passes between
-        that host and this one.
+        notes: what lies there. away_until: it answers nobody. slow_until: each answer takes a while. cut_until: by
+        host, nothing passes between that host and this one.
     """
 
     def __init__(self, world: World) -> None:

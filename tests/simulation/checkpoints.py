@@ -49,10 +49,8 @@ class Checkpoints:
     """All of a run.
 
     Attributes:
-        told: called when there is a first one.
-        parts: of workers that are written, by checkpoint and rank. whole: those that the first worker has completed:
-        its part.
-        newest: the number of the newest one that has all its parts.
+        told: called when there is a first one. parts: of workers that are written, by checkpoint and rank. whole: those
+        that the first worker has completed: its part. newest: the number of the newest one that has all its parts.
     """
 
     told: Callable[[], None]

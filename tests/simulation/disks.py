@@ -30,16 +30,14 @@ class Disks:
     """What the product's ``snapshot`` and ``snapshot_parts`` do, in memory, and what must hold of it.
 
     A snapshot that is complete has every server's part as that server has written it last. A server that is told that
-    its
-    part is elsewhere keeps none of it.
+    its part is elsewhere keeps none of it.
 
     Attributes:
-        here: the host of the server whose turn it is.
-        written: what each server has written last into a folder. parts: the same, as a server reads it.
-        moments: what each server had when it was to save there. held: of a copy of a server that writes slowly: what it
-        will have written. failures: of parts that will not come.
-        may_fail: a save may fail because a host is out of reach.
-        form: how what is no tensor is written: ``json``, or what has its ``dumps`` and ``loads``.
+        here: the host of the server whose turn it is. written: what each server has written last into a folder. parts:
+        the same, as a server reads it. moments: what each server had when it was to save there. held: of a copy of a
+        server that writes slowly: what it will have written. failures: of parts that will not come. may_fail: a save
+        may fail because a host is out of reach. form: how what is no tensor is written: ``json``, or what has its
+        ``dumps`` and ``loads``.
     """
 
     def __init__(self, world: World, form: Any) -> None:

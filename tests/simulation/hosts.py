@@ -91,8 +91,7 @@ class Hosts:
 
     def ends(self, host: int, why: str) -> None:
         """A launcher ends all processes of its host. It tells the others if the board can be reached; the first one's
-        board goes
-        with it."""
+        board goes with it."""
         if host in self.over:
             return
         self.over.add(host)
@@ -120,8 +119,7 @@ class Hosts:
 
     def may_end(self) -> bool:
         """Whether a run may fail for what happened to its hosts: they, or the board, were out of reach for longer than
-        anybody waits;
-        where messages are lost, too, for half of that."""
+        anybody waits; where messages are lost, too, for half of that."""
         patience_s = TIMEOUT_S / 2 if self.play.scenario.drop else TIMEOUT_S
         return self.play.scenario.parted_s + AGAIN_MOST_S >= patience_s
 

@@ -63,8 +63,7 @@ def mutated(name: str | None) -> Iterator[None]:
 
 def replaces(owner: Any, attribute: str, of: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The function below stands for ``owner.attribute`` while a mutation is on: that of its name, or ``of`` another,
-    which it
-    belongs to. It gets the original first."""
+    which it belongs to. It gets the original first."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         original, name = getattr(owner, attribute), of or function.__name__

@@ -22,9 +22,8 @@ class Nonsense:
 
     Args:
         shard: what it keeps. mode: of the run. next_push: a number that the worker's next push may have. first: it is
-        worker 0.
-        saved: something was saved. comes: a worker that waits to be let in, if one does; None: an ADMIT would wait for
-        the HELLO of
+        worker 0. saved: something was saved. comes: a worker that waits to be let in, if one does; None: an ADMIT would
+        wait for the HELLO of
             a life that this server has never heard of.
     """
 

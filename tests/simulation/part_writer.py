@@ -21,8 +21,7 @@ FULL = 0.05
 
 class SlowWriter:
     """As trainer/strategies/pserver/server/part_writer.py: the copy has the server as it was when it began, writes for
-    a while, and
-    dies with the server."""
+    a while, and dies with the server."""
 
     def __init__(self, server: SimulatedServer) -> None:
         self.server, self.writes, self.count = server, False, 0

@@ -207,8 +207,8 @@ class Play:
 
     def torn(self, vectors: Iterable[str]) -> set[int]:
         """Pieces that the other servers of the checkpoint had and these vectors of the model lack. Where servers are
-        more or fewer they
-        count as applied, because no vector may see one twice: a worker was lost in the middle of their push."""
+        more or fewer they count as applied, because no vector may see one twice: a worker was lost in the middle of
+        their push."""
         counts = self.before.counts
         if not counts or len(self.servers) == len(self.before.disks.parts[str(step(self.before.number))]):
             return set()
@@ -217,8 +217,7 @@ class Play:
 
     def unsure(self) -> list[int]:
         """Pieces of workers that were lost before the checkpoint, where work is split beforehand: what they had done is
-        in no part of
-        it, and the next ones begin where the first one is."""
+        in no part of it, and the next ones begin where the first one is."""
         scenario, lost = self.scenario, self.before.lost
         if scenario.leased:
             return []

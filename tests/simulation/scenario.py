@@ -83,31 +83,24 @@ class Scenario:
     """A run and its faults.
 
     Attributes:
-        merge: batches of an update. leased: work is handed out while an epoch lasts.
-        block: batches of a block. take_over: blocks of a lost worker go to others.
-        saves: the run ends with a checkpoint. hosts: of each server; 0: the workers' host. Other parts have to be
-        fetched, and then
+        merge: batches of an update. leased: work is handed out while an epoch lasts. block: batches of a block.
+        take_over: blocks of a lost worker go to others. saves: the run ends with a checkpoint. hosts: of each server;
+        0: the workers' host. Other parts have to be fetched, and then
             a second checkpoint follows.
-        buffers: the model has one, on which all agree at the end of an epoch.
-        bulky: the rows of the table are torch's own, and travel with the start. evaluates: rows are looked up at the
-        end of an epoch.
-        returns: so many workers that are killed are started again. stops: batches of the first worker after which all
-        stop for a
+        buffers: the model has one, on which all agree at the end of an epoch. bulky: the rows of the table are torch's
+        own, and travel with the start. evaluates: rows are looked up at the end of an epoch. returns: so many workers
+        that are killed are started again. stops: batches of the first worker after which all stop for a
             checkpoint; 0: they stop only for one that has come back.
-        validates: workers meet at the end of an epoch. Else they do for a checkpoint alone.
-        ends: all processes die so long after the first checkpoint of their lives, and others go on from the newest one.
-        server_returns: so many servers that are killed are started again from the newest checkpoint.
-        others: how many workers and servers go on in each life after the first, if not as many. vectors: of the model;
-        0: one per server.
-        close: a server often dies with a worker, and either may die again while a server that was started again asks
-        all what they have.
-        places: the host of each worker, then of each server; empty: all on one.
-        helpless: the launcher is stopped itself, and ends no silent worker.
-        shares: workers divide the validation among themselves, and repeat it where one is lost meanwhile.
-        options: of the strategy. table: the model has a sparse table.
-        drop, double, late, slow_s, latency_s: of the network.
-        disk_s: a server writes for so long. writes_first: before it answers SAVE, not after that. pace: seconds that a
-        batch takes, by worker.
+        validates: workers meet at the end of an epoch. Else they do for a checkpoint alone. ends: all processes die so
+        long after the first checkpoint of their lives, and others go on from the newest one. server_returns: so many
+        servers that are killed are started again from the newest checkpoint. others: how many workers and servers go on
+        in each life after the first, if not as many. vectors: of the model; 0: one per server. close: a server often
+        dies with a worker, and either may die again while a server that was started again asks all what they have.
+        places: the host of each worker, then of each server; empty: all on one. helpless: the launcher is stopped
+        itself, and ends no silent worker. shares: workers divide the validation among themselves, and repeat it where
+        one is lost meanwhile. options: of the strategy. table: the model has a sparse table. drop, double, late,
+        slow_s, latency_s: of the network. disk_s: a server writes for so long. writes_first: before it answers SAVE,
+        not after that. pace: seconds that a batch takes, by worker.
     """
 
     seed: int
@@ -298,8 +291,7 @@ class Scenario:
 
     def _with_a_slow_worker(self, r: random.Random) -> Scenario:
         """In geo a server comes back, which waits for all before it answers what they ask first; the first worker goes
-        on and has all
-        stop; the server dies once more before the slow one has come."""
+        on and has all stop; the server dies once more before the slow one has come."""
         if self.mode != "geo" or r.random() < 0.5:
             return self
         at, server = r.uniform(1.0, 6.0), r.randrange(self.servers)
@@ -367,8 +359,7 @@ class Scenario:
 
     def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:
         """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has
-        it. Or server 1
-        dies before and after the worker, so that it has parts of a block that are not the others'."""
+        it. Or server 1 dies before and after the worker, so that it has parts of a block that are not the others'."""
         if not self.leased or self.workers < 2 or r.random() > 0.3:
             return self
         at, twice = r.uniform(0.5, 3.0), r.random() < 0.5
@@ -461,8 +452,7 @@ class Scenario:
 
     def _waking(self, r: random.Random) -> Scenario:
         """One of three workers finds no second block and rests; of the others one is killed in its second block, which
-        the one that
-        rested takes over, while the third takes steps of which the servers know more and less."""
+        the one that rested takes over, while the third takes steps of which the servers know more and less."""
         return replace(
             self,
             workers=3,

@@ -105,11 +105,9 @@ class SimulatedServer(Process):
 
     Args:
         strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice.
-        send: takes (server, an answer, which process gets it).
-        heartbeats: ranks whose signs of life come now.
-        life: of the process. again: it is started again by itself. place: the board's store, and its host; None: all
-        are on one host.
-        ended: told when the process has ended, and with which error.
+        send: takes (server, an answer, which process gets it). heartbeats: ranks whose signs of life come now. life: of
+        the process. again: it is started again by itself. place: the board's store, and its host; None: all are on one
+        host. ended: told when the process has ended, and with which error.
     """
 
     def __init__(
@@ -368,8 +366,7 @@ class SimulatedServer(Process):
 
     def gets_nonsense(self, rank: int) -> int:
         """Messages of a worker that no worker sends. They have to be refused, for the right reasons, and change
-        nothing.
-        Returns how many came: none before the start and after a worker's end, when everything is refused.
+        nothing. Returns how many came: none before the start and after a worker's end, when everything is refused.
 
         Raises:
             Violation: one changes something.

@@ -30,8 +30,7 @@ class Steps:
 
     Attributes:
         counted: (pieces,) how many steps have had each piece, those before a checkpoint included. promised: by step,
-        pieces of pushes
-            that were answered before it.
+            pieces of pushes that were answered before it.
     """
 
     def __init__(self, server: SimulatedServer) -> None:

@@ -128,8 +128,7 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_validation_is_divided_among_those_of_before": (None, 3218),
 }
 """The mode that a defect is looked for in, and a seed that finds it: tried first. If scenarios are drawn otherwise one
-day, the
-search begins at 0."""
+day, the search begins at 0."""
 SCENARIOS = {
     "all_workers_save_into_one_folder": replace(Scenario.drawn(1953272), helpless=True),
     "a_worker_in_geo_goes_on_from_its_base": replace(Scenario.drawn(3234, "geo"), ends=(7.044396335432584,)),
@@ -214,8 +213,7 @@ def test_ssp_counts_the_steps_of_all_in_an_epoch_that_follows_without_a_validati
 
 def test_who_was_lost_with_a_life_before_of_a_server_is_lost_for_those_who_go_on() -> None:
     """Seed 1391096: a server dies after a loss, and all die before its next life has looked around. The work that the
-    lost worker leaves
-    out then, because it goes on where the first one is, is excused."""
+    lost worker leaves out then, because it goes on where the first one is, is excused."""
     drawn = Scenario.drawn(1391096, "geo")
     STAGE.world, STAGE.codec = World(0, False), False
     with STAGE.ready():

@@ -150,7 +150,7 @@ class Network:
 
         Args:
             way: (worker, server). which: tells sendings of one message from those of others. arrive: takes the message,
-            and more.
+                and more.
         """
         world, draw, told = self.world, self.draw, self.scenario
         if (self.cut_until or self.parted_until) and self.cut(*way):

@@ -107,9 +107,8 @@ ROUNDING = {"fp64": 1e-12, "fp32": 2e-5, "bf16": 0.02}
 """Greatest error of an element of a parameter, as a share of the way that the parameter's farthest element has come.
 
 An element of a gradient is a sum of many terms that were rounded at 2**-53, 2**-24 or 2**-9 some ten times (layers
-forward
-and backward), and roundings of either sign cancel in it: sqrt(10) * 2**-9 = 0.6% in bf16, and 6 updates with momentum.
-Measured: 8e-15, 4e-6, 3e-3. Parameters of one worker alone, or in another order, are off by 0.3 and more.
+forward and backward), and roundings of either sign cancel in it: sqrt(10) * 2**-9 = 0.6% in bf16, and 6 updates with
+momentum. Measured: 8e-15, 4e-6, 3e-3. Parameters of one worker alone, or in another order, are off by 0.3 and more.
 """
 SHORT = ("limit_train_batches=3", "max_steps=100")
 NORMS = ("model=norm_net",)

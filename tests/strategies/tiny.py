@@ -105,8 +105,7 @@ class Flat(nn.Module):
 
 class Layered(nn.Module):
     """Convolutions, which channels_last lays out otherwise, and weights that lie transposed or with gaps in memory
-    whatever
-    the format; no batch norm, so that workers together are one process on the whole batch."""
+    whatever the format; no batch norm, so that workers together are one process on the whole batch."""
 
     def __init__(self, num_classes: int, image_size: int) -> None:
         super().__init__()

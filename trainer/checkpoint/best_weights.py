@@ -19,7 +19,7 @@ class BestOfCheckpoints:
     """Puts the best weights so far into checkpoints, as links: they take no room until better ones replace them.
 
     A disk without links gets a copy, in the background: the open file is that of its time, whatever takes its name
-    meanwhile.
+        meanwhile.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,7 @@
 
 Files are written into ``<folder>.partial``, each with a seal (its size and checksum) beside it. Once all are there, a
 marker that holds all seals is written, and ``.partial`` takes the folder's name. An older folder of that name steps
-aside as
-``<folder>.previous`` until then, where :func:`whole` finds it should the machine stop in between.
+aside as ``<folder>.previous`` until then, where :func:`whole` finds it should the machine stop in between.
 """
 
 from __future__ import annotations
@@ -98,9 +97,8 @@ def complete(folder: Path, names: Sequence[str], version: int, place: Path | Non
     end.
 
     Args:
-        version: of the files' format, which :func:`whole` asks for.
-        place: the folder that it becomes, where several may write one and each under a name of its own; None:
-        ``folder``.
+        version: of the files' format, which :func:`whole` asks for. place: the folder that it becomes, where several
+        may write one and each under a name of its own; None: ``folder``.
 
     Raises:
         UserError: one is missing or damaged, or the place holds something else.
@@ -135,8 +133,7 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 def whole(folder: Path, version: int, verify: bool = True, but: str = "") -> Path:
     """The complete folder of that name, or the one before it where the machine stopped while it was replaced. Where it
-    is replaced
-    just now, the new one.
+    is replaced just now, the new one.
 
     Args:
         verify: also read every file once and compare its checksum; sizes are always compared.

@@ -1,8 +1,7 @@
 """The folder in which the processes of one life of a run write a checkpoint.
 
 A host that is suspended while it writes may wake in the next life, in which others write the checkpoint of the same
-update. It
-writes into a folder of the life before, which nobody completes.
+update. It writes into a folder of the life before, which nobody completes.
 """
 
 from __future__ import annotations

@@ -65,17 +65,13 @@ class About:
 
     Attributes:
         step: updates done; epoch, update: in which the run goes on, and updates done in it; samples: trained on so far.
-        points: bytes of metrics.jsonl at that time.
-        config: of the run, without secrets; strategy, workers, servers, global_batch_size, total_steps: of its plan.
-        versions: of Python, the trainer and packages that wrote it.
-        precision: of the forward pass: what ``auto`` stood for.
-        lease_batches: batches in a leased block.
-        best_step: the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did
-        not tell.
-        data: the fingerprint of the data; empty: their source has none.
-        run_id: of the MLflow run; empty: it is not tracked, or the server had not given it one yet.
-        updates: of the worker whose updates are told; where work is leased each worker has its own number, and ``step``
-        is above them all.
+        points: bytes of metrics.jsonl at that time. config: of the run, without secrets; strategy, workers, servers,
+        global_batch_size, total_steps: of its plan. versions: of Python, the trainer and packages that wrote it.
+        precision: of the forward pass: what ``auto`` stood for. lease_batches: batches in a leased block. best_step:
+        the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
+        data: the fingerprint of the data; empty: their source has none. run_id: of the MLflow run; empty: it is not
+        tracked, or the server had not given it one yet. updates: of the worker whose updates are told; where work is
+        leased each worker has its own number, and ``step`` is above them all.
             None: of an older trainer.
     """
 
@@ -166,15 +162,14 @@ def _holds_something(folder: Path) -> bool:
 
 def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint; where there is none, the newest of which only the best weights so far are damaged:
-    checkpoints
-    share them by links. None: there is no checkpoint yet.
+    checkpoints share them by links. None: there is no checkpoint yet.
 
     Args:
         say: as of :func:`newest_whole`.
 
     Raises:
         UserError: there are some, and none is whole. A disk that fails now may be read later, so nobody begins over
-        them.
+            them.
     """
     passed: list[str] = []
     newest = newest_whole(checkpoints, passed.append)
@@ -312,8 +307,7 @@ def _known(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 def complete(folder: Path, names: Sequence[str]) -> None:
     """Make the parts of a run's checkpoint that are written a whole one, and the newest (unless who completes it was
-    stopped
-    meanwhile, and others have saved a newer one).
+    stopped meanwhile, and others have saved a newer one).
 
     Raises:
         UserError: a file is missing or damaged.
@@ -332,9 +326,8 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
 
     Args:
         newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched
-        value. Where
-            they all share a file, the newest one without it stays, too: should that file be damaged, there is another
-            checkpoint.
+            value. Where they all share a file, the newest one without it stays, too: should that file be damaged, there
+            is another checkpoint.
     """
     older = [path for path in found(checkpoints) if (path / durable_folder.MARKER).is_file()]
     whole = [path for path in older if path == newest or is_whole(path)]

@@ -51,8 +51,7 @@ class Packed:
 
     Args:
         state: dicts (with keys that are texts, numbers or tuples of them), lists and tuples of plain values, tensors
-        and
-            numpy arrays.
+            and numpy arrays.
 
     Raises:
         TypeError: something else is in it; it says where.
@@ -148,8 +147,7 @@ def read(path: Path, keys: Collection[str] | None = None) -> Any:
     """Read a nested state (dicts, lists, tensors) from the safetensors file that it was written to.
 
     Its tensors are copied out of the file. There they begin at any eighth byte, and matrix products round otherwise on
-    memory that
-    begins elsewhere than torch's own: a run that goes on would not end as one that was never stopped.
+    memory that begins elsewhere than torch's own: a run that goes on would not end as one that was never stopped.
 
     Args:
         keys: of a dict, these alone are read; None: all.

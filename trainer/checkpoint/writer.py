@@ -49,8 +49,7 @@ class BackgroundWriter:
 
 def write_part(folder: Path, name: str, packed: Packed) -> str:
     """Write a worker's part of a checkpoint. Returns why it cannot be written, and leaves that for the one who
-    completes the
-    checkpoint; returns nothing if it is written."""
+    completes the checkpoint; returns nothing if it is written."""
     try:
         durable_folder.write(folder, name, packed.write)
     except (OSError, UserError) as error:
@@ -112,8 +111,7 @@ def failure_of(folder: Path, name: str) -> Path:
 
 def leave_failure(folder: Path, name: str, why_not: str) -> bool:
     """Tell the one who completes a checkpoint that a process's part of it will not come. Returns whether that is told,
-    or there is
-    nobody to tell any more."""
+    or there is nobody to tell any more."""
     partial = durable_folder.partial_of(folder)
     if partial.is_symlink() or not partial.is_dir():
         return True

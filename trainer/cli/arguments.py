@@ -21,7 +21,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
     Raises:
         UserError: an unknown flag, one of fleetrun's, one that does not go together with another, or a word that is not
-        UTF-8.
+            UTF-8.
     """
     _check_words(argv)
     for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then

@@ -88,10 +88,8 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
     """The run's data source, which reads DATA: of files all, of a folder its images of that split, or all.
 
     Args:
-        place: DATA.
-        asked: the command without DATA, for advice.
-        split: ``val`` or ``test``, as typed. Where a folder has no validation images, those of its test are measured,
-        or all that
+        place: DATA. asked: the command without DATA, for advice. split: ``val`` or ``test``, as typed. Where a folder
+        has no validation images, those of its test are measured, or all that
             it has.
 
     Raises:

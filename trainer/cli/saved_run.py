@@ -1,8 +1,7 @@
 """``python -m trainer eval RUN [DATA]`` and ``predict RUN INPUT``: the config comes from the folder of the run.
 
 The values of the run become one more option of each group, ``as_in_run``, in Hydra's store. So what follows on the
-command
-line is checked, and changes the config, as it does after a recipe.
+command line is checked, and changes the config, as it does after a recipe.
 """
 
 from __future__ import annotations

@@ -142,8 +142,7 @@ def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the model's config node, to be instantiated without fetching pretrained weights, as saved ones follow.
 
     A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm
-    and
-    torchvision have an argument for it.
+    and torchvision have an argument for it.
     """
     target = str(node["_target_"])
     plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
@@ -155,8 +154,7 @@ def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def needs_skeleton(node: Mapping[str, Any]) -> bool:
     """Whether building the model again may fetch or read pretrained weights for all that is known: it is the user's
-    own, or
-    of a package that :func:`for_saved_weights` does not know, and names no ``without_pretrained``."""
+    own, or of a package that :func:`for_saved_weights` does not know, and names no ``without_pretrained``."""
     target = str(node["_target_"])
     plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
     return not isinstance(plain, str) and target.replace(":", ".").partition(".")[0] not in BUILT_ANYWHERE

@@ -41,8 +41,7 @@ OF_MODELS = re.compile(
     re.VERBOSE,
 )
 """Names of models and data: a word of ours before a noun (``token_mode``), tokens of a text, entries of a mapping.
-There the value
-decides. Names in capitals are of environment variables, where these words mean what they say."""
+There the value decides. Names in capitals are of environment variables, where these words mean what they say."""
 _ENDS = re.compile(rf"(?:(?:^|_)(?:{'|'.join(ENDS)})|key)\d*$")
 PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
 """A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""

@@ -1,7 +1,7 @@
 """Finds the secrets in a text: in addresses, in headers, in ``name=value`` and in ``name: value``.
 
 Everything here takes time in proportion to the text, whatever it is: others write it, and it is on its way to the
-screen.
+    screen.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ TOKEN = re.compile(
     r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+|(?<=/api/webhooks/)\d+/[\w-]{20,}"
 )
 """Tokens that say by themselves what they are: of GitHub, GitLab, Hugging Face, OpenAI and its like, Stripe, Groq,
-Replicate, Slack, AWS,
-Google, npm, PyPI, Databricks, JWTs, and the paths of webhooks of Slack and Discord."""
+Replicate, Slack, AWS, Google, npm, PyPI, Databricks, JWTs, and the paths of webhooks of Slack and Discord."""
 FLAG = re.compile(r"(?<![\w-])--?([A-Za-z][\w-]*)[ \t]+(?=[^-\s])")
 """A flag of a command and its value: ``--password X``."""
 URI = re.compile(r"(?<=[a-zA-Z0-9+.-])(://)([^\s'\"<>`]+)")

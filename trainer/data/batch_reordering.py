@@ -26,9 +26,9 @@ def turned(cuts: Sequence[Cut], merge: int, epoch: int, turns: Sequence[Turn]) -
     """Return the batches of an epoch in their new order, after each return to a checkpoint in ``turns``.
 
     In the epoch of the update that was not finite, the updates after it come first, then those before it. Its own
-    batches are left
-    out, and the first of the others come twice, so that the epoch is as long as before. In epochs between that and the
-    checkpoint, the second half comes first. An update that is shorter than the others stays the last one.
+    batches are left out, and the first of the others come twice, so that the epoch is as long as before. In epochs
+    between that and the checkpoint, the second half comes first. An update that is shorter than the others stays the
+    last one.
 
     Args:
         cuts: of the whole epoch, in order; merge: batches of an update.

@@ -33,10 +33,9 @@ class Site:
     """A web site that a data set is fetched from, and its files.
 
     Attributes:
-        name: of the set; address: of the folder that holds its files, over https.
-        folder: where torchvision looks for them, below ``data.root``.
-        files: with their checksums, which are known beforehand: torchvision's own are MD5, and it tries http where
-        https fails.
+        name: of the set; address: of the folder that holds its files, over https. folder: where torchvision looks for
+        them, below ``data.root``. files: with their checksums, which are known beforehand: torchvision's own are MD5,
+        and it tries http where https fails.
     """
 
     name: str

@@ -126,8 +126,7 @@ class Feed:
         """Yield the epoch's updates from number ``first`` on: how many samples this worker has in it, and its batches.
 
         Where work is leased, what is left of the epoch is handed out. ``waited`` grows by the seconds that the loop
-        stood
-        still for data.
+        stood still for data.
         """
         batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch, first))
         for batch in batches:

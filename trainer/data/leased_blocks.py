@@ -87,9 +87,7 @@ class StreamWork:
 
     Args:
         dataset: ``blocks()`` and ``read_chunks(block)``; where it has ``left_out()``, what that says of an epoch's end
-        is told.
-        batch_size: rows of a batch; a block's last one may have fewer.
-        seed, shuffle: of the order of blocks.
+        is told. batch_size: rows of a batch; a block's last one may have fewer. seed, shuffle: of the order of blocks.
         hand: the strategy's ``leases``.
     """
 

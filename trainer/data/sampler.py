@@ -186,12 +186,9 @@ class DistributedBatchSampler(TrainingSampler):
     batch_size]`` of the epoch's order, so that N workers see what one worker with an N times larger batch sees.
 
     ``padding="strided"`` pads and splits as PyTorch's ``DistributedSampler``: the epoch's order goes on with its own
-    start, and a
-    worker has every ``world_size``-th sample of the batch. ``"contiguous"`` does as PaddlePaddle's
-    ``DistributedBatchSampler``: the
-    data go on with sample 0, 1, ... and are shuffled then, and a worker has one block of the batch. So its epoch's
-    order follows
-    from the number of workers, too.
+    start, and a worker has every ``world_size``-th sample of the batch. ``"contiguous"`` does as PaddlePaddle's
+    ``DistributedBatchSampler``: the data go on with sample 0, 1, ... and are shuffled then, and a worker has one block
+    of the batch. So its epoch's order follows from the number of workers, too.
 
     Args:
         num_samples: samples in the data set.
@@ -252,10 +249,8 @@ class GlobalBatchSampler(TrainingSampler):
     """data.global_batch_size: updates of that many samples in total, the same samples for any number of workers.
 
     Update ``i`` is ``order[i * global_batch_size:][:global_batch_size]``, each sample once, cut into ``merge`` batches
-    that
-    differ by one sample at most. Sample ``j`` of an update goes to worker ``j % world_size``. The epoch's last update
-    has what
-    is left, in as many batches as that fills.
+    that differ by one sample at most. Sample ``j`` of an update goes to worker ``j % world_size``. The epoch's last
+    update has what is left, in as many batches as that fills.
 
     Args:
         num_samples: samples in the data set.

@@ -58,8 +58,7 @@ class SharedBatches:
     """Slots of shared memory between the training process and the reading processes that it forks.
 
     A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes
-    while
-    all slots are taken, is sent as torch sends it.
+    while all slots are taken, is sent as torch sends it.
 
     Args:
         readers: reading processes, which have slots of their own.

@@ -42,15 +42,13 @@ class Facts:
         streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
             ``train_samples`` may be an estimate.
         cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
-        left_out: name -> reason of samples that are broken and do not count.
-        val_shape: of one validation input, where it is another.
-        iterable: the training data are a stream: an IterableDataset, or a function that returns an iterator.
-        ``train_samples``
+        left_out: name -> reason of samples that are broken and do not count. val_shape: of one validation input, where
+        it is another. iterable: the training data are a stream: an IterableDataset, or a function that returns an
+        iterator. ``train_samples``
             may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a
             stream, too.
         measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that
-        goes
-            on from this one, or that uses its weights, is given the same.
+            goes on from this one, or that uses its weights, is given the same.
         splits: where validation and test samples come from, for the plan, if that is not plain.
         estimated: names of the splits whose numbers of samples are estimates until ``prepare`` has counted them.
         attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
@@ -170,7 +168,7 @@ class DataSource(ABC):
 
     Attributes:
         options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-        ``config``.
+            ``config``.
     """
 
     Options: ClassVar[type[DataConfig]] = DataConfig
@@ -195,9 +193,8 @@ class DataSource(ABC):
     def fingerprint(self, facts: Facts) -> str:
         """A text of at most 36 characters that changes with the data, but not with augmentation or where the data lie.
 
-        By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``),
-        or better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data. A run
-        that
+        By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``), or
+        better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data. A run that
         resumes is refused if the fingerprint is another than before.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
@@ -221,8 +218,7 @@ class DataSource(ABC):
 
         ``resize``: the shorter side becomes so many pixels; ``crop``: height and width of the centre that is taken;
         ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest
-        divided
-        by ``std``, by channel. None: nothing of the kind is done. By default what ``preprocessing`` says.
+        divided by ``std``, by channel. None: nothing of the kind is done. By default what ``preprocessing`` says.
         """
         if not self.sees_pictures:
             return {}

@@ -21,8 +21,7 @@ def rate(folder: Path, size: int, clock: Callable[[], float] = time.perf_counter
     """Bytes per second in which files are written, synced and summed up as those of a checkpoint are.
 
     Tries of 1, 4 and 16 MiB, none larger than what is to be written, until one takes 20 ms: altogether a tenth of a
-    second on a disk
-    that takes 50 MB a second.
+    second on a disk that takes 50 MB a second.
 
     Args:
         folder: the nearest folder to it that exists is used, and nothing is left there.

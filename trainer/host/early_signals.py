@@ -1,12 +1,9 @@
 """Ends a command that gets a signal before its job takes signals, e.g. while it imports torch, or that prints its last
-lines
-to a reader who takes none. Imports nothing heavy.
+lines to a reader who takes none. Imports nothing heavy.
 
 A handler that raised would do so in the middle of somebody's import, where C++ or a bare ``except`` loses the
-exception. So this one
-says why, and ends the process. Nothing needs closing then: until a job begins, a command has written nothing but
-caches, and what
-it has started (the tracking process) ends with it.
+exception. So this one says why, and ends the process. Nothing needs closing then: until a job begins, a command has
+written nothing but caches, and what it has started (the tracking process) ends with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Saves time in Python itself: no garbage collection while modules are imported, no dismantling of objects at exit.
 
 Importing torch makes a million objects that live until the end. The collector looks at all of them again and again (0.5
-s
-of an import of 3 s), and the interpreter frees them one by one when it is finalized (1.2 s).
+s of an import of 3 s), and the interpreter frees them one by one when it is finalized (1.2 s).
 """
 
 from __future__ import annotations

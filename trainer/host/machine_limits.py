@@ -1,6 +1,5 @@
 """Names limits of the machine that errors of Python and torch do not name: processes and threads, open files, the size
-of a file, and
-shared memory in /dev/shm."""
+of a file, and shared memory in /dev/shm."""
 
 from __future__ import annotations
 

@@ -148,8 +148,7 @@ class SealedBoard:
     """A board in a torch.distributed store that strangers can write to; notes without a valid hash do not count.
 
     A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was
-    seen
-    under its key. In place of any other the last one that was seen counts, or none.
+    seen under its key. In place of any other the last one that was seen counts, or none.
 
     Args:
         store: where the notes lie.

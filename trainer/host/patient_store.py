@@ -23,10 +23,8 @@ class PatientStore:
     A thread does what is asked, so that a store that does not answer blocks that thread and not its caller.
 
     Args:
-        store: torch's.
-        name: of the store, in messages.
-        patience_s: longest wait for an answer, besides the time in which this process was stopped; by: what sets it, in
-        messages.
+        store: torch's. name: of the store, in messages. patience_s: longest wait for an answer, besides the time in
+        which this process was stopped; by: what sets it, in messages.
     """
 
     def __init__(

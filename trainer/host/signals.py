@@ -28,8 +28,7 @@ def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterato
     """Context manager: SIGTERM, SIGUSR1, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
     A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back. SIGINT raises
-    Python's
-    KeyboardInterrupt, in place of a command's early handler.
+    Python's KeyboardInterrupt, in place of a command's early handler.
 
     Args:
         can_go_on: whether what runs here can be begun again where it was; then SIGTERM and SIGUSR1 raise AskedToLeave.

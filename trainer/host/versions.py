@@ -20,7 +20,7 @@ def of(packages: Sequence[str]) -> dict[str, str]:
     """The versions of packages, by name; without those that are not installed.
 
     Of a package that this process has imported it is what the package tells of itself: that of torch and torchvision
-    names the build as well.
+        names the build as well.
     """
     found = {}
     for package in packages:

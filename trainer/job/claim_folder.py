@@ -58,8 +58,7 @@ def held(ready: Ready) -> Iterator[None]:
     """Context manager: claims the run's folder, so that no other run begins or works there.
 
     A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts
-    host 0
-    sees to this; the others begin to work there when all have met.
+    host 0 sees to this; the others begin to work there when all have met.
 
     Raises:
         UserError: somebody does, or has left there meanwhile what could go on.

@@ -1,8 +1,7 @@
 """Runs a job whose hosts come and go (launch.nnodes=MIN:MAX): life after life, each with the hosts that are present.
 
 Host 0 leads: it says who takes part in the next life, and from which checkpoint. When it ends, the run ends, because
-the others
-meet at its store; torchrun's c10d rendezvous has the same limit.
+the others meet at its store; torchrun's c10d rendezvous has the same limit.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Tracker 
 
     Raises:
         RunFailed: as :func:`trainer.job.restarts.start_and_restart`; there were too few hosts for too long; or host 0
-        is gone.
+            is gone.
     """
     if ready.plan.node_rank:
         with _guest(ready) as guest:
@@ -125,8 +124,7 @@ def _of_life(ready: Ready, life: Life) -> Ready:
 
 def _described(life: Life, ready: Ready, most: Plan) -> str:
     """One line: who takes part, how the samples of an update are shared out, and the updates where they are not those
-    of
-    ``most``, the plan of all hosts."""
+    of ``most``, the plan of all hosts."""
     plan, names = ready.plan, [str(number) for number in life.hosts]
     who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
@@ -263,8 +261,7 @@ def _failure(error: RunFailed | Interrupted) -> RunFailed:
 
 def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
     """The outcome of a host that was asked to leave in a life that failed before all had saved: the others go on from
-    the newest
-    checkpoint, and so does its command.
+    the newest checkpoint, and so does its command.
 
     Raises:
         AskedToLeave: there is none yet.

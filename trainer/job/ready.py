@@ -45,15 +45,12 @@ class Ready:
     """A job that has passed every check: its checked config, its model's facts, and its plan.
 
     Attributes:
-        swept: keys of which the sweep that it belongs to takes several values.
-        later: it is not the first of its sweep, and is told of in few words.
-        resume: where it goes on from; None: it begins.
-        tested: what the run had measured of the test data before it is resumed, see :class:`Assignment`.
-        digest: the fingerprint of its data, which then are prepared; empty: not taken.
-        counted: the labels of its training data are counted, where they have to be.
-        sized: this job, checked with a batch size per worker; None: its batch size is known.
-        of_hosts: this job for so many hosts, of which this is the one of that number, and the port of their meeting;
-        the samples
+        swept: keys of which the sweep that it belongs to takes several values. later: it is not the first of its sweep,
+        and is told of in few words. resume: where it goes on from; None: it begins. tested: what the run had measured
+        of the test data before it is resumed, see :class:`Assignment`. digest: the fingerprint of its data, which then
+        are prepared; empty: not taken. counted: the labels of its training data are counted, where they have to be.
+        sized: this job, checked with a batch size per worker; None: its batch size is known. of_hosts: this job for so
+        many hosts, of which this is the one of that number, and the port of their meeting; the samples
             of an update stay.
     """
 

@@ -38,8 +38,7 @@ def start_and_restart(
 
     Raises:
         RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or
-        the run
-            failed otherwise.
+            the run failed otherwise.
     """
     deaths = Deaths(ready.plan.restarts, clock)
     try:

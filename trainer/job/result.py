@@ -19,21 +19,17 @@ class Result:
     """The result of a run, as ``trainer.run`` returns it and ``result.json`` holds it.
 
     Attributes:
-        status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``.
-        run_dir: its folder; run_id, experiment_id: of MLflow, or None.
-        metrics, best: last and best values by name; best_step: the update after which checkpoints/best.safetensors is.
-        validation: whether validations were made; without, there is no best model.
-        ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
+        status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``. run_dir: its folder; run_id,
+        experiment_id: of MLflow, or None. metrics, best: last and best values by name; best_step: the update after
+        which checkpoints/best.safetensors is. validation: whether validations were made; without, there is no best
+        model. ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
         steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from
-        start to end.
-        chosen, why: what ``auto`` picked and the reasons.
-        class_weights: those of the loss that were computed from the training data, by key of ``loss``.
-        data_source: what was really trained on.
-        mode: what was done; unreadable: with ``predict``, the first files that could not be read.
-        restarts: how often all processes, or one of them, were started again because one had died.
-        returned: how processes died that were started again while the others went on.
-        lost_at_servers: updates that servers had done since the snapshots from which they were started again by
-        themselves, and that
+        start to end. chosen, why: what ``auto`` picked and the reasons. class_weights: those of the loss that were
+        computed from the training data, by key of ``loss``. data_source: what was really trained on. mode: what was
+        done; unreadable: with ``predict``, the first files that could not be read. restarts: how often all processes,
+        or one of them, were started again because one had died. returned: how processes died that were started again
+        while the others went on. lost_at_servers: updates that servers had done since the snapshots from which they
+        were started again by themselves, and that
             were not done again.
         lost_updates: updates after the last checkpoint that deaths took away; they were done again.
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.

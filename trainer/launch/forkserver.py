@@ -73,18 +73,15 @@ def launch(
         verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``workers`` that
             and of the others the lines of their own values, ``debug`` everybody's.
         grace: SIGTERM and SIGUSR1 ask the workers to save and end, if they have something to save; None: they end all
-        at once.
-        hang_s: longest time in which no worker shows a sign of life; None: for ever.
-        noted: takes down now and then, and once more at the end, what the processes have told.
-        deaths: counts those of the run, and allows single processes to be started again; None: none is.
-        restarts: all processes can be started again together, where they are on one host: those that others miss count
-        as dead.
+        at once. hang_s: longest time in which no worker shows a sign of life; None: for ever. noted: takes down now and
+        then, and once more at the end, what the processes have told. deaths: counts those of the run, and allows single
+        processes to be started again; None: none is. restarts: all processes can be started again together, where they
+        are on one host: those that others miss count as dead.
 
     Raises:
         RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
-        AskedToLeave: SIGTERM or SIGUSR1 came here or on another host, and there was nothing new to save.
-        Interrupted: SIGINT or SIGTERM came, and nothing can be saved or it took too long. Whatever comes, all processes
-        end.
+        AskedToLeave: SIGTERM or SIGUSR1 came here or on another host, and there was nothing new to save. Interrupted:
+        SIGINT or SIGTERM came, and nothing can be saved or it took too long. Whatever comes, all processes end.
     """
     _place_sockets()
     scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()

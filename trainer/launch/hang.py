@@ -108,8 +108,7 @@ class Hang:
     @contextmanager
     def found_by_others(self, running: Sequence[StartedProcess], restarts: bool) -> Iterator[None]:
         """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed
-        them stays. (Of
-        some that are missed, others may have been lost before.)
+        them stays. (Of some that are missed, others may have been lost before.)
 
         Args:
             running: the processes that have not ended, when the others have missed some.

@@ -1,9 +1,8 @@
 """The lobby where hosts of a run come and go (launch.nnodes=MIN:MAX): notes in host 0's store, for the whole run.
 
 Each life of the run has a meeting of its own, with a store of its own (:mod:`trainer.launch.rendezvous`): nothing that
-a process
-of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life ended for
-each.
+a process of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life
+ended for each.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
 HERE, BEAT, LIFE, OVER, MARK, TERMS = "here/{}", "beat/{}", "life", "over", "mark", "terms"
 """What a host tells of itself and its signs of life lie under the id of its command: each note has one writer, and what
-is
-under way while host 0 is stopped replaces nothing newer."""
+is under way while host 0 is stopped replaces nothing newer."""
 NEWEST = "newest/{}"
 """The id of the newest command that came under a host's number: older ones, which were stopped, are not heard."""
 
@@ -52,9 +50,8 @@ class Host:
     """What a host writes about itself into the lobby.
 
     Attributes:
-        id: of this start of its command, a random text; gone: it is no more part of the run.
-        ended: the life that last ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the
-        signal that
+        id: of this start of its command, a random text; gone: it is no more part of the run. ended: the life that last
+        ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the signal that
             had this host leave.
         why, who, update, done: as of :class:`trainer.errors.Died`.
     """
@@ -170,8 +167,7 @@ class Lobby:
 
     def _come(self) -> list[int]:
         """The hosts that wait while this life goes on: they are new, or their part of it has failed. One that has done
-        its part is on
-        its way out, or waits for the others to have done theirs."""
+        its part is on its way out, or waits for the others to have done theirs."""
         return sorted(
             n
             for n in self.waiting()

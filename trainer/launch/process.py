@@ -93,8 +93,7 @@ class Failure:
 
 def refused_by_machine(error: BaseException) -> str:
     """The sentence for a limit of the machine, a full disk or a read-only folder that ends a process; '' if the error
-    is another one.
-    (safetensors tells of a full disk in words alone.)"""
+    is another one. (safetensors tells of a full disk in words alone.)"""
     if limit := machine_limits.reached(error):
         return limit
     if isinstance(error, OSError) and (error.errno in FULL or (error.errno in REFUSED and is_part(error.filename))):

@@ -130,8 +130,7 @@ def meet(store: Store, meeting: Meeting) -> bytes:
 
     Raises:
         RunFailed: a host did not come in time, came twice, knows another secret, or was started with another command;
-        it is
-            named.
+            it is named.
     """
     key = meeting.key(meeting.number)
     if store.add(f"hosts/count/{key}", 1) > 1:

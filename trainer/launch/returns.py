@@ -45,10 +45,9 @@ class Returns:
         """Who was restarted last, and after which update it had died."""
 
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
-        """Restart a process that has died, and return it; None if it must not be restarted.
-        That is if it reported an error of its own (another one than that it has missed the checkpoint at which it was
-        to come back),
-        too many have died, or it died twice after the same update. A server needs a checkpoint to begin with.
+        """Restart a process that has died, and return it; None if it must not be restarted. That is if it reported an
+        error of its own (another one than that it has missed the checkpoint at which it was to come back), too many
+        have died, or it died twice after the same update. A server needs a checkpoint to begin with.
 
         It is dead for certain: where its forkserver was killed, it only seems so, and goes on.
         """

@@ -50,8 +50,7 @@ class SilentWorkers:
 
     def patience_s(self, limit_s: float) -> float:
         """How much longer than the limit this host's workers must be silent to count as those that hang, although
-        others work.
-        Workers that cannot do without each other wait for those that work."""
+        others work. Workers that cannot do without each other wait for those that work."""
         return min(limit_s, APART_S) if self.apart else float("inf")
 
     def anybody(self) -> bool:

@@ -16,13 +16,10 @@ class Role:
     """The processes of one role on this host: their number, ranks and entry function.
 
     Attributes:
-        name: ``worker`` or ``server``.
-        size: processes of the role over all hosts; ``first_rank`` and ``here``: this host's.
-        entry: ``module:function`` called as ``entry(seat, payload)`` in each process.
-        devices: one per process here.
-        apart: one of its processes may die and the others go on. again: another one is started then, while the others
-        go on.
-        ports: where each listens; empty: at free ones.
+        name: ``worker`` or ``server``. size: processes of the role over all hosts; ``first_rank`` and ``here``: this
+        host's. entry: ``module:function`` called as ``entry(seat, payload)`` in each process. devices: one per process
+        here. apart: one of its processes may die and the others go on. again: another one is started then, while the
+        others go on. ports: where each listens; empty: at free ones.
     """
 
     name: str

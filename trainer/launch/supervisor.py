@@ -54,13 +54,11 @@ class Supervisor:
     """Watches processes until all have ended, or until one fails that the others cannot do without.
 
     Args:
-        members: the started processes of this host.
-        board: where losses are told and found. In a list, because the frames of an error would keep it open.
-        wait: returns when one of these signs is ready, or after so many seconds.
-        clock: seconds that only go forward.
-        look: tells, now and then, who of other hosts is lost, by rank, and why; raises where they have ended the run.
-        again: starts another process in the place of one that has died, tells so, and returns it; None: it does not,
-        and the run
+        members: the started processes of this host. board: where losses are told and found. In a list, because the
+        frames of an error would keep it open. wait: returns when one of these signs is ready, or after so many seconds.
+        clock: seconds that only go forward. look: tells, now and then, who of other hosts is lost, by rank, and why;
+        raises where they have ended the run. again: starts another process in the place of one that has died, tells so,
+        and returns it; None: it does not, and the run
             ends where the others cannot do without it.
     """
 
@@ -94,7 +92,7 @@ class Supervisor:
 
         Raises:
             RunFailed: a process failed that the others cannot do without; the message names it, its own error and its
-            log.
+                log.
         """
         while self.running:
             for member in list(self.running):
@@ -181,12 +179,10 @@ class Supervisor:
 
     def _cause(self, member: StartedProcess) -> RunFailed:
         """Why the run ends with that member: the latest death of a worker that the member's own words name as its
-        cause, or else
-        what has failed first now.
+        cause, or else what has failed first now.
 
         Such words are a server's that cannot go on, or a worker's that had them from a server. Once another worker has
-        been let
-        in for the dead one, nothing follows from that death any more.
+        been let in for the dead one, nothing follows from that death any more.
         """
         if _which(member) in self._silent:
             return self._death(member)
@@ -209,8 +205,7 @@ class Supervisor:
         """Whether the run goes on although that process failed: others of its role are there, and it just died.
 
         What a process says itself of why the run cannot be (a RunFailed, a UserError) ends the run; that it was
-        declared
-        lost itself does not.
+        declared lost itself does not.
         """
         role = member.role
         others = (
@@ -276,8 +271,7 @@ class Supervisor:
 
     def unneeded(self, members: Sequence[StartedProcess]) -> bool:
         """Whether all other workers have done their work, so that the run is over without these. Workers end together,
-        at a last
-        meeting, unless they are lost: one that runs after that hangs on its way out."""
+        at a last meeting, unless they are lost: one that runs after that hangs on its way out."""
         others = [m for m in self.members if m.role.name == "worker" and m not in members]
         return bool(others) and all(m.role.apart for m in members) and all(self._well(m) for m in others)
 

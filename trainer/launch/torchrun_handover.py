@@ -2,8 +2,7 @@
 
 torchrun's store listens on every interface, without a password: nothing that comes from it is believed. On one host the
 config is a file in the folder that torchrun's agent makes for its ranks alone. Over several hosts it is a message in
-the
-store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes on to its ranks. It is JSON
+the store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes on to its ranks. It is JSON
 always.
 """
 

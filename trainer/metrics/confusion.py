@@ -35,11 +35,9 @@ class Examination:
     """The findings of a validation by class: metrics, confusion matrix, worst mistakes.
 
     Attributes:
-        metrics: by name.
-        hits, labels, guesses: (C,) how often a class was guessed rightly, was the label, was guessed.
+        metrics: by name. hits, labels, guesses: (C,) how often a class was guessed rightly, was the label, was guessed.
         confusion: (C, C + 1) of labels and guesses, its last column for outputs that are no class; None of many
-        classes.
-        mistakes: the worst, by falling loss.
+        classes. mistakes: the worst, by falling loss.
     """
 
     metrics: dict[str, float]

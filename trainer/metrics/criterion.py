@@ -234,8 +234,8 @@ def _batches(
     loss: nn.Module, classes: int, outputs: int | None, form: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches to try, (outputs, labels), which together hold all classes. Outputs are probabilities, which losses of
-    logits take
-    as well. The parts hold classes in other proportions, and classes of unequal weight; each has one that counts."""
+    logits take as well. The parts hold classes in other proportions, and classes of unequal weight; each has one that
+    counts."""
     draw = torch.Generator().manual_seed(0)
     if outputs is None:
         for ones in (2, 7):

@@ -1,13 +1,10 @@
 """The area under the ROC curve from scores of any range: exact for so many scores, and with a known error beyond.
 
 A ranking is a table (R, 4) float64 of the columns lowest score, greatest score, positives, negatives. A row is one
-score
-with all samples that have it, so the area is exact and ties count as half. A ranking with more rows than its limit
-joins
-neighbours, so that all rows hold about equally many samples. A joined row is an interval of scores: the order of
-samples
-whose rows overlap is unknown, they count as half, and half of their pairs is the most that the area can be wrong by.
-Rankings of several workers, or of one epoch's parts, are merged in any order.
+score with all samples that have it, so the area is exact and ties count as half. A ranking with more rows than its
+limit joins neighbours, so that all rows hold about equally many samples. A joined row is an interval of scores: the
+order of samples whose rows overlap is unknown, they count as half, and half of their pairs is the most that the area
+can be wrong by. Rankings of several workers, or of one epoch's parts, are merged in any order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A user's metrics for validations, with torchmetrics' interface, exact over any number of workers.
 
 Every worker updates its own object with its share of the samples. Then the objects' states travel through the
-strategy's
-sum, each worker's in a place of its own, and every worker puts them together as the metric says and computes.
+strategy's sum, each worker's in a place of its own, and every worker puts them together as the metric says and
+computes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """The skeleton of a model: the module as its class built it, without the tensors that saved weights fill.
 
 Building a model of one's own a second time may fetch pretrained weights again, or read a file that is gone. So a
-training
-pickles the module once, when it is built: the run's logged model, its export and its test begin with this skeleton. In
-place
-of each parameter and buffer of the state_dict stand shape and type. Everything else is as ``__init__`` left it:
-attributes,
-buffers that are not saved, tensors shared by several layers.
+training pickles the module once, when it is built: the run's logged model, its export and its test begin with this
+skeleton. In place of each parameter and buffer of the state_dict stand shape and type. Everything else is as
+``__init__`` left it: attributes, buffers that are not saved, tensors shared by several layers.
 
 A pickle names the classes of its objects and runs code of theirs. It is read where the config of the same folder would
-be
-instantiated, which runs the same code, and only if it is a file of this user's that nobody else can write to.
+be instantiated, which runs the same code, and only if it is a file of this user's that nobody else can write to.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What an optimizer takes over of another one's state, by parameter name, when a run resumes with another config.
 
 :func:`carry` decides for the plan, which lists what begins anew, and for the workers and servers that load the state.
-This module
-imports no torch.
+This module imports no torch.
 """
 
 from __future__ import annotations

@@ -157,8 +157,7 @@ class Polynomial(Constant):
 
 class OneCycle(Constant):
     """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final`` at
-    the last.
-    After Smith & Topin (2019).
+    the last. After Smith & Topin (2019).
 
     As torch's OneCycleLR with two phases and without its cycle of the momentum. A warm-up leads to ``initial``.
     """

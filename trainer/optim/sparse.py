@@ -154,8 +154,7 @@ class DenseAndSparse(torch.optim.Optimizer):
     """Wraps two optimizers that step as one, so that a loss scaler skips both or none.
 
     Its parameter groups are those of the two themselves: a learning rate that is set here holds there. ``rule`` is that
-    of
-    the tables.
+    of the tables.
     """
 
     def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer, rule: SparseRule) -> None:

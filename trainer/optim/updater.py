@@ -134,10 +134,8 @@ class Updater:
         names: Sequence[str] = (),
     ) -> None:
         """Restore what :meth:`state` returned, each parameter's state by its name (:mod:`trainer.optim.kept_state`);
-        the plan lists
-        what begins anew.
-        Settings of the optimizer (lr, betas, ...) that it was made with otherwise than the one before stay as they
-        are."""
+        the plan lists what begins anew. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than
+        the one before stay as they are."""
         self.steps = steps
         before = list(names) or self.names  # older checkpoints have none
         same = load_by_name(self.optimizer, self.names, kind, optimizer, before)

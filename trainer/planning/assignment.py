@@ -18,20 +18,16 @@ class Assignment:
     """What a process of the run is started with; the same for all processes.
 
     Attributes:
-        files: of mode=predict, what it looks at, relative to predict.input.
-        secrets: what is never printed.
-        imported: packages that the launcher has imported while it checked the config.
-        resume: folder of the checkpoint that the run goes on from; empty: it begins.
-        turns: since that checkpoint, how the batches come in another order (:mod:`trainer.data.batch_reordering`).
-        deaths: counts those of the run for the launcher, which starts single processes again as long as it allows that;
-        None: it does
+        files: of mode=predict, what it looks at, relative to predict.input. secrets: what is never printed. imported:
+        packages that the launcher has imported while it checked the config. resume: folder of the checkpoint that the
+        run goes on from; empty: it begins. turns: since that checkpoint, how the batches come in another order
+        (:mod:`trainer.data.batch_reordering`). deaths: counts those of the run for the launcher, which starts single
+        processes again as long as it allows that; None: it does
             not. No process gets it.
         watch: called by the launcher now and then, while the processes run with the board of the run; no process gets
-        it.
-        data: the fingerprint of the data, for checkpoints; empty: there is none, or host 0 has it.
-        tested: the update after which the life before ended, and what it measured of the test data then; empty: it did
-        not.
-        again: these are not the first processes of this job: others have died.
+        it. data: the fingerprint of the data, for checkpoints; empty: there is none, or host 0 has it. tested: the
+        update after which the life before ended, and what it measured of the test data then; empty: it did not. again:
+        these are not the first processes of this job: others have died.
     """
 
     config: RunConfig

@@ -84,9 +84,8 @@ class Chosen:
     ``auto`` is decided where the plan is for this machine.
 
     Attributes:
-        precision: fp64, fp32, bf16 or fp16.
-        threads: CPU threads per worker; num_workers: processes that read for each; prefetch: batches that each keeps
-        ready.
+        precision: fp64, fp32, bf16 or fp16. threads: CPU threads per worker; num_workers: processes that read for each;
+        prefetch: batches that each keeps ready.
     """
 
     precision: str

@@ -42,18 +42,14 @@ class Checked:
     """A config that has passed all checks, with what they found out.
 
     Attributes:
-        config: ``strategy`` is never ``auto``, ``data.batch_size`` never null.
-        auto_strategy: why a strategy was chosen for ``strategy=auto``; else empty.
-        workers: over all hosts; nproc: of them on each host.
-        device: ``cpu`` or ``cuda``.
-        merge: batches per update.
-        lacks: why a run would be refused, where only its plan is asked for.
-        elsewhere: the plan is for other machines than this one.
-        files: what mode=predict looks at, in the order of its rows, relative to predict.input, which is a folder then.
-        samples: images or about how many rows there are in these files.
-        searches: the largest batch that fits is to be found before the training; until then ``data.batch_size`` is a
-        guess.
-        classes: what the outputs of the model mean; head: why the head of pretrained weights is not taken.
+        config: ``strategy`` is never ``auto``, ``data.batch_size`` never null. auto_strategy: why a strategy was chosen
+        for ``strategy=auto``; else empty. workers: over all hosts; nproc: of them on each host. device: ``cpu`` or
+        ``cuda``. merge: batches per update. lacks: why a run would be refused, where only its plan is asked for.
+        elsewhere: the plan is for other machines than this one. files: what mode=predict looks at, in the order of its
+        rows, relative to predict.input, which is a folder then. samples: images or about how many rows there are in
+        these files. searches: the largest batch that fits is to be found before the training; until then
+        ``data.batch_size`` is a guess. classes: what the outputs of the model mean; head: why the head of pretrained
+        weights is not taken.
     """
 
     config: RunConfig

@@ -29,7 +29,7 @@ def check_nothing_lost(config: RunConfig, run_dir: Path, source: Path | None) ->
     """A run that clears its folder finds nothing there that could go on.
 
     Called before anything is written, and again while the run holds its folder alone: it may have waited for another
-    run's end.
+        run's end.
 
     Args:
         source: the checkpoint from which the run goes on; None: it begins.

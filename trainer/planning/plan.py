@@ -65,47 +65,34 @@ class Plan:
 
     Attributes:
         traits: of the strategy; leased: training data is handed out while an epoch lasts, in blocks of
-        ``lease_batches`` batches
-            (0: the data have blocks of their own). drops_lost: a lost worker's blocks are dropped, and do not go to
-            others.
-        weights: the file that is evaluated or predicts; empty in training.
-        batch_size: samples per worker and batch, at most; merge: batches per update; global_batch_size: samples per
-        update.
-        steps_per_epoch, total_steps: updates.
-        val_batch_size: samples per worker and evaluation batch.
-        facts: of the data.
-        preprocessing: what validation does to an image, see ``DataSource.image_preprocessing``; empty: samples are
-        none.
-        chosen: precision, channels_last, ... as used; why: reasons of those that ``auto`` chose.
-        lr: optimizer.lr as it is used, scaled to the batch where that is asked for; None: the optimizer has no such
-        key.
-        lr_factor: what it is scaled by; update_batch: for how many samples per update.
-        best: the validation metric that marks the best model; empty: none does, because nothing is validated.
-        tests: test samples are measured at the end of the training. limit_val: batches of a split that a worker
-        measures; 0: all.
-        lower: of the user's own metrics whose class says so, whether less is better.
-        endpoint: where the processes meet.
-        environment: the variables of each role's first process, by which it knows the others of its role.
-        lacks: why this would not run as it is, each reason a sentence; empty for a plan that can.
-        left_out: what was given for a sweep and this point of it has no use for, each with the reason.
-        buckets: of gradients, which workers exchange; None: there are none, or only the training tells.
-        predict: of mode=predict, what it looks at.
-        launcher: the class that starts the processes; empty: the usual one.
-        concern: a warning about settings that run but are probably a mistake; usually empty.
-        stream: how the training data are read, where they are a stream; else empty.
-        restarts: how often within an hour the processes are started again when one of them dies.
-        insecure: servers take any program that reaches the launcher's store for a process of the run.
-        by_role: each process is started by a command of its own, and is a host for itself.
-        least_nnodes: hosts may come and go, while so many are there; 0: all stay to the end.
-        whole_path: the user named the run's folder by a path from the root: so are its copies at ``checkpoint.to``.
-        transport: how workers and parameter servers reach each other; empty: there are no servers.
-        denominator: what the loss of a batch is divided by, so that it is a mean over batches, too; loss: the same in
-        words, or empty.
-        class_weights: those that are ``balanced`` in the config, by key of ``loss``.
-        started_in: the working folder, from which the config's relative paths lead.
-        taken: which part of the file of weights is taken; empty: all of it, or there is none.
-        own_code: folders of the module search path that hold the user's own classes.
-        labels: for each label of the data, the output of the weights that has its name; empty: the one of its number.
+            ``lease_batches`` batches (0: the data have blocks of their own). drops_lost: a lost worker's blocks are
+            dropped, and do not go to others.
+        weights: the file that is evaluated or predicts; empty in training. batch_size: samples per worker and batch, at
+        most; merge: batches per update; global_batch_size: samples per update. steps_per_epoch, total_steps: updates.
+        val_batch_size: samples per worker and evaluation batch. facts: of the data. preprocessing: what validation does
+        to an image, see ``DataSource.image_preprocessing``; empty: samples are none. chosen: precision, channels_last,
+        ... as used; why: reasons of those that ``auto`` chose. lr: optimizer.lr as it is used, scaled to the batch
+        where that is asked for; None: the optimizer has no such key. lr_factor: what it is scaled by; update_batch: for
+        how many samples per update. best: the validation metric that marks the best model; empty: none does, because
+        nothing is validated. tests: test samples are measured at the end of the training. limit_val: batches of a split
+        that a worker measures; 0: all. lower: of the user's own metrics whose class says so, whether less is better.
+        endpoint: where the processes meet. environment: the variables of each role's first process, by which it knows
+        the others of its role. lacks: why this would not run as it is, each reason a sentence; empty for a plan that
+        can. left_out: what was given for a sweep and this point of it has no use for, each with the reason. buckets: of
+        gradients, which workers exchange; None: there are none, or only the training tells. predict: of mode=predict,
+        what it looks at. launcher: the class that starts the processes; empty: the usual one. concern: a warning about
+        settings that run but are probably a mistake; usually empty. stream: how the training data are read, where they
+        are a stream; else empty. restarts: how often within an hour the processes are started again when one of them
+        dies. insecure: servers take any program that reaches the launcher's store for a process of the run. by_role:
+        each process is started by a command of its own, and is a host for itself. least_nnodes: hosts may come and go,
+        while so many are there; 0: all stay to the end. whole_path: the user named the run's folder by a path from the
+        root: so are its copies at ``checkpoint.to``. transport: how workers and parameter servers reach each other;
+        empty: there are no servers. denominator: what the loss of a batch is divided by, so that it is a mean over
+        batches, too; loss: the same in words, or empty. class_weights: those that are ``balanced`` in the config, by
+        key of ``loss``. started_in: the working folder, from which the config's relative paths lead. taken: which part
+        of the file of weights is taken; empty: all of it, or there is none. own_code: folders of the module search path
+        that hold the user's own classes. labels: for each label of the data, the output of the weights that has its
+        name; empty: the one of its number.
     """
 
     name: str

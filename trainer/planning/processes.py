@@ -46,8 +46,7 @@ class Process:
 
     Attributes:
         endpoint: where it is: of a server where it listens, of a worker its host's address. Empty: only the start
-        tells.
-        pid: its number on its host; 0: not started yet.
+        tells. pid: its number on its host; 0: not started yet.
     """
 
     role: str

@@ -118,8 +118,7 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """Whether nothing is lost if the run ends now and the same command begins it again.
 
     So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a
-    folder that this
-    host sees.
+    folder that this host sees.
     """
     if config.mode != "train":
         return True

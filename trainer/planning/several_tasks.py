@@ -2,10 +2,8 @@
 itself.
 
 The copies would train the same into one folder. Which launcher has started a command is known from its variables: how
-many tasks
-the job has, and which of them this one is. They are not used for more than that: the hosts of a run are told by
-``launch.nnodes`` and
-``launch.node_rank``. torchrun's variables are read in :mod:`trainer.launch.torchrun`.
+many tasks the job has, and which of them this one is. They are not used for more than that: the hosts of a run are told
+by ``launch.nnodes`` and ``launch.node_rank``. torchrun's variables are read in :mod:`trainer.launch.torchrun`.
 """
 
 from __future__ import annotations

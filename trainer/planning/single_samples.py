@@ -19,8 +19,7 @@ class SingleSample:
 
 def single_sample(checked: Checked) -> SingleSample | None:
     """Find a training batch in which a worker has one sample, or with ``sync_batch_norm`` all workers have one
-    together;
-    None: there is none, or the data's length is not known."""
+    together; None: there is none, or the data's length is not known."""
     config, samples = checked.config, checked.facts.train_samples
     if config.mode != "train" or checked.searches or not _has_one(config, checked):
         return None
@@ -49,8 +48,7 @@ def single_sample(checked: Checked) -> SingleSample | None:
 
 def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
     """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an
-    epoch
-    that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
+    epoch that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
     from trainer.data.sampler import DistributedBatchSampler, training_sampler
 
     samples, workers = checked.facts.train_samples, checked.workers

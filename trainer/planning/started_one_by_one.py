@@ -1,8 +1,7 @@
 """Runs whose processes are started one by one: each command is one server or worker and knows all endpoints.
 
 Such a process is a host with one process on it. The hosts are numbered by the workers' ranks, and the servers follow:
-host 0
-is worker 0, at whose endpoint all meet.
+host 0 is worker 0, at whose endpoint all meet.
 """
 
 from __future__ import annotations

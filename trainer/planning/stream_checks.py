@@ -29,8 +29,7 @@ def with_length(
 
     Raises:
         UserError: the stream's length is not known, something is asked for that needs numbers of samples, or a key of
-        streams
-            is set for other data.
+            streams is set for other data.
     """
     data, source = config.data, facts.source
     if not facts.iterable:

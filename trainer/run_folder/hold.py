@@ -43,7 +43,7 @@ def refusal(hold: Hold, what: str, instead: str) -> UserError:
 
     Args:
         what, instead: of the :class:`UserError`; of a lock that cannot be opened it is said what opens it, and before
-        ``instead``.
+            ``instead``.
     """
     if hold.shut is not None:
         return UserError(what, hold.shut.why, f"{hold.shut.instead}; or {instead}")
@@ -84,10 +84,8 @@ class Hold:
     Launcher, workers, servers, and who sends the points, share it; a run begins with it alone.
 
     The lock is on the file ``.lock`` in the folder, which its owner alone can open: on the folder itself anybody could
-    have it who
-    may read the folder, and NFS has no locks for folders. Where the file system has no locks, or takes no file,
-    everybody
-    gets what he asks for. Nobody gets it where the file is there and cannot be opened.
+    have it who may read the folder, and NFS has no locks for folders. Where the file system has no locks, or takes no
+    file, everybody gets what he asks for. Nobody gets it where the file is there and cannot be opened.
 
     Args:
         make: the file is made if it is not there; otherwise nobody holds the folder.

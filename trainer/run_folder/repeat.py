@@ -33,8 +33,7 @@ def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], ru
     differently (``resume.allow_changes``).
 
     A run that went on in its own folder is repeated from its beginning. One that went on from another run's checkpoint
-    is
-    repeated from there.
+    is repeated from there.
 
     Args:
         overrides: as typed, with the flags before them.

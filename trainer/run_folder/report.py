@@ -34,8 +34,7 @@ class Waits(Protocol):
 
 class Window(NamedTuple):
     """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples of
-    all
-    lines before, and at which update the last of them came (after a resume that was in the life before)."""
+    all lines before, and at which update the last of them came (after a resume that was in the life before)."""
 
     time: float
     step: int
@@ -269,8 +268,7 @@ class Report:
 
     def _begin_after(self, points: Points) -> None:
         """Go on with the steps of whoever wrote the points before. Workers without a common step have other numbers of
-        updates: those
-        of this one are written as so many more as it is behind, so that no curve runs backwards."""
+        updates: those of this one are written as so many more as it is behind, so that no curve runs backwards."""
         self._moved = max(0, points.last_step - self.step)
 
     def write_status(self, state: str, now: float) -> None:
@@ -333,8 +331,7 @@ class Report:
         self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float, metric: str | None = None
     ) -> None:
         """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints tell
-        neither of which,
-        nor when the last line came.)"""
+        neither of which, nor when the last line came.)"""
         for name in KEPT:
             setattr(self, name, kept.get(name, self.step) if name == "told" else kept[name])
         if metric in (None, self.watched.metric):

@@ -33,18 +33,15 @@ class Traits:
     """The properties of a strategy that the loop, the launcher and the checks need to know.
 
     Attributes:
-        exact: mathematically one process on the global batch (batch-norm statistics aside); a test proves it.
-        lockstep: all workers take the same number of updates (the sampler pads) and may meet inside an epoch.
-        same_everywhere: after every update all workers hold the same state, so that averaging what they hold changes
-        nothing.
-        alone: each worker's gradient is an update by itself, of the samples of that worker alone.
-        survives: the others go on when a worker dies.
-        leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
-        scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches.
-        replicas: the worker is a :class:`trainer.strategies.replicas.HasReplicas`: other workers can begin with the
-        mean of all.
-        skips: the optimizer is in the worker, which can leave an update out (``skip``).
-        tables_at_servers: sparse tables live in servers; workers never hold them whole, and ids may be unbounded.
+        exact: mathematically one process on the global batch (batch-norm statistics aside); a test proves it. lockstep:
+        all workers take the same number of updates (the sampler pads) and may meet inside an epoch. same_everywhere:
+        after every update all workers hold the same state, so that averaging what they hold changes nothing. alone:
+        each worker's gradient is an update by itself, of the samples of that worker alone. survives: the others go on
+        when a worker dies. leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
+        scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches. replicas: the worker is
+        a :class:`trainer.strategies.replicas.HasReplicas`: other workers can begin with the mean of all. skips: the
+        optimizer is in the worker, which can leave an update out (``skip``). tables_at_servers: sparse tables live in
+        servers; workers never hold them whole, and ids may be unbounded.
     """
 
     exact: bool = False
@@ -67,7 +64,7 @@ class Declaration(ABC):
 
     Attributes:
         options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-        ``config``.
+            ``config``.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
@@ -144,20 +141,17 @@ class Seat:
     """The place of a process in the run: its role, rank, device, and how it reaches the others.
 
     Attributes:
-        role, rank, size: its role, its number within the role over all hosts, and how many the role has.
-        local_rank, local_size: the same on this host.
-        device: e.g. ``cpu`` or ``cuda:0``.
-        store: the launcher's: processes of the run leave notes there for each other, such as endpoints, and nobody else
-        does.
-        even: all workers have equally many samples in every update, and the loss is a mean over samples.
-        secret: of the run, 32 bytes, known to its processes alone: the launcher hands it over.
-        host: address on which a server of this host listens; port: where (0: a free one); by_host: messages name hosts.
-        servers: how many parameter servers the run has; server_hosts: the host of each, where there are several hosts.
-        folder: of the run on this host, for this user alone, short enough for Unix sockets; empty: the run spans hosts.
-        group_store: torch's own, where process groups meet; None: there are no other processes.
-        pulse: file in which the launcher sees how far this process is; empty: it does not look.
-        life: random number of this start of the process; 0: none. returns: one of its rank has died, and the others go
-        on.
+        role, rank, size: its role, its number within the role over all hosts, and how many the role has. local_rank,
+        local_size: the same on this host. device: e.g. ``cpu`` or ``cuda:0``. store: the launcher's: processes of the
+        run leave notes there for each other, such as endpoints, and nobody else does. even: all workers have equally
+        many samples in every update, and the loss is a mean over samples. secret: of the run, 32 bytes, known to its
+        processes alone: the launcher hands it over. host: address on which a server of this host listens; port: where
+        (0: a free one); by_host: messages name hosts. servers: how many parameter servers the run has; server_hosts:
+        the host of each, where there are several hosts. folder: of the run on this host, for this user alone, short
+        enough for Unix sockets; empty: the run spans hosts. group_store: torch's own, where process groups meet; None:
+        there are no other processes. pulse: file in which the launcher sees how far this process is; empty: it does not
+        look. life: random number of this start of the process; 0: none. returns: one of its rank has died, and the
+        others go on.
     """
 
     role: str
@@ -238,9 +232,8 @@ class Strategy(ABC):
 
     Attributes:
         options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-        ``config``.
-        updater: the optimizer, or where it runs elsewhere, its schedule alone; made in ``setup``.
-        failed: this worker ends by an error, so that the others are not to take it for one that is done.
+        ``config``. updater: the optimizer, or where it runs elsewhere, its schedule alone; made in ``setup``. failed:
+        this worker ends by an error, so that the others are not to take it for one that is done.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
@@ -293,8 +286,7 @@ class Strategy(ABC):
 
     def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
         """Return the result of ``action(index, count)``, called with ``members`` after the collective call ``settle``,
-        by which all know
-        the same members; both again if one is lost meanwhile."""
+        by which all know the same members; both again if one is lost meanwhile."""
         settle()
         return action(*self.members())
 
@@ -323,7 +315,7 @@ class Strategy(ABC):
 
         Args:
             folder: of the checkpoint to come, where other processes of the strategy write
-            (``trainer.checkpoint.durable_folder``).
+                (``trainer.checkpoint.durable_folder``).
 
         Raises:
             RunFailed: the optimizer is elsewhere, and this method is not the strategy's own.

@@ -14,8 +14,7 @@ ADMITTED = "admitted/worker/{}/{}"
 
 SILENT = "silent/worker/{}/{}"
 """Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its
-work; empty: it
-was heard again."""
+work; empty: it was heard again."""
 
 ASK_S = 5.0
 """So long a worker waits for what the board says of itself."""
@@ -38,8 +37,7 @@ def is_lost(board: Board, rank: int) -> bool:
 
 def was_lost(board: OwnBoard, rank: int) -> bool:
     """In the worker of that rank: whether it was stopped and taken for lost, so that another one does its work by now.
-    A board
-    that does not answer for a while counts as no."""
+    A board that does not answer for a while counts as no."""
     try:
         return is_lost(board.within(ASK_S), rank)
     except NoNote:

@@ -134,7 +134,7 @@ def guarded() -> Iterator[None]:
     """Context manager: the standard streams are guarded; secrets learnt inside are forgotten at the end.
 
     Nobody need take what is printed: a reader may leave, a disk may be full, and descriptors may be closed from the
-    start.
+        start.
     """
     descriptors.open_standard()
     with HERE.for_now(), restored():
@@ -203,8 +203,7 @@ class LogFile(io.FileIO):
     """The file of a log or of the screen, which takes all bytes, so that nobody ends who prints.
 
     What a full disk refuses is left out, and how much is said when there is room again. After any other error (the
-    reader
-    is gone, the terminal is closed) nothing is written any more.
+    reader is gone, the terminal is closed) nothing is written any more.
 
     Attributes:
         left_out: bytes. error: the number of what left them out, 0 before there was one; gone: it will not pass.
@@ -301,8 +300,7 @@ def not_taken() -> str:
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
     """Context manager: what is printed is the answer of a command, which has failed where a full disk has not taken all
-    of it.
-    A reader who leaves, as ``head`` does, has what he wants.
+    of it. A reader who leaves, as ``head`` does, has what he wants.
 
     Raises:
         OSError: of standard output.

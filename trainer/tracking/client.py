@@ -30,12 +30,10 @@ class Tracker:
 
     The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
     killed and then marks what was open as KILLED. Messages are JSON lines on its standard input, which is a Unix
-    socket, and output.
-    The message that opens a run brings the lock on its folder: a killed parent leaves it to the recorder, so that the
-    run's next life
-    does not begin before the recorder is done. When the recorder dies, another one gets all messages about the runs
-    that are open, and
-    goes on from their ``tracking.json``: each message may come twice.
+    socket, and output. The message that opens a run brings the lock on its folder: a killed parent leaves it to the
+    recorder, so that the run's next life does not begin before the recorder is done. When the recorder dies, another
+    one gets all messages about the runs that are open, and goes on from their ``tracking.json``: each message may come
+    twice.
 
     Args:
         say: shows a line to the user.

@@ -65,8 +65,7 @@ def describe(
     resume: Resume | None = None,
 ) -> dict[str, Any]:
     """Describe a training to MLflow: its name, parameters, tags and text, as the message that opens its run; see
-    ``Tracker.open``.
-    Only ``uri`` and ``secrets`` in it are confidential.
+    ``Tracker.open``. Only ``uri`` and ``secrets`` in it are confidential.
 
     Args:
         digest: of the data, from its source.

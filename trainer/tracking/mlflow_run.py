@@ -34,8 +34,7 @@ class Follower:
     ``tracking.json`` in the folder remembers the MLflow run, how many bytes of metrics.jsonl have been acknowledged,
     and how many after these are in doubt: they were sent, and no answer came, because the server or this process went
     away. Of those the server is asked what it has, and the rest is sent, so that nothing is lost or sent twice. The
-    same
-    holds for opening the run: it is looked for by ``trainer.opened``, a number that no other has.
+    same holds for opening the run: it is looked for by ``trainer.opened``, a number that no other has.
 
     A run that goes on from a checkpoint writes points again that may have been sent in the life before, at other times.
     Of the updates ``again``, the server is asked how many points of each name it has, and only what is missing is sent.

@@ -24,8 +24,7 @@ def client(uri: str) -> Any:
     """Return MLflow's client of a tracking store.
 
     MLflow would make the folders of an SQLite address as it is spelled, ``/a%23b`` beside ``/a#b``. The folder of the
-    file
-    is there: ``check_store`` has looked.
+    file is there: ``check_store`` has looked.
     """
     from mlflow import MlflowClient
 

@@ -35,8 +35,7 @@ def read(folder: Path, averaged: bool = False) -> Tensors:
     """Read a checkpoint's weights: parameters and buffers by name, including those that a state_dict leaves out.
 
     Where each worker has parameters of its own (``local_sgd``), these are their mean, weighted by the samples behind
-    each; those
-    that parameter servers keep are theirs.
+    each; those that parameter servers keep are theirs.
 
     Args:
         averaged: the moving average of the weights instead.

@@ -17,8 +17,7 @@ class MergedRows:
 
     Attributes:
         ids: (N,) of the table, ascending. kept: (K,) places of rows of the full part, and kept_at: where they go.
-        changed_at: (M,)
-            where the increment's rows go.
+            changed_at: (M,) where the increment's rows go.
     """
 
     ids: np.ndarray

@@ -53,8 +53,7 @@ class ServerFile:
     """The file of one server; tensors are mapped into memory and read when accessed.
 
     The file of an increment has only the rows that have changed since a full part, which lies beside it. A reader gets
-    all rows,
-    put together from both files.
+    all rows, put together from both files.
     """
 
     server: int

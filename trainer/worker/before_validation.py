@@ -1,6 +1,5 @@
 """What a validation alters of a worker, as it was before: a run that is asked to leave in a validation saves that, and
-validates
-again in its next life."""
+validates again in its next life."""
 
 from __future__ import annotations
 

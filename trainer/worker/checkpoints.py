@@ -44,12 +44,10 @@ class Checkpoints:
 
     After an update that its own count tells (``every_steps``), a worker saves without asking. What only a clock or a
     signal tells, the first worker decides. It writes the number of an update on the board in which all workers will
-    wait
-    for each other, so that all have read it when that update is done.
+    wait for each other, so that all have read it when that update is done.
 
     Workers without a common step (``lockstep=False``) have no such update: the first leaves a note, and each worker
-    that
-    finds it, after its next update or while it waits for others, waits until all stand still.
+    that finds it, after its next update or while it waits for others, waits until all stand still.
 
     Args:
         folder: ``checkpoints`` in the run's folder.
@@ -61,12 +59,10 @@ class Checkpoints:
         patience_s: longest wait for parts of other workers.
 
     Attributes:
-        updates_done: this process has done an update: the run can be asked to save and end.
-        request: that it was asked by a signal; None: it takes none.
-        before: in a validation, what that alters as it was before; None: it trains.
-        cut: this worker has left out the rest of its share of the validation.
-        waits_at: the meeting at which those who have done their shares wait for the others, without a common step.
-        There the first
+        updates_done: this process has done an update: the run can be asked to save and end. request: that it was asked
+        by a signal; None: it takes none. before: in a validation, what that alters as it was before; None: it trains.
+        cut: this worker has left out the rest of its share of the validation. waits_at: the meeting at which those who
+        have done their shares wait for the others, without a common step. There the first
             may have all leave: another meeting follows in the validation, so that nobody ends it before the first.
     """
 
@@ -141,8 +137,7 @@ class Checkpoints:
 
     def breaks_off(self, run: Training) -> bool:
         """Between two batches of a validation: whether the rest of this worker's share is left out, to end within the
-        grace
-        time. Workers without a common step are stopped here."""
+        grace time. Workers without a common step are stopped here."""
         if not run.lockstep:
             self.look(run)
             return False
@@ -193,9 +188,8 @@ class Checkpoints:
 
     def _asked(self) -> tuple[int, int]:
         """What the first worker's note says: whether all are to leave, and at how many meetings it was. A worker that
-        waits at one of
-        these stops later: the answer is under way, and its position in a checkpoint would be before the meeting, that
-        of the others after it."""
+        waits at one of these stops later: the answer is under way, and its position in a checkpoint would be before the
+        meeting, that of the others after it."""
         leaving, meetings = self.board.get(f"stop/{self.asked}").split()
         return int(leaving), int(meetings)
 
@@ -345,8 +339,7 @@ class Checkpoints:
 
     def _known(self) -> dict[str, str]:
         """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another
-        host that is
-        the first one left: host 0 has taken it."""
+        host that is the first one left: host 0 has taken it."""
         data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
         told = tracking_file.read(self.folder.parent)
         return {"data": data, "run_id": (told.run_id or "") if told is not None else ""}
@@ -358,8 +351,7 @@ class Checkpoints:
 
     def close(self, others_hang: bool = False) -> None:
         """Wait until everything is written, but not for parts of others that hang; remove what a server may have left
-        of a
-        checkpoint that was given up."""
+        of a checkpoint that was given up."""
         self.others_hang = others_hang and not self.writer.wait(HUNG_S)
         self.writer.wait()
         for folder in self.given_up:

@@ -29,8 +29,7 @@ class TooLate(RunFailed):
 
 class Missed(TooLate):
     """The error of a restarted worker that was to take part from a checkpoint which is not there after all: the next
-    life of it
-    can wait for the next one."""
+    life of it can wait for the next one."""
 
     again = True
 

@@ -105,8 +105,7 @@ def _takes_weights(run: Training, plan: Plan) -> bool:
     """Whether the trained model can take the best weights, so that no second one is built beside it and its optimizer.
 
     It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the
-    end do not
-    fit the best weights.
+    end do not fit the best weights.
     """
     held = plan.traits.lockstep and plan.traits.skips and not isinstance(run.strategy, FullModel)
     return held and {name for name, _ in run.model.named_buffers()} <= set(run.model.state_dict())

@@ -22,10 +22,9 @@ class Line:
 
     Attributes:
         batches: since the run's start; printed: how many of them lines have told of; due: at how many the next line
-        comes.
-        lr: of the last update; number: of the last batch in its epoch.
-        before: the sums of the last line, over all workers; mine: of this worker alone.
-        epoch: the sums of the epoch so far at the last line, as ``before``; earlier: this worker's of batches that an
+        comes. lr: of the last update; number: of the last batch in its epoch. before: the sums of the last line, over
+        all workers; mine: of this worker alone. epoch: the sums of the epoch so far at the last line, as ``before``;
+        earlier: this worker's of batches that an
             earlier epoch had left, and of which the next line tells, too.
         last: loss, outputs, labels and samples of the last batch, where a line tells of one batch alone.
     """

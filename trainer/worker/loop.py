@@ -69,31 +69,22 @@ class Training:
     """Everything that a worker needs to train, built from the config by ``worker/build.py``.
 
     Attributes:
-        model: the module itself, which is evaluated and saved.
-        forward: the module that is called in training, as the strategy placed it.
-        arithmetic: context of a forward pass (autocast).
-        lockstep: workers may meet inside an epoch.
-        keep_best: saves the model, called after the best validation so far.
-        profile: marks of where the time goes.
-        run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
-        ema: the moving average of the weights; mean: workers' averages differ and their mean counts.
-        early_stop: says when to end before the last epoch.
-        callbacks: the user's; own: the user's metrics.
-        plateau: the schedule goes by validations.
-        checkpoints: what the run can go on from is kept; None: nothing is.
-        epoch, update: of the training, and updates done in that epoch.
-        step: updates done; validated: the last validation's update and metrics; stop: why to end early.
-        closed: what comes after the last of the epoch's updates is done, its validation among it.
+        model: the module itself, which is evaluated and saved. forward: the module that is called in training, as the
+        strategy placed it. arithmetic: context of a forward pass (autocast). lockstep: workers may meet inside an
+        epoch. keep_best: saves the model, called after the best validation so far. profile: marks of where the time
+        goes. run_dir: where the first worker reports to, should it not be the one that began; None: nobody takes over.
+        ema: the moving average of the weights; mean: workers' averages differ and their mean counts. early_stop: says
+        when to end before the last epoch. callbacks: the user's; own: the user's metrics. plateau: the schedule goes by
+        validations. checkpoints: what the run can go on from is kept; None: nothing is. epoch, update: of the training,
+        and updates done in that epoch. step: updates done; validated: the last validation's update and metrics; stop:
+        why to end early. closed: what comes after the last of the epoch's updates is done, its validation among it.
         trained: the model's own tensors by name, on the CPU, while the best weights are in their place for the final
-        test.
-        examined: the sums of the last validation and, where this worker keeps the best model, of the best.
-        line: what the next line of training will average.
-        compiling: what is said to be done in the first update, where that is long.
-        skeleton: of a model of the user's own, see :mod:`trainer.models.skeleton`; None: it is built again where it is
-        needed.
-        guard: what is done about numbers that are not finite.
-        skipped, in_a_row: updates that were left out, and the last of them without another between.
-        turns: the epochs whose batches come in another order, see :mod:`trainer.data.batch_reordering`.
+        test. examined: the sums of the last validation and, where this worker keeps the best model, of the best. line:
+        what the next line of training will average. compiling: what is said to be done in the first update, where that
+        is long. skeleton: of a model of the user's own, see :mod:`trainer.models.skeleton`; None: it is built again
+        where it is needed. guard: what is done about numbers that are not finite. skipped, in_a_row: updates that were
+        left out, and the last of them without another between. turns: the epochs whose batches come in another order,
+        see :mod:`trainer.data.batch_reordering`.
     """
 
     model: nn.Module

@@ -48,8 +48,7 @@ class Stop:
     """``on_nonfinite=stop``: ends the run at the first batch whose loss is NaN or infinite, with a report.
 
     On a CPU each loss is looked at when it is there. On a GPU that would wait for it, so that the losses are looked at
-    when a
-    line of the log has to wait anyway.
+    when a line of the log has to wait anyway.
 
     Args:
         rank, size: this worker's number, and how many there are.

@@ -320,8 +320,7 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
     """Run two empty samples through the model, and check its outputs with the task and the loss.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's
-    own
-    that may need a GPU.
+    own that may need a GPU.
 
     Raises:
         UserError: the model does not take the samples, or gives what the loss and the metrics do not take.

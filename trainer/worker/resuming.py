@@ -57,10 +57,8 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
 
 def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Training) -> WorkerState:
     """This worker's part. Of another number of workers before, the batches of the line that is being averaged are
-    shared out, and
-    so are the samples that workers without a common step count each for themselves; a worker more than there were has
-    the first
-    one's buffers and draws anew.
+    shared out, and so are the samples that workers without a common step count each for themselves; a worker more than
+    there were has the first one's buffers and draws anew.
 
     Args:
         before: how many workers there were.

@@ -37,6 +37,5 @@ def is_shared(folder: Path, seat: Seat, patience_s: float) -> bool:
 
 def life_of(seat: Seat) -> str:
     """A name of this life of a run on several hosts, by which all that see the folder know each other; after
-    :func:`is_shared`. Empty
-    on one host, where all processes of a life have ended when the next one begins."""
+    :func:`is_shared`. Empty on one host, where all processes of a life have ended when the next one begins."""
     return "" if seat.size == seat.local_size else seat.store.under(NOTES).get(NAME).decode()

@@ -27,12 +27,11 @@ class WorkerState:
     """A worker's part of a checkpoint: its whole state.
 
     Attributes:
-        epoch: in which the run goes on; progress: how far it is.
-        model: parameters by name; ema: their average; strategy: its common share. None: the first worker's part has
-        them.
-        buffers, averaged_buffers, own: the worker's own buffers, their average, the strategy's own share.
-        line, seen: the line of the log that is being averaged, and the batches behind it.
-        randomness: states of the generators. report, early_stop, callbacks: what they remember.
+        epoch: in which the run goes on; progress: how far it is. model: parameters by name; ema: their average;
+        strategy: its common share. None: the first worker's part has them. buffers, averaged_buffers, own: the worker's
+        own buffers, their average, the strategy's own share. line, seen: the line of the log that is being averaged,
+        and the batches behind it. randomness: states of the generators. report, early_stop, callbacks: what they
+        remember.
     """
 
     epoch: int

@@ -113,8 +113,7 @@ def _add(total: Any, node: Any, weight: float) -> Any:
     """Add a replica's nested state, times its weight, to the sum so far (None: it is the first).
 
     Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension)
-    is as in
-    the first replica that has it.
+    is as in the first replica that has it.
     """
     if isinstance(node, torch.Tensor) and node.is_floating_point() and node.dim():
         part = node.double() * weight

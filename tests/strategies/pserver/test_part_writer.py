@@ -307,8 +307,7 @@ def test_a_part_that_is_written_once_more_is_not_there_until_then(
     tmp_path: Path, gate: Gate, writer: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker was lost while the servers saved, and the first one has them save anew: who completes the checkpoint
-    takes no part of
-    the first time, which may be replaced while the checkpoint gets its name."""
+    takes no part of the first time, which may be replaced while the checkpoint gets its name."""
     served, folder = Played(tmp_path, Notes(), writer=writer), tmp_path / "checkpoints" / "step-1"
     served.starts()
     asked = text({"folder": "checkpoints/step-1", "checkpoint": True, "behind": True})

@@ -166,8 +166,7 @@ def test_start_with_a_rate_or_a_scale_that_is_not_finite_is_refused(which: str, 
 @pytest.mark.parametrize("choice", ["refuse", "apply"])
 def test_norm_by_which_no_step_can_be_clipped_is_refused(bad: float, choice: str) -> None:
     """With NaN the step would be taken as if it were short, with -1 the other way. Where values that are not finite are
-    applied,
-    their norm is none either."""
+    applied, their norm is none either."""
     with Cluster(config("sync", 1, clip_norm=1.0, on_nonfinite=choice)) as cluster:
         worker, [server] = Bare(cluster, 0), cluster.servers
         worker.begin()

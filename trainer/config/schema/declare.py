@@ -26,11 +26,10 @@ def key(
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
-    ``not_yet``: words that people may expect among the choices, and that a later version has.
-    Limits of a list hold for each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a
-    list of texts; ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or
-    two of them, as 1:4;
-    ``or_word``: numbers, or that word. The annotation of these is Any. ``example``: what is proposed instead of a
+    ``not_yet``: words that people may expect among the choices, and that a later version has. Limits of a list hold for
+    each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a list of texts;
+    ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or two of them, as
+    1:4; ``or_word``: numbers, or that word. The annotation of these is Any. ``example``: what is proposed instead of a
     refused value (None: the default).
     """
     metadata = {

@@ -2,9 +2,8 @@
 
 WebDataset's rule comes first: members belong together that share their folder and name up to the first dot
 (``7.input.jpg`` and ``7.target.cls``). Where that puts several images together (``img.7.jpg``, ``img.8.jpg``), names up
-to
-the last dot decide. Nothing is dropped without a word: what cannot be a sample is an error, and images and labels that
-are left over are named.
+to the last dot decide. Nothing is dropped without a word: what cannot be a sample is an error, and images and labels
+that are left over are named.
 """
 
 from __future__ import annotations

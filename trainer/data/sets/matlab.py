@@ -1,8 +1,7 @@
 """Reads arrays of numbers from a MATLAB 5 file as Flowers-102 has them, within a limit on memory.
 
 A parser of its own instead of ``scipy.io.loadmat``, which follows cells in cells as deep as a file has them, and
-unpacks
-whatever a packed element becomes. The layout: MAT-File Level 5 of MATLAB's "MAT-File Format".
+unpacks whatever a packed element becomes. The layout: MAT-File Level 5 of MATLAB's "MAT-File Format".
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A pickle is a program for a small stack machine. This one knows the operations that dicts, lists, tuples, texts, bytes,
 whole numbers and arrays of whole numbers are written with (protocols 0 to 5, of Python 2 and 3); any other is refused.
 Memory and time stay within a multiple of the file's size: whatever can be named again (a memoised text, tuple or list)
-is
-passed on as it is; what would copy it is limited to a few characters, or to as many bytes in total as the file has.
+is passed on as it is; what would copy it is limited to a few characters, or to as many bytes in total as the file has.
 An array stays its shape, type and bytes until ``numpy.frombuffer`` makes it, once these fit one another.
 """
 

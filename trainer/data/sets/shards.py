@@ -1,8 +1,8 @@
 """data=shards: tar files in WebDataset's layout, whose images are read in any order through an index made once.
 
 A sample is an image and its label as ``.cls`` (a number in text) or in ``.json`` (under ``label``). An index instead of
-WebDataset's streaming gives each worker the samples that the
-sampler says, exactly once, whatever the number of shards and workers.
+WebDataset's streaming gives each worker the samples that the sampler says, exactly once, whatever the number of shards
+and workers.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ class TableSpec:
 @dataclass(frozen=True)
 class Layout:
     """What the model is made of, seen from one server: dtype, its pieces (name, start, stop) of dense parameters,
-    tables,
-    and how the elements of the pieces learn, in their order: (elements, factor on the learning rate, whether they
-    decay); none: all alike."""
+    tables, and how the elements of the pieces learn, in their order: (elements, factor on the learning rate, whether
+    they decay); none: all alike."""
 
     dtype: str
     pieces: list[tuple[str, int, int]] = field(default_factory=list)

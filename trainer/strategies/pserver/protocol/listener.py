@@ -47,8 +47,7 @@ class Listener:
 
     def let_in(self, newcomers: bool) -> None:
         """Let newcomers in again, or drop their packets, after which they try again themselves. Where the kernel has no
-        such filter, they
-        are let in."""
+        such filter, they are let in."""
         try:
             if newcomers:
                 self._socket.setsockopt(socket.SOL_SOCKET, DETACH_FILTER, 0)

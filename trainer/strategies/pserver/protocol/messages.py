@@ -37,8 +37,8 @@ COMES, TELLS = 1, 2
 been started again, and this worker tells it what it has of the life before."""
 ACKNOWLEDGED, FINISHED, PRESENT = 1, 2, 3
 """Tables of the IDS of such a HELLO: pushes that are acknowledged and follow one that is not, blocks of the epoch that
-are finished,
-who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0 and 1."""
+are finished, who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0
+and 1."""
 STOPS, SAVES = 1, 2
 """Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
 MARGIN_S = 5.0

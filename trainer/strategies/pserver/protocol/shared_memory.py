@@ -1,10 +1,8 @@
 """Large values between processes of one host: they lie in memory that both ends map, and the message says where.
 
 A process writes to segments of its own alone, and others read them. A segment has no name (memfd), so nothing of it is
-left
-when its processes have ended, however that came; only this user's processes can open it. A segment is used again when
-nobody
-here refers to it any more, and whoever was told of it has said that he has done with it.
+left when its processes have ended, however that came; only this user's processes can open it. A segment is used again
+when nobody here refers to it any more, and whoever was told of it has said that he has done with it.
 """
 
 from __future__ import annotations
@@ -37,9 +35,8 @@ MOST_IN_ALL = 256
 MARK = struct.Struct("<8sQ")
 TRAILER = struct.Struct("<8sIIQQQBHH")
 """Own mark; process, descriptor and inode of its first segment; number of this message, if it refers to any segment;
-greatest number
-that came; whether the other end's memory can be read; how many numbers of messages that are still read follow, how many
-references."""
+greatest number that came; whether the other end's memory can be read; how many numbers of messages that are still read
+follow, how many references."""
 NUMBER = struct.Struct("<Q")
 REFERENCE = struct.Struct("<IIQQQ")
 """Frame, descriptor, inode, how often the segment was used, length in bytes."""

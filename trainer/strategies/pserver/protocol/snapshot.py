@@ -5,9 +5,8 @@
     COMPLETE                 size and checksum of every other file, and a checksum of itself
 
 Parts are written into ``<folder>.by-<rank>.partial``, which takes the folder's name once it is complete. An older
-snapshot
-of that name steps aside as ``<folder>.previous`` until then, where :func:`read` finds it should the machine stop in
-between.
+snapshot of that name steps aside as ``<folder>.previous`` until then, where :func:`read` finds it should the machine
+stop in between.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ class Snapshot:
 
     Attributes:
         tables: by name, e.g. ``{"dim": 10, "dtype": "float32", "kernel": "adagrad", "rows": 1000}``, rows of all
-        servers.
-        dense: the pieces of dense parameters, as the servers described them, each with its ``server``.
-        meta: what else server 0 gave; that of each server is in its part.
+        servers. dense: the pieces of dense parameters, as the servers described them, each with its ``server``. meta:
+        what else server 0 gave; that of each server is in its part.
     """
 
     folder: Path
@@ -60,8 +58,7 @@ def begin(folder: Path, rank: int) -> Path:
 
 def of_worker(folder: Path, rank: int) -> Path:
     """The folder in which a worker makes a snapshot. Each has one of its own: one that was stopped and taken for lost
-    may wake
-    while another one saves in its place."""
+    may wake while another one saves in its place."""
     return folder.with_name(f"{folder.name}.by-{rank}")
 
 

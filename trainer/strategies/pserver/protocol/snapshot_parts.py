@@ -98,8 +98,7 @@ def failure(server: int, why: str) -> str:
 
 def begin_anew(folder: Path, server: int) -> None:
     """The part is about to be written, perhaps not for the first time: who completes the checkpoint takes neither what
-    was there
-    nor what :func:`leave_failure` has left."""
+    was there nor what :func:`leave_failure` has left."""
     path, full = (durable_folder.partial_of(folder) / name for name in (part_name(server), full_name(server)))
     seals = durable_folder.seal_of(path), durable_folder.seal_of(full)
     for file in (*seals, full, writer.failure_of(folder, path.name)):

@@ -1,10 +1,8 @@
 """ZeroMQ sockets that know who is at the other end; strangers are refused.
 
 Over TCP, both ends have CURVE keys that follow from the run's secret, and everything is encrypted. Where all processes
-of
-the run are on one host, Unix sockets do: the kernel lets no other user into their folder, and each worker has a
-password
-that follows from the secret. Encrypting 4 MB a step would take a quarter of such a machine's time.
+of the run are on one host, Unix sockets do: the kernel lets no other user into their folder, and each worker has a
+password that follows from the secret. Encrypting 4 MB a step would take a quarter of such a machine's time.
 """
 
 from __future__ import annotations
@@ -158,8 +156,7 @@ class ServerSocket:
 
     def _mind_the_descriptors(self) -> None:
         """Where strangers have taken all descriptors but the reserve, nobody is let in until their connections are
-        closed
-        because they say nothing. Who is connected stays. At a Unix socket there are no strangers."""
+        closed because they say nothing. Who is connected stays. At a Unix socket there are no strangers."""
         if self.listener is None:
             return
         now = time.monotonic()

@@ -96,8 +96,7 @@ def layout(told: Mapping[str, Any]) -> Layout:
 
 def norm(message: Message, finite_only: bool) -> float:
     """The norm of a whole gradient in a COMMIT, checked. Clipped by NaN, no gradient would be clipped; by a negative
-    norm, the
-    step would go the other way.
+    norm, the step would go the other way.
 
     Raises:
         Malformed: it is missing, or negative. NotFinite: it is NaN or infinite, and ``finite_only``.

@@ -45,8 +45,7 @@ class Epoch:
 
     def has_given(self, block: int) -> bool:
         """Whether a block from ``next`` on was handed out before: workers have told a server of it that was started
-        again, which
-        may have saved it since, or lost the worker."""
+        again, which may have saved it since, or lost the worker."""
         return any(block in those for those in (self.out, self.finished, self.kept, self.dropped))
 
 
@@ -162,8 +161,7 @@ class Leases:
         unsure: bool = False,
     ) -> None:
         """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker
-        that
-        there is no more (``workers``: how many there are) to anybody."""
+        that there is no more (``workers``: how many there are) to anybody."""
         self.unsure = unsure
         done = {block for start, stop in finished for block in range(start, stop)}
         whose = {block: rank if rank < workers else NOBODY for block, rank in kept}
@@ -171,8 +169,7 @@ class Leases:
 
     def come_back(self) -> None:
         """This server was started again. Workers tell which blocks they have and have finished; of all others nobody
-        knows
-        whether they were handed out."""
+        knows whether they were handed out."""
         self.unsure = True
 
     def told(self, holder: Holder, epoch: int, blocks: int, held: Iterable[int], finished: Iterable[int]) -> None:
@@ -207,8 +204,7 @@ class Progress:
 
         Raises:
             Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one. (Where
-            this
-                server was started again, its life before had all of it: the rest is lost.)
+                this server was started again, its life before had all of it: the rest is lost.)
         """
         rows = work.tolist()
         covered = [

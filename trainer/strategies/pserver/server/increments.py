@@ -38,10 +38,8 @@ class Increments:
     """The last full part of a server, the checkpoints that have it, and how large the increments since then were.
 
     An increment has all changes since the last full part, so that it grows from checkpoint to checkpoint. A full part
-    is written again as
-    soon as an increment would be larger than the average of what was written since the last full part, with it: from
-    there on each
-    increment would raise the average.
+    is written again as soon as an increment would be larger than the average of what was written since the last full
+    part, with it: from there on each increment would raise the average.
 
     Args:
         wanted: False: each part is a full one.

@@ -67,8 +67,7 @@ class LeaseRequests:
 
     def fence(self, message: Message) -> Message:
         """FENCE: a worker takes over a block. Nothing more is taken from the life before; where nobody knows whose the
-        block
-        was, from no life that is over as the notes tell. Answers which batches of the block are applied here."""
+        block was, from no life that is over as the notes tell. Answers which batches of the block are applied here."""
         told = message.mapping()
         rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
         if rank != NOBODY:
@@ -91,8 +90,7 @@ class LeaseRequests:
 
         Args:
             progress: of each server whose rows and parameters may be here now. A batch that one of them has applied
-            counts as
-                applied: no parameter sees it twice.
+                counts as applied: no parameter sees it twice.
         """
         for of_server in progress:
             self.progress.load(**of_server)

@@ -43,13 +43,11 @@ class LedgerFile(Ledger):
     """The ledger in a file: a line for each piece of leased work, or for the push where no work is leased.
 
     Every line is written at once, so that the file tells the truth also if the server is killed. What a full disk does
-    not take is
-    written once there is room.
+    not take is written once there is room.
 
     Where a server dies that has written its part of a checkpoint which is not complete, it is started again from the
     checkpoint before, and cuts its ledger back to that; the other checkpoint may be completed nevertheless, and be the
-    one
-    that the next life of the run goes on from. So what is cut back is kept until then, and found by its CRC.
+    one that the next life of the run goes on from. So what is cut back is kept until then, and found by its CRC.
 
     Args:
         place: what the checkpoint that the run goes on from says; what was applied afterwards is done again.

@@ -31,8 +31,7 @@ class Liveness:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
             ``lost/worker/N/LIFE``: that life has, and another one comes. ``done/worker/N``: it has ended well.
             ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost. ``life/worker/N``: its
-            present life.
-            ``silent/worker/N/LIFE``: its launcher is to end it, or, empty, not any more.
+            present life. ``silent/worker/N/LIFE``: its launcher is to end it, or, empty, not any more.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """
@@ -98,8 +97,7 @@ class Liveness:
 
     def _is_over(self, rank: int, life: int) -> bool:
         """Whether that life is over. Its first message may come here after those of the next life, which it must not
-        end: the
-        notes tell of lives that this server has never heard of."""
+        end: the notes tell of lives that this server has never heard of."""
         notes = f"lost/worker/{rank}/{life}", f"fenced/worker/{rank}/{life}"
         return self.members.over(rank, life) or any(self.board.check([note]) for note in notes)
 
@@ -111,8 +109,7 @@ class Liveness:
 
     def _forget_kept_blocks(self, rank: int) -> None:
         """Of a worker that was let in by this server's life before, and has told which blocks it holds: what this
-        server kept
-        for it beside those was its life's before. It may not ask for work any more."""
+        server kept for it beside those was its life's before. It may not ask for work any more."""
         self.leases.let_go(rank)
 
     def admit(self, message: Message) -> Message:
@@ -147,8 +144,7 @@ class Liveness:
 
     def look_after(self) -> None:
         """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a
-        process that
-        ended well counts as leaving."""
+        process that ended well counts as leaving."""
         silent = self.members.silent()
         for rank in [rank for rank in self.asked if rank not in silent]:
             self.board.set(self.asked.pop(rank), "")
@@ -168,8 +164,7 @@ class Liveness:
 
     def _have_ended(self, rank: int, why: str) -> None:
         """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke
-        later might
-        go on with what others do in its place by then."""
+        later might go on with what others do in its place by then."""
         if len(self.members.present()) == 1 or self._cannot_go_on(rank):
             self.lose(rank, why)
         elif rank in self.asked:

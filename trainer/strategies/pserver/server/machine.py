@@ -49,15 +49,10 @@ class Server:
     """One server: the objects that do what is asked for, and their turns.
 
     Args:
-        number: which one this is.
-        run: what it is told of the run. declared: the run's strategy.
-        outlet: where answers go.
-        board: where launchers and servers leave notes for each other.
-        now: the clock, in seconds.
-        most_bytes: the longest frame that is taken.
-        ledger: told of what is applied.
-        life: random number of this start. again: another life has died, and the workers go on; it begins with its part
-        of the
+        number: which one this is. run: what it is told of the run. declared: the run's strategy. outlet: where answers
+        go. board: where launchers and servers leave notes for each other. now: the clock, in seconds. most_bytes: the
+        longest frame that is taken. ledger: told of what is applied. life: random number of this start. again: another
+        life has died, and the workers go on; it begins with its part of the
             checkpoint ``run.resume``. writer: of parts of checkpoints; None: they are written in turn.
     """
 
@@ -103,8 +98,7 @@ class Server:
         self.told_done = 0
         self.tell_done: Callable[[int], None] = lambda done: None
         """Told how many updates are done, before an answer is sent: whoever counts what is lost with this server counts
-        all that a
-        worker takes for done."""
+        all that a worker takes for done."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
         self.saving = Saving(
@@ -179,8 +173,7 @@ class Server:
 
     def _spent(self, since: float) -> float:
         """So much has been done since then: whether it took long or this server was stopped meanwhile, nobody is silent
-        for it.
-        Returns since when time has not been given back."""
+        for it. Returns since when time has not been given back."""
         self.ended_turn = now = self.now()
         if now - since <= AWAY_S:
             return since

@@ -73,8 +73,7 @@ class Watermark:
 class Member:
     """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
     and how it ended, if it did. ``coming``: it is there again, and is not let in yet. ``expected``: its life, as the
-    server's
-    own life before knew it. ``first``: what its incarnations begin with."""
+    server's own life before knew it. ``first``: what its incarnations begin with."""
 
     rank: int
     lives: list[int] = field(default_factory=list)

@@ -1,8 +1,7 @@
 """Writes a server's part of a checkpoint in a copy of the process, while the server goes on.
 
 The copy is a fork: the kernel lets both processes have the same pages, and copies a page when the server writes to it.
-So the part
-is of one moment, whatever pushes do meanwhile.
+So the part is of one moment, whatever pushes do meanwhile.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Forked:
     """Writes in a copy of this process. One thread uses it.
 
     The server has threads (ZeroMQ's, the one that watches the launcher), and none of them is in the copy. So the copy
-    calls neither
-    ZeroMQ nor torch, closes the descriptors that it was left, ends without any clean-up, and is killed with the server.
+    calls neither ZeroMQ nor torch, closes the descriptors that it was left, ends without any clean-up, and is killed
+    with the server.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,8 +115,7 @@ class Forked:
 
 def processor_time(process: int) -> str:
     """The processor time that the copy which writes a part has used so far, in ticks of user and system; '' where that
-    cannot be
-    read."""
+    cannot be read."""
     try:
         return " ".join(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13])
     except OSError:

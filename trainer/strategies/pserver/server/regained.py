@@ -16,8 +16,7 @@ from trainer.strategies.pserver.server.totals import Meetings, ToldSum
 @dataclass
 class Regained:
     """What a server that was started again regains from its workers. It takes nothing else before all who take part
-    have said
-    HELLO, or are lost: leases, steps and sums would be wrong.
+    have said HELLO, or are lost: leases, steps and sums would be wrong.
 
     Attributes:
         again: this server was started again; False: it is in its first life, and nothing here does anything.

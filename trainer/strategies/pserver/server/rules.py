@@ -40,11 +40,9 @@ class Push:
 
     Attributes:
         rank: the worker. sequence: of the push. samples: behind its gradients; denominator: of their loss (None: the
-        samples).
-        dense: (n,) or None; rows: by table.
-        basis: version of the parameters that the gradients were computed with.
-        clock: the worker's steps, this one included. age: the server's, which rows are stamped with.
-        merged: gradients that are added up in it.
+        samples). dense: (n,) or None; rows: by table. basis: version of the parameters that the gradients were computed
+        with. clock: the worker's steps, this one included. age: the server's, which rows are stamped with. merged:
+        gradients that are added up in it.
     """
 
     rank: int
@@ -131,8 +129,7 @@ class Rule:
 
 class Sync(Rule):
     """The server's rule for pserver_sync: the mean of all workers' gradients, weighted by denominators, is applied
-    once;
-    then everybody pulls."""
+    once; then everybody pulls."""
 
     lockstep = True
 

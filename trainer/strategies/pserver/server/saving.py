@@ -73,9 +73,8 @@ class Saving:
 
     def save(self, message: Message) -> Message:
         """SAVE: write this server's part of the persistables, or with ``checkpoint`` all that it takes to go on with
-        the same
-        workers. The answer tells whether the worker shares the folder; if so, the part of a checkpoint is written
-        behind it.
+        the same workers. The answer tells whether the worker shares the folder; if so, the part of a checkpoint is
+        written behind it.
 
         Raises:
             NotYet: the part before is still being written.
@@ -133,8 +132,7 @@ class Saving:
 
     def _failed(self, folder: Path, why: str) -> bool:
         """Tell who completes a checkpoint why this server's part is not written; returns False if only a later look can
-        tell it, as
-        where the disk is read-only for a while."""
+        tell it, as where the disk is read-only for a while."""
         self.untold = folder, why
         told = self._tell()
         with suppress(OSError):  # the log may be on that disk, too

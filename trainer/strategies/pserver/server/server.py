@@ -91,8 +91,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
 
 class PartGone(RunFailed):
     """Raised by a server that is started again, and whose part of the checkpoint is gone: a worker has completed a
-    newer checkpoint
-    meanwhile, and removed that one. It has died once more, so that all go on from the newer one."""
+    newer checkpoint meanwhile, and removed that one. It has died once more, so that all go on from the newer one."""
 
     again = True
 

@@ -181,8 +181,7 @@ class Shard:
 
     def state(self, increment: bool = False) -> tuple[dict[str, Streamed], dict[str, Any]]:
         """This shard for a snapshot: tensors by name, looked up when they are written, and plain numbers; neither
-        depends on
-        how many servers there are.
+        depends on how many servers there are.
 
         Args:
             increment: of the tables, the rows alone that have changed since the last full part.
@@ -213,8 +212,7 @@ class Shard:
 
     def _vectors(self) -> Iterator[tuple[str, list[np.ndarray] | float]]:
         """The parameters, and what the optimizer remembers: vectors like them, cut by rates, and numbers, which each
-        rate has of its
-        own."""
+        rate has of its own."""
         yield DENSE, [self.vector.numpy()]
         states = [self.optimizer.state.get(part, {}) for part in self.parts]
         for key, first in states[0].items():

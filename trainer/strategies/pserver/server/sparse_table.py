@@ -168,14 +168,13 @@ class SparseTable:
 
     def state(self, increment: bool = False) -> dict[str, Streamed]:
         """The rows for a snapshot: ``ids`` (N,) ascending, ``rows`` (N, D + S), ``touched`` (N,), and who waits; they
-        are looked
-        up when they are written.
+        are looked up when they are written.
 
         It depends on the rows alone, not on the order in which they came. What workers hold is not part of it.
 
         Args:
             increment: of the rows that have changed since ``since`` began alone; and ``removed`` (R,), ids that went
-            since then.
+                since then.
         """
         if increment:
             ids, count = cache(lambda: np.sort(self._ids[self.since.slots()])), self.since.count

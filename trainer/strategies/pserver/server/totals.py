@@ -42,8 +42,7 @@ class ToldSum:
 
 class Meetings:
     """Where workers meet in the course of the training, and where they meet when all stop. Who waits at the one can go
-    to
-    the other meanwhile.
+    to the other meanwhile.
 
     Args:
         stopped: called when all have stood still.
@@ -68,8 +67,7 @@ class Meetings:
 
     def _count_on(self, message: Message) -> None:
         """A stop, where this server was started again and nobody has told of one: all who were at the last one are
-        lost. Whom they have
-        let in learned its number from them, but after its HELLO."""
+        lost. Whom they have let in learned its number from them, but after its HELLO."""
         if self.stops.latest == 0 and self.stops.members.first:
             self.stops.told(ToldSum(message.clock - 1))
 

@@ -56,12 +56,9 @@ class Turns:
     """The requests of one server, those that are new and those that wait.
 
     Args:
-        outlet: where answers go.
-        answer: does what a request asks for; raises NotYet where it has to wait.
-        server: which one this is, for messages.
-        patience_s: how long a request may wait. A SAVE has a limit of its own, and who waits for a worker that saves
-        has more of it.
-        now: the clock.
+        outlet: where answers go. answer: does what a request asks for; raises NotYet where it has to wait. server:
+        which one this is, for messages. patience_s: how long a request may wait. A SAVE has a limit of its own, and who
+        waits for a worker that saves has more of it. now: the clock.
     """
 
     def __init__(

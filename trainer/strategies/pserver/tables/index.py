@@ -127,8 +127,7 @@ class HashIndex(Index):
     """The index for any ids (int64, 0..2^63-1): hashing with linear probing, at most half full (Knuth, vol. 3, 6.4).
 
     The probes of one call advance together: a round looks at the next places of every id that is still searching, so
-    the
-    number of Python steps follows the longest probe, not the number of ids.
+    the number of Python steps follows the longest probe, not the number of ids.
     """
 
     def __init__(self) -> None:

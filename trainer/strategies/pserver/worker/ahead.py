@@ -37,9 +37,8 @@ class Ahead:
         tables: the model's.
 
     Attributes:
-        fetched: ids that have been asked for, and the pull.
-        received: of a checkpoint, ids (U,) and rows (U, D) of the batch that comes, by table; ``place``: its epoch,
-        block and number
+        fetched: ids that have been asked for, and the pull. received: of a checkpoint, ids (U,) and rows (U, D) of the
+        batch that comes, by table; ``place``: its epoch, block and number
             in the block, if its work is leased.
     """
 

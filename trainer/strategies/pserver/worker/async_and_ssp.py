@@ -191,8 +191,8 @@ class PserverAsync(Stale):
     """A worker of strategy=pserver_async: pushes its gradients and goes on, without waiting for other workers.
 
     With ``independent_recv_thread`` what the next batch needs is asked for before this one is computed: nothing is
-    waited
-    for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains it.
+    waited for, and the parameters lack this worker's last push. Without, it is asked for after the push, and contains
+    it.
     """
 
     Options = PserverAsyncStrategy

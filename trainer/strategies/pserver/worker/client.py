@@ -123,8 +123,7 @@ class Client:
 
     def _greet(self, server: int, life: int) -> None:
         """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way.
-        What it tells
-        is meant for that life of the server: it would be old for the next one."""
+        What it tells is meant for that life of the server: it would be old for the next one."""
         self.greeting.add(server)
         self.greetings += 1
         to = [r for r in self.under_way.values() if r.server == server]
@@ -327,8 +326,7 @@ class Client:
 
     def settle(self, requests: Sequence[Request], patience_s: float | None = None) -> list[Message]:
         """As ``wait``, for what the run may go on without. A failure is raised when all of them are answered. Then none
-        of them is
-        under way: a server may still do what it was asked for, and its answer counts no more."""
+        of them is under way: a server may still do what it was asked for, and its answer counts no more."""
         for request in requests:
             request.settles = True
         try:

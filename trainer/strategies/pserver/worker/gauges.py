@@ -94,8 +94,8 @@ class ReadsStatistics:
 
     def samples_applied(self) -> int:
         """The training samples behind the servers' parameters, each push counted once, whoever made it in whichever
-        life. Every push
-        goes to every server: one that was started again lacks what it has lost, and another one has it."""
+        life. Every push goes to every server: one that was started again lacks what it has lost, and another one has
+        it."""
         answers = self.client.wait([self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers])
         return max(int(answer.mapping().get("samples", 0)) for answer in answers)
 

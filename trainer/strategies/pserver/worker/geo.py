@@ -62,9 +62,8 @@ class PserverGeo(CommonStart):
     """A worker of strategy=pserver_geo, with its own replica of the parameters and its own optimizer.
 
     A difference is (local - base) / workers, where base is the servers' value that this worker knows of; the local
-    value
-    then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one begins
-    when it is back. Rows are pulled when they are new here and refreshed when others have changed them.
+    value then moves by what the servers gained beyond it. An exchange is under way while steps go on; the next one
+    begins when it is back. Rows are pulled when they are new here and refreshed when others have changed them.
     """
 
     Options = PserverGeoStrategy
@@ -332,9 +331,8 @@ class PserverGeo(CommonStart):
         """Restore what :meth:`state` returned.
 
         Args:
-            samples: behind what was not pushed yet.
-            again: a server had been started again, perhaps in the middle of that stop. Its part may be older than the
-            base that
+            samples: behind what was not pushed yet. again: a server had been started again, perhaps in the middle of
+            that stop. Its part may be older than the base that
                 this worker had of it, and newer: what this worker has gained counts from what the servers have now.
         """
         super().go_on()

@@ -38,8 +38,7 @@ class Halting:
 
     def _is_quiet(self) -> bool:
         """Whether no push or pull is under way. Not to be asked of each request: one that begins anew with a server is
-        forgotten
-        when that server is started again once more."""
+        forgotten when that server is started again once more."""
         return not any(r.message.verb in (Verb.PULL, Verb.PUSH) for r in self.client.under_way.values())
 
     def _together(self, step: int) -> int:
@@ -52,8 +51,7 @@ class Halting:
 
     def _stopped(self, mine: np.ndarray) -> np.ndarray:
         """(N,) the sum of what all present workers bring while all stand still. The first one comes when the servers
-        have saved, and
-        their copies have written the checkpoint before."""
+        have saved, and their copies have written the checkpoint before."""
         self.client.stops += 1
         return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | SAVES), mine)
 

@@ -121,8 +121,7 @@ class HeldBlocks:
 
     def lease_anew(self, epoch: int, lease: Lease) -> Lease:
         """Make a torn lease once more, now that all is pushed and acknowledged that was computed: servers have it now,
-        and a push
-        must end where it begins and ends."""
+        and a push must end where it begins and ends."""
         return self._lease_of(lease.block, self._begin(epoch, lease.block, NOBODY, 0))
 
     def _lease_of(self, block: int, start: int) -> Lease:
@@ -130,10 +129,8 @@ class HeldBlocks:
 
     def _goes_on(self, epoch: int, block: int, begins: int) -> int:
         """Where this worker goes on in a block of which all servers have the batches before ``begins``. What it has
-        computed from there
-        on is not done again. If a server was started again in the middle of the block, what is computed may lie behind
-        batches that
-        are lost: then the block's end is still to come."""
+        computed from there on is not done again. If a server was started again in the middle of the block, what is
+        computed may lie behind batches that are lost: then the block's end is still to come."""
         own = [(first, stop) for e, b, first, stop in self._computed if (e, b) == (epoch, block)]
         start = max([begins, *(stop for first, stop in own if first == begins)])
         behind = any(first != begins for first, _ in own)
@@ -153,8 +150,7 @@ class HeldBlocks:
 
     def _begin(self, epoch: int, block: int, rank: int, life: int) -> int:
         """End the life that had the block, at all servers, and go on where the first of them ends. A push must be new
-        to
-        a server or known to it as a whole: it ends wherever what a server has applied begins or ends."""
+        to a server or known to it as a whole: it ends wherever what a server has applied begins or ends."""
         body = {"rank": rank, "life": life, "epoch": epoch, "block": block}
         asks = [self.client.ask(s, Message(Verb.FENCE, records=[text(body)])) for s in self.client.servers]
         answers = [answer.need(Kind.WORK).tolist() for answer in self.client.wait(asks)]

@@ -20,11 +20,10 @@ class Own:
     """A worker's own share in a checkpoint; empty if it was written by a strategy whose workers have the optimizer.
 
     Attributes:
-        rank, workers, servers: whose it is, of how many, and how many servers there are.
-        steps: done by the worker, done before it, and the time of the last event.
-        work: computed and not pushed. feedback: of what was pushed. ahead: the next batch's rows. mode: what the mode
-        adds.
-        places: the order of the elements in servers' vectors; none: of an older trainer, as now.
+        rank, workers, servers: whose it is, of how many, and how many servers there are. steps: done by the worker,
+        done before it, and the time of the last event. work: computed and not pushed. feedback: of what was pushed.
+        ahead: the next batch's rows. mode: what the mode adds. places: the order of the elements in servers' vectors;
+        none: of an older trainer, as now.
     """
 
     rank: int = -1

@@ -24,10 +24,8 @@ class Over(Missing):
 
 @dataclass(slots=True)
 class Request:
-    """A request of this worker to one server, and its answer once it is there.
-    ``greets``: it comes before all others at a server that was started again. ``settles``: what it fails with is told
-    to who
-    waits for it alone."""
+    """A request of this worker to one server, and its answer once it is there. ``greets``: it comes before all others
+    at a server that was started again. ``settles``: what it fails with is told to who waits for it alone."""
 
     server: int
     message: Message

@@ -1,8 +1,7 @@
 """Finds a server that is gone while a worker waits for a checkpoint, for which it has far more patience than usual.
 
 On one host the launcher sees that a server has ended. Of a host that is cut off, or has no power, nobody tells. So
-servers on
-other hosts are asked for a sign of life.
+servers on other hosts are asked for a sign of life.
 """
 
 from __future__ import annotations
