@@ -12,12 +12,11 @@ on."""
 
 
 class NotYet(Exception):
-    """Raised by a handler whose request has to wait: for whom, at what. ``limited``: few of a worker's requests wait
-    there."""
+    """Raised by a handler whose request has to wait: for whom, at what."""
 
-    def __init__(self, ranks: list[int], what: str, limited: bool = True) -> None:
+    def __init__(self, ranks: list[int], what: str) -> None:
         super().__init__(what)
-        self.ranks, self.what, self.limited = ranks, what, limited
+        self.ranks, self.what = ranks, what
 
 
 def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:

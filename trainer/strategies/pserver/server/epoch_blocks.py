@@ -43,11 +43,6 @@ class Epoch:
         """Whether every block of the epoch is finished or dropped."""
         return len(self.finished) + len(self.dropped) >= self.blocks
 
-    def has_given(self, block: int) -> bool:
-        """Whether a block from ``next`` on was handed out before: workers have told a server of it that was started
-        again, which may have saved it since, or lost the worker."""
-        return any(block in those for those in (self.out, self.finished, self.kept, self.dropped))
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -73,10 +68,6 @@ class Leases:
         self.epoch = Epoch(-1, 0)
         self.dropped = 0
         self.taken_over = 0
-        self.unsure = False
-        """This server was started again, now or before the checkpoint that it goes on from, and may have handed out any
-        block before:
-        other servers may have a part of it."""
 
     def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
         """Called for a worker that reports finished blocks and asks for another; None: it has to wait."""
@@ -100,12 +91,10 @@ class Leases:
             now.out[block] = holder
             self.taken_over += 1
             return Answer(block, before)
-        while now.has_given(now.next):
-            now.next += 1
         if now.next < now.blocks:
             block, now.next = now.next, now.next + 1
             now.out[block] = holder
-            return Answer(block, again=self.unsure)
+            return Answer(block)
         return Answer(over=True) if now.over else None
 
     def holders(self) -> list[int]:
@@ -146,7 +135,6 @@ class Leases:
             "finished": list(Intervals((b, b + 1) for b in now.finished)),
             "dropped": sorted(now.dropped),
             "kept": sorted(whose.items()),
-            "unsure": self.unsure,
         }
 
     def load(
@@ -158,33 +146,12 @@ class Leases:
         finished: Iterable[tuple[int, int]],
         dropped: Iterable[int],
         kept: Iterable[tuple[int, int]],
-        unsure: bool = False,
     ) -> None:
         """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker
         that there is no more (``workers``: how many there are) to anybody."""
-        self.unsure = unsure
         done = {block for start, stop in finished for block in range(start, stop)}
         whose = {block: rank if rank < workers else NOBODY for block, rank in kept}
         self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=whose)
-
-    def come_back(self) -> None:
-        """This server was started again. Workers tell which blocks they have and have finished; of all others nobody
-        knows whether they were handed out."""
-        self.unsure = True
-
-    def told(self, holder: Holder, epoch: int, blocks: int, held: Iterable[int], finished: Iterable[int]) -> None:
-        """A worker tells a server that was started again what it has of an epoch, and has finished."""
-        if epoch > self.epoch.number:
-            self.epoch = Epoch(epoch, blocks)
-        if epoch < self.epoch.number:
-            return
-        now = self.epoch
-        for block in finished:
-            now.kept.pop(block, None)
-            now.finished.add(block)
-        for block in held:
-            now.kept.pop(block, None)
-            now.out[block] = holder
 
 
 class Progress:
@@ -196,15 +163,12 @@ class Progress:
     def __init__(self) -> None:
         self.epoch = -1
         self.applied: dict[int, Intervals] = {}
-        self.has_lost = False
-        """This server was started again, and lacks what it had applied since its snapshot."""
 
     def covered(self, work: np.ndarray) -> bool:
         """Whether all batches of a push (N, 4: epoch, block, start, stop) are applied already.
 
         Raises:
-            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one. (Where
-                this server was started again, its life before had all of it: the rest is lost.)
+            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one.
         """
         rows = work.tolist()
         covered = [
@@ -214,8 +178,6 @@ class Progress:
             return True
         for (epoch, block, start, stop), known in zip(rows, covered, strict=True):
             if known or (epoch == self.epoch and self._of(block).touches(start, stop)):
-                if self.has_lost:
-                    return True
                 raise Malformed(
                     f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not"
                 )

@@ -96,12 +96,6 @@ class LeaseRequests:
             self.progress.load(**of_server)
         self.leases.load(len(self.members.all), **leases)
 
-    def come_back(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
-        """This server was started again, and had saved that; what came after it is lost, or workers know it."""
-        self.go_on([progress], leases)
-        self.leases.come_back()
-        self.progress.has_lost = True
-
     def applied(self, work: np.ndarray) -> None:
         """Note that the batches (N, 4) of blocks have been pushed and applied."""
         self.progress.mark(work)

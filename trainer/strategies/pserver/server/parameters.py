@@ -73,11 +73,6 @@ class Parameters:
         return self.shard.version if self.shard is not None else 0
 
     @property
-    def applied(self) -> int:
-        """Updates that the parameters have seen: the version, but for numbers that a life before had used."""
-        return self.shard.applied if self.shard is not None else 0
-
-    @property
     def samples(self) -> int:
         """Training samples behind these updates, each push counted once, over all lives of the run."""
         return self.shard.samples if self.shard is not None else 0
@@ -180,17 +175,6 @@ class Parameters:
         if same and not anew and not (moved and isinstance(rule, Async)):
             rule.load({name.removeprefix(RULE): own[name] for name in own if name.startswith(RULE)})
 
-    def come_back(self, part: ServerFile) -> None:
-        """Be what this server was at its snapshot: it was started again, and needs no START.
-
-        Args:
-            part: this server's own.
-        """
-        shard = self._shard(Layout.parsed(part.layout))
-        rule = RULES[self.mode](shard, self.members, self.strategy)
-        self._be(shard, rule, [part])
-        self.shard, self.rule, self.ready = shard, rule, True
-
     # --- ages and rates --------------------------------------------------------------------------------------------
 
     def grow_older(self, told: int) -> int:
@@ -215,16 +199,9 @@ class Parameters:
 
     def rate(self, message: Message) -> Message:
         """RATE: take the factor of a schedule that goes by validations, which workers see and servers do not."""
-        self.take_scale(float(message.mapping()["scale"]))
-        return Message(Verb.DONE, clock=self.version)
-
-    def take_scale(self, scale: float) -> None:
-        """Take the factor of such a schedule.
-
-        Raises:
-            Malformed: it is none.
-        """
         shard, _ = self.opened()
+        scale = float(message.mapping()["scale"])
         if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:
             raise Malformed(f"a rate of {scale}")
         shard.schedule.scale = scale
+        return Message(Verb.DONE, clock=self.version)

@@ -113,8 +113,8 @@ class Rule:
     def forget(self, rank: int) -> None:
         """Forget a worker's former life: a new one begins and holds nothing."""
 
-    def told(self, rank: int, clock: int | None, ahead: dict[int, int]) -> None:
-        """A worker's steps are told anew (None: it rests until it wakes), and those ``ahead`` of a gap, by push."""
+    def rests_until_it_wakes(self, rank: int) -> None:
+        """Note that a worker takes part from now on, and takes no steps before it says so."""
 
     def commit(self, clock: int, norm: float) -> None:
         """Take the step, now that the norm of the whole gradient is known (two-phase clipping)."""
@@ -343,8 +343,8 @@ class Ssp(Async):
     def forget(self, rank: int) -> None:
         self.overtaking[rank].clear()
 
-    def told(self, rank: int, clock: int | None, ahead: dict[int, int]) -> None:
-        self.clocks[rank], self.overtaking[rank] = NEVER if clock is None else clock, ahead
+    def rests_until_it_wakes(self, rank: int) -> None:
+        self.clocks[rank], self.overtaking[rank] = NEVER, {}
 
     def slowest(self) -> int:
         """Steps of the slowest worker that takes part."""

@@ -58,8 +58,6 @@ class Saving:
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
         self.run_dir, self.board, self.life = run_dir, board, life
-        if board.check([note := SAVING.format(parameters.server)]):  # of a life before
-            board.set(note, "")
         self.writer = writer if parameters.config.checkpoint.background else None
         self.writes = False
         self.untold: tuple[Path, str] | None = None
@@ -145,10 +143,6 @@ class Saving:
         ):
             self.untold = None
         return self.untold is None
-
-    def come_back(self) -> None:
-        """This server was started again: what its life before was writing is lost."""
-        snapshot_parts.give_up(self.run_dir / "checkpoints", self.parameters.server)
 
     @contextmanager
     def _said(self) -> Iterator[None]:

@@ -16,8 +16,7 @@ from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, 
 from trainer.strategies.pserver.server.members import workers
 
 MOST_WAITING = 100
-"""Requests of one worker that may wait here; no client has so many under way, but to a server that was started
-again."""
+"""Requests of one worker that may wait here; no client has so many under way."""
 
 
 class Outlet(Protocol):
@@ -98,10 +97,10 @@ class Turns:
         request = waiting.request
         try:
             answer = self.answer(request)
-        except NotYet as missing:
+        except NotYet:
             if waiting in self.waiting:
                 return False
-            if not missing.limited or sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
+            if sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
                 self.waiting.append(waiting)
                 return False
             answer = self._refused(request, Malformed(f"{MOST_WAITING} of its requests wait already"))

@@ -37,8 +37,7 @@ class Halting:
         return self._together(step)
 
     def _is_quiet(self) -> bool:
-        """Whether no push or pull is under way. Not to be asked of each request: one that begins anew with a server is
-        forgotten when that server is started again once more."""
+        """Whether no push or pull is under way."""
         return not any(r.message.verb in (Verb.PULL, Verb.PUSH) for r in self.client.under_way.values())
 
     def _together(self, step: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,6 @@ class HeldBlocks:
     Attributes:
         must_push: the batch that is computed now is the last before a server's own mark: a push must end with it.
         torn: of the last lease, some server lacks batches before those that another one has, or that are computed here.
-        all_finished: blocks of the present epoch that this worker has finished.
     """
 
     def __init__(self, client: Client) -> None:
@@ -46,9 +44,6 @@ class HeldBlocks:
         self._at_their_end: set[int] = set()
         self._done: list[int] = []
         self._cuts: dict[tuple[int, int], set[int]] = {}
-        self._epoch = -1, 0  # its number and its blocks
-        self._held: set[int] = set()
-        self.all_finished: set[int] = set()
 
     def note(self, work: tuple[int, int, int, bool] | None) -> None:
         """Note that a batch is computed now: its epoch, block, number in it, and whether it is the block's last."""
@@ -80,8 +75,6 @@ class HeldBlocks:
         """Note that nothing more of a block will be pushed."""
         self._at_their_end.discard(block)
         self._done.append(block)
-        self._held.discard(block)
-        self.all_finished.add(block)
 
     def _pending(self, block: int) -> bool:
         return any(computed[1] == block for computed in self._computed)
@@ -91,21 +84,9 @@ class HeldBlocks:
         self.client.take()
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
-        note = partial(self._leased, epoch, blocks)
-        [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]), note)])
+        [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]))])
         told: dict[str, Any] = answer.text()
         return None if told["block"] < 0 and not told["over"] else told
-
-    def _leased(self, epoch: int, blocks: int, answer: Message) -> None:
-        """Note what was handed out."""
-        if epoch != self._epoch[0]:
-            self._epoch, self._held, self.all_finished = (epoch, blocks), set(), set()
-        self._held |= {int(answer.mapping().get("block", -1))} - {-1}
-
-    def told(self) -> dict[str, Any]:
-        """What a restarted server must know about this worker's blocks of the current epoch: held and finished."""
-        epoch, blocks = self._epoch
-        return {"epoch": epoch, "blocks": blocks, "held": sorted(self._held)}
 
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
         """Make the lease of a block that was handed out, starting at the first batch that a server lacks."""

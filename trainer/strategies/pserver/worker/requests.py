@@ -24,8 +24,8 @@ class Over(Missing):
 
 @dataclass(slots=True)
 class Request:
-    """A request of this worker to one server, and its answer once it is there. ``greets``: it comes before all others
-    at a server that was started again. ``settles``: what it fails with is told to who waits for it alone."""
+    """A request of this worker to one server, and its answer once it is there. ``settles``: what it fails with is told
+    to who waits for it alone."""
 
     server: int
     message: Message
@@ -36,7 +36,6 @@ class Request:
     every: float = 0.0
     answer: Message | None = None
     failure: RunFailed | None = None
-    greets: bool = False
     settles: bool = False
 
 

@@ -31,13 +31,12 @@ from trainer.strategies.pserver.worker.own_share import Own, Places, feedback_in
 from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
-from trainer.strategies.pserver.worker.retelling import Retelling
 from trainer.weights.server_files import part_name
 
 LEASE_LOOK_S = 0.02
 
 
-class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
+class PserverWorker(Halting, ReadsStatistics, Strategy):
     """Base class of the workers of parameter servers, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
@@ -96,7 +95,6 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         self.ahead = Ahead(self.remote)
         self.pulls = WorkerPulls(self.client, self.dense, self.remote, self.dtype, self.holds_rows)
         self.encoder = PushEncoder(self.remote, servers, self.wire)
-        self.retell()
 
     @property
     def io_threads(self) -> int:
@@ -250,7 +248,7 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
     def _met(self, message: Message, mine: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
         """(N,) the sum of what all present workers bring."""
         message.records = [Record(Kind.NUMBERS, mine)]
-        answer = self.client.meet(message, self.keep_sum(message), look)
+        answer = self.client.meet(message, look)
         self.present = answer.need(Kind.IDS).tolist()
         return answer.need(Kind.NUMBERS).copy()
 
