@@ -87,8 +87,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[zygote.PLACE] = held.place
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, see ``tests/scheduling.py``."""
+    """Mark the cases that ``make test`` leaves out; the longest tests begin first, see ``tests/scheduling.py``."""
+    for item in items:
+        if (short := item.get_closest_marker("short")) and item.callspec.id not in short.args:
+            item.add_marker("all")
     items.sort(key=lambda item: scheduling.place(item.nodeid))
 
 
