@@ -90,9 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases that ``make test`` leaves out; the longest tests begin first, see ``tests/scheduling.py``."""
+    seen: set[str] = set()
     for item in items:
-        if (short := item.get_closest_marker("short")) and item.callspec.id not in short.args:
+        function = item.nodeid.partition("[")[0]
+        if function in seen and scheduling.starts_processes(item.nodeid):
             item.add_marker("all")
+        seen.add(function)
     items.sort(key=lambda item: scheduling.place(item.nodeid))
 
 
