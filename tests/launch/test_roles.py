@@ -19,8 +19,8 @@ from tests.runs import environment, read, trainer, zygote
 from tests.zygote import Started
 from trainer.errors import RunFailed
 from trainer.launch.in_process import alone
-from trainer.launch.whereabouts import VARIABLES
-from trainer.launch.whereabouts import environment as environment_of_this_process
+from trainer.launch.process_reports import VARIABLES
+from trainer.launch.process_reports import environment as environment_of_this_process
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 
 DIGITS = (
