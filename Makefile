@@ -66,6 +66,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/count.py --check
+	$(BIN)/python .ci/words.py --check
 
 types: install-dev
 	$(BIN)/mypy
