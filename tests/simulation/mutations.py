@@ -464,8 +464,9 @@ def rows_of_a_checkpoint_are_taken_for_any_batch(original: Any, self: ahead.Ahea
     return original(self)
 
 
-@replaces(held_blocks.HeldBlocks, "lease_anew")
-def a_torn_block_is_leased_without_what_was_just_pushed(_: Any, self: Any, epoch: int, lease: Any) -> Any:
+@replaces(held_blocks.HeldBlocks, "lease")
+def pending_work_travels_with_a_block_that_only_some_servers_have(original: Any, self: Any, *told: Any) -> Any:
+    lease, self.torn = original(self, *told), False
     return lease
 
 

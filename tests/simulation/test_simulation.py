@@ -70,7 +70,6 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 7319),
     "rows_of_a_checkpoint_are_taken_for_any_batch": (None, 1010722),
-    "a_torn_block_is_leased_without_what_was_just_pushed": (None, 1007902),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
     "a_checkpoint_forgets_what_is_computed_and_not_pushed": (None, 421),
     "blocks_of_workers_that_are_no_more_are_forgotten": (None, 279),

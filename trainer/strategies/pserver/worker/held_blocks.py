@@ -33,7 +33,7 @@ class HeldBlocks:
 
     Attributes:
         must_push: the batch that is computed now is the last before a server's own mark: a push must end with it.
-        torn: of the last lease, some server lacks batches before those that another one has, or that are computed here.
+        torn: of the last lease, some server lacks batches that another one has.
     """
 
     def __init__(self, client: Client) -> None:
@@ -89,36 +89,21 @@ class HeldBlocks:
         return None if told["block"] < 0 and not told["over"] else told
 
     def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
-        """Make the lease of a block that was handed out, starting at the first batch that a server lacks."""
-        block = int(told["block"])
-        start, self.torn = 0, False
+        """Make the lease of a block that was handed out, starting at the first batch that a server lacks.
+
+        What this worker has computed of a block that it had before a checkpoint is not done again.
+        """
+        block, start, self.torn = int(told["block"]), 0, False
         if told["fence"]:
             rank, life = told["fence"]
             start = self._begin(epoch, block, rank, life)
             print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
         elif told.get("again"):
-            start = self._goes_on(epoch, block, self._begin(epoch, block, NOBODY, 0))
-        return self._lease_of(block, start)
-
-    def lease_anew(self, epoch: int, lease: Lease) -> Lease:
-        """Make a torn lease once more, now that all is pushed and acknowledged that was computed: servers have it now,
-        and a push must end where it begins and ends."""
-        return self._lease_of(lease.block, self._begin(epoch, lease.block, NOBODY, 0))
-
-    def _lease_of(self, block: int, start: int) -> Lease:
+            computed = {first: stop for e, b, first, stop in self._computed if (e, b) == (epoch, block)}
+            start = self._begin(epoch, block, NOBODY, 0)
+            start = computed.get(start, start)
+            self.torn = any(bound > start for bound in self._cuts[epoch, block])
         return Lease(block, start, lambda: None if self._pending(block) else self.finished(block))
-
-    def _goes_on(self, epoch: int, block: int, begins: int) -> int:
-        """Where this worker goes on in a block of which all servers have the batches before ``begins``. What it has
-        computed from there on is not done again. If a server was started again in the middle of the block, what is
-        computed may lie behind batches that are lost: then the block's end is still to come."""
-        own = [(first, stop) for e, b, first, stop in self._computed if (e, b) == (epoch, block)]
-        start = max([begins, *(stop for first, stop in own if first == begins)])
-        behind = any(first != begins for first, _ in own)
-        self.torn = behind or any(bound > start for bound in self._cuts.get((epoch, block), ()))
-        if self.torn:
-            self._at_their_end.discard(block)
-        return start
 
     def state(self) -> dict[str, Any]:
         """The batches computed and not yet pushed, for :meth:`load`."""

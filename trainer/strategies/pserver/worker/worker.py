@@ -222,10 +222,9 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
                 yield None
                 self.push_pending()
             lease = self.work.lease(epoch, answer)
-            if self.work.torn:  # no push may combine what only some servers have, or lack, with other batches
+            if self.work.torn:  # no push may combine what only some servers have with other batches
                 yield None
-                self.finish_pushes()
-                lease = self.work.lease_anew(epoch, lease)
+                self.push_pending()
             yield lease
 
     def rest(self) -> None:
