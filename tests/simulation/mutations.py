@@ -329,7 +329,7 @@ def _with_ten_times_the_patience(
     original(self, done, 10.0 * (self.timeout_s + client.MARGIN_S if patience_s is None else patience_s), meanwhile)
 
 
-@replaces(liveness.Liveness, "look_after")
+@replaces(liveness.Liveness, "check_workers")
 def a_lost_goodbye_is_waited_for(original: Any, self: liveness.Liveness) -> None:
     check = self.board.check
 
@@ -517,7 +517,7 @@ def a_server_reads_the_rows_of_one_part_alone(original: Any, self: shard.Shard, 
 
 @replaces(shard.Shard, "_load_tables")
 def a_server_takes_the_rows_of_others_too(original: Any, self: shard.Shard, parts: Any) -> None:
-    with patch.object(self, "mine", lambda number, ids: np.ones(len(ids), dtype=bool)):
+    with patch.object(self, "owns", lambda number, ids: np.ones(len(ids), dtype=bool)):
         original(self, parts)
 
 
@@ -589,9 +589,9 @@ def who_gets_no_answer_does_not_ask_whether_the_server_writes(_: Any, self: clie
 @replaces(machine.Server, "answer")
 def what_is_done_is_told_after_the_answer(_: Any, self: machine.Server, request: Message) -> Message:
     before, answer = self.parameters.version, self._do(request)
-    if before != self.told_done:
-        self.tell_done(before)
-        self.told_done = before
+    if before != self.reported_done:
+        self.report_done(before)
+        self.reported_done = before
     return answer
 
 
@@ -652,7 +652,7 @@ def time_in_a_turn_is_the_silence_of_others(_: Any, self: machine.Server, since:
     return self.ended_turn
 
 
-@replaces(silent_servers.SilentServers, "look")
+@replaces(silent_servers.SilentServers, "check")
 def who_waits_for_a_checkpoint_asks_no_server_for_a_sign_of_life(_: Any, *arguments: Any) -> None:
     pass
 

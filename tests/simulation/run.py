@@ -304,7 +304,7 @@ class Play:
                 shard = server.machine.parameters.shard
                 assert shard is not None
                 ids = np.sort(replica.index.ids())
-                ids = ids[shard.mine(number, ids)]
+                ids = ids[shard.owns(number, ids)]
                 copies, kept = replica.look_up(ids).numpy(), shard.tables[number].pull(ids, create=False).numpy()
                 if np.abs(copies - kept).max(initial=0.0) > 1e-6:
                     raise Violation(
@@ -575,7 +575,7 @@ class Play:
             return
         table = shard.tables[1]
         own = np.arange(1, len(applied) + 1)
-        own = own[shard.mine(1, own) & ~np.isin(own - 1, [*self.moved])]
+        own = own[shard.owns(1, own) & ~np.isin(own - 1, [*self.moved])]
         worth = table.pull(own, create=False).numpy()[:, 0]
         if self.scenario.mode == "sync":  # a step's mean is of those who were there: of a row as of the dense values
             told_twice = np.abs(worth - shard.vector.numpy()[own - 1]).max(initial=0.0) < 1e-6

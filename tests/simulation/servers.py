@@ -39,7 +39,7 @@ from trainer.strategies.pserver.protocol.messages import (
     pack,
     unpack,
 )
-from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.machine import CHECK_S, Server
 
 IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
@@ -167,11 +167,11 @@ class SimulatedServer(Process):
         self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, self.writer)
         self.pulse = 0
         """Updates that the launcher knows of."""
-        self.machine.tell_done = partial(setattr, self, "pulse")
+        self.machine.report_done = partial(setattr, self, "pulse")
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
-        self.news, self.look_after = (-1, -1), self.machine.liveness.look_after
-        self.machine.liveness.look_after = self._look_after  # type: ignore[method-assign]
+        self.news, self.check_workers = (-1, -1), self.machine.liveness.check_workers
+        self.machine.liveness.check_workers = self._check_workers  # type: ignore[method-assign]
         world.after(IDLE_S * world.random.random(), self.idle)
 
     @cached_property
@@ -226,7 +226,7 @@ class SimulatedServer(Process):
     def _has_polled(self) -> None:
         """A real server has had turns without any message until now."""
         if not self.missed_turns and not self.stopped:
-            self.machine.ended_turn = max(self.machine.ended_turn, self.clock() - LOOK_S)
+            self.machine.ended_turn = max(self.machine.ended_turn, self.clock() - CHECK_S)
 
     def turn(self, beats: bool = False) -> None:
         """One turn of the machine for each message, as its loop has them."""
@@ -276,7 +276,7 @@ class SimulatedServer(Process):
         self.busy = self.waited = 0.0
         self.world.at(self.stopped_until, self.goes_on)
 
-    def _look_after(self) -> None:
+    def _check_workers(self) -> None:
         """Who is missing: looked for only if there is a new note, a new life, a silence or its end, because nothing
         else tells it."""
         members = self.machine.members
@@ -284,7 +284,7 @@ class SimulatedServer(Process):
         far = isinstance(self.board, FarBoard) and self.board.disturbed
         if news != self.news or members.silent() or self.machine.liveness.asked or far:
             self.news = news
-            self.look_after()
+            self.check_workers()
 
     def _save(self, message: Message) -> Message:
         folder = str(self.machine.saving.run_dir.resolve() / message.mapping()["folder"])

@@ -15,7 +15,7 @@ from tests.notes import Notes
 from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Run, declared
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Record, Verb, text
-from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.machine import CHECK_S, Server
 from trainer.strategies.pserver.server.part_writer import PartWriter
 
 OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
@@ -107,5 +107,5 @@ class Played:
 
     def later(self) -> None:
         """Some time later it looks around."""
-        self.now += 2 * LOOK_S
+        self.now += 2 * CHECK_S
         self.server.turn([])

@@ -64,10 +64,10 @@ def kill(*_: Any) -> None:
 def test_what_a_worker_takes_for_done_the_launcher_counts_as_lost(first: Played, tmp_path: Path, death: str) -> None:
     path = pulse.make(tmp_path / "pulse")
     shown = pulse.Pulse(str(path))
-    first.server.tell_done = shown.update
+    first.server.report_done = shown.update
     first.pushes(0, 3, 3, 4)
     if death == "before the launcher can know":
-        first.server.tell_done = kill
+        first.server.report_done = kill
     elif death == "before the answer":
         first.answer = kill  # type: ignore[method-assign]
     else:

@@ -165,10 +165,10 @@ class Message:
         Raises:
             Malformed: it is something else.
         """
-        told = self.text()
-        if not isinstance(told, dict):
+        value = self.text()
+        if not isinstance(value, dict):
             raise Malformed(f"{self.verb.name} with a text that is no mapping")
-        return told
+        return value
 
 
 def text(value: Any) -> Record:

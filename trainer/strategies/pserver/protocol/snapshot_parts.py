@@ -73,8 +73,8 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     def fetch(temporary: Path) -> None:
         with temporary.open("wb") as file:
             while True:
-                told, some = ask(file.tell())
-                seal.update(told)
+                sealed, some = ask(file.tell())
+                seal.update(sealed)
                 if not some.size:
                     break
                 file.write(some.data)

@@ -22,8 +22,8 @@ class NotYet(Exception):
 def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:
     """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because
     the server cannot go on without another one; ``missing``: the workers for whom it has waited in vain."""
-    told = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
-    return Message(Verb.FAILED, records=[text(told)])
+    body = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
+    return Message(Verb.FAILED, records=[text(body)])
 
 
 def not_arrived(names: str, what: str, limit: str) -> str:

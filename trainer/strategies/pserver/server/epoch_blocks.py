@@ -1,5 +1,19 @@
 """Work is leased: server 0 hands out blocks of an epoch; a block ends only when its pushes are acknowledged."""
 
+# States of a block of the present epoch, at server 0:
+#   not handed out -> out -> finished
+#                     out -> orphaned -> out       its holder was lost; whoever takes it over fences that life first
+#                     out -> dropped               its holder was lost, with data.on_lost_worker=drop
+#   kept -> out                                    it was out at the checkpoint from which the run goes on
+# Who moves it: LEASE (out, finished), `lose` (orphaned, dropped), `load` (kept). A kept block goes to the worker that
+# had it; if that one is lost, or there is no such worker any more, to anybody.
+#
+# What must always hold:
+# - A block has one holder. It is finished when its holder says so, which it does after all servers have acknowledged
+#   all its pushes. The next epoch begins when all blocks are finished or dropped.
+# - `Progress` counts the applied batches of each block at this server as intervals. Each batch is applied once, whoever
+#   pushes it: a push is new as a whole, or known as a whole.
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -116,7 +130,7 @@ class Leases:
     def let_go(self, rank: int) -> None:
         """Keep no block for a worker any more: the life that had it is over."""
         now = self.epoch
-        for block in [b for b, whose in now.kept.items() if whose == rank]:
+        for block in [b for b, owner in now.kept.items() if owner == rank]:
             if self.take_over:
                 now.kept[block] = NOBODY
             else:
@@ -127,14 +141,14 @@ class Leases:
     def state(self) -> dict[str, Any]:
         """The blocks of the present epoch as plain numbers, for ``load``."""
         now = self.epoch
-        whose = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
+        owners = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
         return {
             "epoch": now.number,
             "blocks": now.blocks,
             "next": now.next,
             "finished": list(Intervals((b, b + 1) for b in now.finished)),
             "dropped": sorted(now.dropped),
-            "kept": sorted(whose.items()),
+            "kept": sorted(owners.items()),
         }
 
     def load(
@@ -150,8 +164,8 @@ class Leases:
         """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker
         that there is no more (``workers``: how many there are) to anybody."""
         done = {block for start, stop in finished for block in range(start, stop)}
-        whose = {block: rank if rank < workers else NOBODY for block, rank in kept}
-        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=whose)
+        owners = {block: rank if rank < workers else NOBODY for block, rank in kept}
+        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=owners)
 
 
 class Progress:

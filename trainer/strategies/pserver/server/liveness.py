@@ -1,5 +1,20 @@
 """HELLO, BYE and lost workers: who is present at a server, and what a loss means for the others."""
 
+# How a worker is lost:
+#   heard -> silent -> ended -> lost       Nothing was heard for lost_after_s: a note asks the launcher to end its
+#                                          process. The launcher ends it and leaves a note; this server reads that and
+#                                          loses it.
+#                   -> heard               It was heard again in time: the note is emptied.
+#                   -> lost                The launcher did not end it within ENDING_S.
+# A server also loses a worker because of a FENCE, of the launcher's note, or of another server's note.
+#
+# What must always hold:
+# - Others do the work of a worker only after its process was ended, or cannot be: else it might wake and go on.
+# - All servers give the same reason, and agree who is lost: the note `fenced/worker/N/LIFE` spreads a loss.
+# - Whatever a lost life sends later is answered FAILED, fenced. Its blocks go to others, its part of open sums is
+#   dropped.
+# - A loss ends the run where it must: in sync with on_lost_worker=stop, and of worker 0 before the start.
+
 from __future__ import annotations
 
 import numpy as np
@@ -117,7 +132,7 @@ class Liveness:
             self.leases.lose(member.rank)
             self._changed()
 
-    def look_after(self) -> None:
+    def check_workers(self) -> None:
         """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a
         process that ended well counts as leaving."""
         silent = self.members.silent()

@@ -1,7 +1,21 @@
-"""One server without sockets and clocks: it is given messages and the time, and hands answers to an outlet.
+"""One parameter server without sockets and clocks: messages and the time come in, answers go to an outlet."""
 
-Every request has one answer, and may come twice. What a verb asks for is done by the object that has that duty.
-"""
+# States of a server:
+#   empty -> loading -> ready -> over
+#   empty: no START has come. Requests that need parameters wait.
+#   loading: the first START has come; rows of torch's own tables may follow. ready: the last START has come.
+#   over: every worker has left or is lost. `server.py` ends the process then.
+# Who moves it: `parameters.py` (START), `liveness.py` (BYE, lost workers).
+#
+# Way of a request: `take` drops it (malformed), fails it (its worker's life is over), or hands it to `turns.py`, which
+# answers it or lets it wait. Each verb has one handler, an object of its own.
+#
+# What must always hold:
+# - A request has one answer, and a copy of it changes nothing. A push is known by its worker's sequence number; START,
+#   SAVE, SHRINK and RATE by (incarnation, number); LEASE and MEET by remembered answers. The others may be repeated.
+# - `report_done` is called before an answer leaves: the launcher knows of every update that a worker takes for done.
+# - Time in which the server was stopped or busy is nobody's silence (`_was_away`).
+# - A server never comes back alone. Its death ends all processes of the run, which go back to the newest checkpoint.
 
 from __future__ import annotations
 
@@ -33,7 +47,7 @@ from trainer.weights.server_files import ServerFile, parts_of
 if TYPE_CHECKING:
     from trainer.strategies.pserver.server.part_writer import PartWriter
 
-LOOK_S = 0.2
+CHECK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
 AWAY_S = 0.2
 """A turn that comes so much too late, or lasts so long: the process was stopped, or had no processor."""
@@ -75,15 +89,14 @@ class Server:
         self.liveness = Liveness(
             self.members, self.parameters, self.leases, self.turns, self.meetings, board, stops, most_bytes
         )
-        lose, look = self.liveness.lose, self.liveness.look_after
-        self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
+        lose, read_notes = self.liveness.lose, self.liveness.check_workers
+        self.work = LeaseRequests(self.leases, self.members, lose, read_notes, options.timeout_s, now)
         self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
-        self.started = self.ended_turn = self.looked = now()
+        self.started = self.ended_turn = self.checked_at = now()
         self.done_once: dict[int, tuple[int, int]] = {}
-        self.told_done = 0
-        self.tell_done: Callable[[int], None] = lambda done: None
-        """Told how many updates are done, before an answer is sent: whoever counts what is lost with this server counts
-        all that a worker takes for done."""
+        self.reported_done = 0
+        self.report_done: Callable[[int], None] = lambda done: None
+        """Called with the number of updates done, before an answer that tells of them is sent."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
         self.saving = Saving(
@@ -126,24 +139,24 @@ class Server:
             Missing: no worker is left, or one is lost that the run cannot go on without.
         """
         since = self.now()
-        self._was_away(since - self.ended_turn - LOOK_S)
+        self._was_away(since - self.ended_turn - CHECK_S)
         self.ended_turn = since
         for address, message in messages:
             self.take(address, message)
             since = self._spent(since)
-        if self.ended_turn - self.looked >= LOOK_S:
-            self._look_around(since)
+        if self.ended_turn - self.checked_at >= CHECK_S:
+            self._check_waiting(since)
         if self.over and all(m.lost or m.coming for m in self.members.all):
             lost = {f"worker {m.rank}": m.lost or "it was started again" for m in self.members.all}
-            told = "; ".join(f"{worker}: {why}" for worker, why in lost.items())
-            raise Missing(f"no worker is left ({told})", list(lost))
+            reasons = "; ".join(f"{worker}: {why}" for worker, why in lost.items())
+            raise Missing(f"no worker is left ({reasons})", list(lost))
 
-    def _look_around(self, since: float) -> None:
+    def _check_waiting(self, since: float) -> None:
         """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""
-        self.looked = self.ended_turn
+        self.checked_at = self.ended_turn
         again = [self.turns.try_again] * self.saving.has_written()  # that may be what a request waits for
-        for look in (self.liveness.look_after, self.turns.end_overdue, *again):
-            look()
+        for check in (self.liveness.check_workers, self.turns.end_overdue, *again):
+            check()
             since = self._spent(since)
 
     def _spent(self, since: float) -> float:
@@ -158,8 +171,8 @@ class Server:
     def _was_away(self, seconds: float) -> None:
         """Time in which this server took nothing is nobody's silence: everybody gets it again."""
         if seconds > AWAY_S:
-            for given in (self.members, self.work, self.turns):
-                given.away(seconds)
+            for part in (self.members, self.work, self.turns):
+                part.away(seconds)
 
     def take(self, address: bytes, message: Message) -> None:
         """Take one message: a heartbeat, a malformed one, one of a life that is over, or a request."""
@@ -186,9 +199,9 @@ class Server:
         except NotFinite:
             self.count["nonfinite"] += 1
             raise
-        if (done := self.parameters.version) != self.told_done:
-            self.tell_done(done)
-            self.told_done = done
+        if (done := self.parameters.version) != self.reported_done:
+            self.report_done(done)
+            self.reported_done = done
         return answer
 
     def _do(self, request: Message) -> Message:

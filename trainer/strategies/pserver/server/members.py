@@ -1,5 +1,17 @@
 """The workers as one server sees them: lives, watermarks of pushes, and who is gone."""
 
+# States of a worker, as one server sees it:
+#   expected -> present -> left            expected: no HELLO yet; it counts as present, and others wait for it.
+#                       -> lost -> coming -> present
+# Who moves it: HELLO (present; coming, with the flag COMES), ADMIT (coming -> present), BYE or the launcher's note that
+# its process ended well (left), `Liveness.lose` (lost).
+#
+# What must always hold:
+# - A life is named by a random number, the same at all servers. A fenced life never takes part again.
+# - An incarnation counts the lives that this server has heard of, so servers may differ. A message of another
+#   incarnation than the present one is answered FAILED, fenced.
+# - A watermark says which pushes are done, as a number and a set above it: messages overtake each other.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

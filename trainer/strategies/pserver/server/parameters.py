@@ -96,14 +96,14 @@ class Parameters:
 
     def start(self, message: Message) -> Message:
         """START: take the first worker's parameters, or saved ones, as the start. Rows may follow in more messages."""
-        told = message.mapping()
+        body = message.mapping()
         if message.rank != 0:
             raise Malformed("the start is worker 0's to make")
         if self.ready:  # it was started again; the others are under way
             return Message(Verb.DONE, clock=self.version)
-        last = bool(told["last"])
+        last = bool(body["last"])
         if self.shard is None:
-            self._begin(checks.layout(told), message)
+            self._begin(checks.layout(body), message)
         elif not (self.resume or self.strategy.load_from):
             rows = checks.rows(self.shard, message)
             if self.finite_only:
@@ -177,14 +177,14 @@ class Parameters:
 
     # --- ages and rates --------------------------------------------------------------------------------------------
 
-    def grow_older(self, told: int) -> int:
+    def grow_older(self, age: int) -> int:
         """Raise the age of rows to what a worker tells, if it is greater: what a slow worker touches is touched now.
         Returns it."""
         shard, _ = self.opened()
         if not self.age and self.strategy.evict_by != STEPS:
             for table in shard.tables.values():
-                table.count_from(told)
-        self.age = max(self.age, told + self.age_before)
+                table.count_from(age)
+        self.age = max(self.age, age + self.age_before)
         return self.age
 
     def shrink(self, message: Message) -> Message:

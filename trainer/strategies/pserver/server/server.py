@@ -23,7 +23,7 @@ from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import opened_ledger
-from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.machine import CHECK_S, Server
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 
@@ -40,7 +40,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     descriptors.keep_reserve()
     assert seat.store is not None
     server, socket = open_server(seat, run)
-    server.tell_done = Pulse(seat.pulse).update
+    server.report_done = Pulse(seat.pulse).update
     try:
         seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
         print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
@@ -84,13 +84,13 @@ def _run_to_end(server: Server, socket: ServerSocket) -> None:
         RunFailed: as ``serve``.
     """
     while not server.over:
-        server.turn(socket.receive(int(1000 * LOOK_S)))
+        server.turn(socket.receive(int(1000 * CHECK_S)))
 
 
 def _leave_statistics(server: Server, run_dir: Path) -> None:
     """When a server ends: print its counts into its log, and write them as ``server.N.json`` where the run's folder is
     there."""
-    told = json.dumps(server.statistics(), indent=1)
-    print(told, flush=True)
+    statistics = json.dumps(server.statistics(), indent=1)
+    print(statistics, flush=True)
     if run_dir.is_dir():
-        replace_file(run_dir / f"server.{server.number}.json", told)
+        replace_file(run_dir / f"server.{server.number}.json", statistics)

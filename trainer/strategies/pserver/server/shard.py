@@ -111,7 +111,7 @@ class Shard:
             for spec in self.layout.tables
         }
 
-    def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
+    def owns(self, table: int, ids: np.ndarray) -> np.ndarray:
         """Which rows of a table live in this shard: (N,) bool."""
         return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
 
@@ -280,7 +280,7 @@ class Shard:
                 if isinstance(tensors, ServerFile) and tensors.tables[table.name].kernel != table.kernel.name:
                     own |= {"rows": table.with_fresh_state(own["rows"])}
                     table.began = self.version
-                table.load(own, partial(self.mine, number))
+                table.load(own, partial(self.owns, number))
 
     def _remember(self, name: str, value: float) -> None:
         """A number of the optimizer's: for its own rate, and for rates of which nothing is saved."""

@@ -1,5 +1,15 @@
 """MEET: sums over the present workers, at which they meet."""
 
+# States of a sum: open -> complete -> forgotten. Sums are numbered from 1, and the next one opens when the latest is
+# complete. There are two rows of them: those of the training, and those at which all stop for a checkpoint.
+# Who moves it: MEET of the last present worker completes it, and so does the loss of the last missing one, because all
+# waiting requests are tried again then. The KEPT sums before the latest are remembered for copies of requests.
+#
+# What must always hold:
+# - A sum has each present worker once, added in the order of the ranks. All get the same answer: values, and who was
+#   present.
+# - What a lost worker had brought counts, unless its next life was let in before the sum was complete (`forget`).
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,15 @@
 """The workers of strategy=pserver_async and pserver_ssp, which push gradients without a common step."""
 
+# A gradient's way: computed -> merged -> pushed -> acknowledged. `step` merges it and pushes what is merged, unless too
+# many pushes are unanswered and the merge may still grow. `send` waits for room; `finish_pushes` for all answers.
+#
+# States of a worker in ssp: stepping (`done` steps) -> resting -> stepping.
+# It rests at meetings, while it waits for work, and while all stop; it wakes with the steps of the slowest other
+# worker. Servers may answer WAKES with different numbers: then RESUMES tells all of them the greatest.
+#
+# What must always hold: every step of a worker that does not rest begins with a pull that the servers answer only when
+# the slowest worker is near enough; a worker that rests takes no step.
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -113,8 +123,8 @@ class Stale(CommonStart):
     def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
         self.merged += 1
         self.merged_samples += samples
-        for mine, new in zip(self.merged_dense, dense, strict=False):
-            mine += new
+        for merged, new in zip(self.merged_dense, dense, strict=False):
+            merged += new
         self.merged_dense = self.merged_dense or dense
         for number, part in rows.items():
             self.merged_rows.setdefault(number, []).append(part)

@@ -4,6 +4,19 @@ No socket, no thread and no clock is here (they are the connections'), so the sa
 tests/simulation.
 """
 
+# States of a request: under way -> answered | failed. `ask` sends it and notes it in `under_way`; its answer removes
+# it. A request without an answer is sent again after 2, 4, 8 and then every 16 s, as the same bytes. So a server may
+# get it several times, and answers each.
+# Who moves it: `take` takes in answers, and is called by all that waits. Nothing happens between two calls.
+#
+# What must always hold:
+# - Numbers of requests and of pushes only rise within a life. The pushes of a life begin after the greatest number that
+#   any server knows of the lives before.
+# - The buffers of a request do not change before it is answered.
+# - A wait ends by the answer, by a failure, or after its patience with the names of those that did not answer. Time in
+#   which this process was stopped, or did something else meanwhile, does not count; a server that writes its part of a
+#   checkpoint gets more, SAVE_S in all.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -283,7 +296,7 @@ class Client:
                 deadline += late
                 self.silent.away(late)
             self.take()
-            self.silent.look(patience_s)
+            self.silent.check(patience_s)
             if late >= 0.0:
                 self._send_again()
             if meanwhile is not None:

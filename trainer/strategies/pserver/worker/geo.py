@@ -1,5 +1,15 @@
 """The worker of strategy=pserver_geo: trains locally, and every k_steps exchanges differences with the servers."""
 
+# An exchange: none -> under way -> folded. `begin_exchange` pushes the differences since the last one; `fold` takes the
+# servers' answers in, when all are there. Steps go on meanwhile, and one exchange is under way at a time.
+#
+# What must always hold, for each value:
+# - base: the servers' value, as this worker knows it. local: the value that it computes with.
+# - A push carries (local - base) / workers. When it is answered, local moves by what the servers have gained beyond
+#   this worker's share, so local - base is what is not pushed yet.
+# - A row is pulled once and then kept; the answer to an exchange has the rows that others changed since `cursors`.
+# - Rows that were asked for are inserted before an answer is folded, which may be newer (`take_in`).
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,19 @@
 """A worker's leased blocks: which batches its next push covers, and which blocks it has finished."""
 
+# States of a batch of a leased block: leased -> computed -> under way -> acknowledged by all servers.
+# States of a block: held -> at its end (its last batch is computed) -> finished (nothing of it is computed or under
+# way).
+# Who moves them: `note` (computed, at its end), `covered` (a push is made), `acknowledged` (all servers have answered
+# it).
+#
+# What must always hold:
+# - A push names all batches that it covers, and a server takes it as a whole or knows it as a whole. So a push ends
+#   wherever what some server has of the block begins or ends (`_cuts`, `must_push`), and what is computed of other
+#   blocks is pushed before a block is begun of which only some servers have a part (`torn`, or taken over with a
+#   fence).
+# - A block is reported as finished after all servers have acknowledged all its pushes: what is lost with this worker is
+#   known to be lost.
+
 from __future__ import annotations
 
 from collections import Counter
@@ -85,20 +99,20 @@ class HeldBlocks:
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
         [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]))])
-        told: dict[str, Any] = answer.text()
-        return None if told["block"] < 0 and not told["over"] else told
+        answered: dict[str, Any] = answer.text()
+        return None if answered["block"] < 0 and not answered["over"] else answered
 
-    def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
+    def lease(self, epoch: int, answered: Mapping[str, Any]) -> Lease:
         """Make the lease of a block that was handed out, starting at the first batch that a server lacks.
 
         What this worker has computed of a block that it had before a checkpoint is not done again.
         """
-        block, start, self.torn = int(told["block"]), 0, False
-        if told["fence"]:
-            rank, life = told["fence"]
+        block, start, self.torn = int(answered["block"]), 0, False
+        if answered["fence"]:
+            rank, life = answered["fence"]
             start = self._begin(epoch, block, rank, life)
             print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
-        elif told.get("again"):
+        elif answered.get("again"):
             computed = {first: stop for e, b, first, stop in self._computed if (e, b) == (epoch, block)}
             start = self._begin(epoch, block, NOBODY, 0)
             start = computed.get(start, start)

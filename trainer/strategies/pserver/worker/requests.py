@@ -39,12 +39,12 @@ class Request:
     settles: bool = False
 
 
-def failure_of(told: Mapping[str, Any]) -> RunFailed:
+def failure_of(body: Mapping[str, Any]) -> RunFailed:
     """The error of a request to which a server has answered FAILED."""
-    why = str(told["why"])
-    if told.get("fenced"):
+    why = str(body["why"])
+    if body.get("fenced"):
         return Fenced(why)
-    who = [f"worker {rank}" for rank in told.get("missing", ())]
-    if told.get("over"):
+    who = [f"worker {rank}" for rank in body.get("missing", ())]
+    if body.get("over"):
         return Over(why, who)
     return Missing(why, who) if who else RunFailed(why)
