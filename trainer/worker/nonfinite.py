@@ -19,7 +19,7 @@ import torch
 
 from trainer.data.feed import Batch
 from trainer.errors import NotFinite
-from trainer.run_folder.back_to_checkpoint import REPORT
+from trainer.run_folder.reset_files import REPORT
 from trainer.wording import counted
 from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report, not_finite
 from trainer.worker.training import Training

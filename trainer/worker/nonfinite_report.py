@@ -14,8 +14,8 @@ from torch import nn
 from trainer.data.feed import Batch
 from trainer.errors import first_line
 from trainer.models.sync_batch_norm import GlooSyncBatchNorm
-from trainer.run_folder.back_to_checkpoint import REPORT
 from trainer.run_folder.json_files import leave
+from trainer.run_folder.reset_files import REPORT
 from trainer.strategies.contract import FullModel
 from trainer.worker.training import Training
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from trainer.data.batch_reordering import Turn
+from trainer.data.batch_reordering import Rewind
 from trainer.data.feed import Batch, Feed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.contract import Loss, Objective, Sums
@@ -35,7 +35,7 @@ class Progress:
         stop: reason to end before the last epoch; empty: there is none.
         validated: step and metrics of the last validation. val_sums: the task's sums of the ``last`` validation and,
         on the worker that keeps the best model, of the ``best`` one.
-        reordered: epochs whose batches come in another order, see :mod:`trainer.data.batch_reordering`.
+        rewinds: returns to a checkpoint; batches then come in another order (:mod:`trainer.data.batch_reordering`).
     """
 
     epoch: int = 0
@@ -48,7 +48,7 @@ class Progress:
     stop: str = ""
     validated: tuple[int, dict[str, float]] = (-1, {})
     val_sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    reordered: tuple[Turn, ...] = ()
+    rewinds: tuple[Rewind, ...] = ()
 
 
 @dataclass(frozen=True)
