@@ -16,7 +16,7 @@ from trainer.cli.explain import usual_values
 from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.planning.kept_runs import AUTO, FRESH
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
 from trainer.wording import typed
 
@@ -143,7 +143,7 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
     """
     from trainer.checkpoint import store
     from trainer.cli.last_lines import short
-    from trainer.planning.kept_runs import AUTO
+    from trainer.planning.find_checkpoint import AUTO
 
     if config.resume.path != AUTO or config.mode != "train" or not compose.named_by_time(config, key):
         return

@@ -37,7 +37,7 @@ from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
-from trainer.planning.kept_runs import AUTO
+from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.tracking_store import try_tracking
 from trainer.run_folder.back_to_checkpoint import POINTS
 from trainer.terminal.screen import Screen

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.job.ready import Ready
 from trainer.planning.eval_and_predict import class_weights_of
-from trainer.planning.loss_checks import BALANCED, balanced_keys
+from trainer.planning.training_checks import BALANCED, balanced_keys
 
 
 def weighed(ready: Ready, early: bool = False) -> Ready:

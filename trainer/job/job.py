@@ -38,8 +38,8 @@ from trainer.job.result import Result
 from trainer.job.uploads import uploading
 from trainer.planning.assignment import Assignment
 from trainer.planning.class_names import CLASSES
+from trainer.planning.find_checkpoint import can_go_on
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:

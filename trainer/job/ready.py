@@ -22,17 +22,16 @@ from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
 from trainer.job.result import tested_before
-from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
-from trainer.planning.batches import FIRST_TRY
+from trainer.planning.batches import FIRST_TRY, single_sample
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
-from trainer.planning.kept_runs import FRESH
-from trainer.planning.loss_checks import check_denominator
-from trainer.planning.plan import Plan, make_plan
-from trainer.planning.resume import Resume
-from trainer.planning.single_samples import single_sample
+from trainer.planning.find_checkpoint import FRESH, find_checkpoint
+from trainer.planning.make_plan import make_plan
+from trainer.planning.plan import Plan
+from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
+from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
@@ -178,7 +177,7 @@ def _get_ready(
         resume = None if folder is None else _of_these_classes(ready, folder)
     ready = weighed(ready, early=True)
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
-    plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
+    plan = replace(as_begun(ready.plan, resume), lacks=lacks)
     sizes = sized if ready.checked.searches else None
     return replace(
         ready,
@@ -202,12 +201,12 @@ def _of_these_classes(ready: Ready, folder: Path) -> Resume:
     other = of_checkpoint(folder.parent.parent, checked.config, checked.source, checked.facts)
     try:
         anew = partial(begins_anew, ready.plan, ready.model, folder)
-        resume = resuming.fit(checked.config, ready.plan, folder, anew)
+        resume = fit(checked.config, ready.plan, folder, anew)
     except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
         if other and not checked.config.resume.allow_changes:
-            raise resuming.other_classes(other, folder) from None
+            raise other_classes(other, folder) from None
         raise
-    return resuming.with_classes(resume, other, checked.config.resume.allow_changes)
+    return with_classes(resume, other, checked.config.resume.allow_changes)
 
 
 def _as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
@@ -280,7 +279,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     if goes_on and not (config.plan or plan.node_rank):
         wait_for_the_life_before(run_dir, say)
     config = fetched(config, plan, say)
-    folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
+    folder = find_checkpoint(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
     check_copies(config, plan, folder)
     return folder
 
