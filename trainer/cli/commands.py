@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,7 @@ def run_one(
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
         run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
-        ready.plan = replace(ready.plan, run_dir=str(run_dir))
+        ready = ready.in_folder(run_dir)
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
     say_result(result, ready, [*flags, *overrides])

@@ -35,7 +35,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.facts.classes) for name in keys
     ):
         weights = {name: known[name] for name in keys}
-        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
+        return replace(ready.with_plan(class_weights=weights), counted=True)
     try:
         labels = _labels(ready)
     except Exception:
@@ -44,7 +44,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         raise
     with ready.checked.lacks:
         weights = _weights(ready, keys, of_samples, labels)
-        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
+        return replace(ready.with_plan(class_weights=weights), counted=True)
     return ready
 
 
