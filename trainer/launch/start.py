@@ -19,13 +19,12 @@ from trainer.host.signals import Grace
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
-from trainer.planning.hosts import hosts_of
+from trainer.planning.find_checkpoint import can_go_on, has_begun, keeps
+from trainer.planning.hosts import hosts_of, listens_at
+from trainer.planning.launch_role import peers
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on, has_begun, keeps
 from trainer.planning.run_secret import secret_of_hosts
-from trainer.planning.server_hosts import listens_at
-from trainer.planning.started_one_by_one import peers
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine

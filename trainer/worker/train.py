@@ -27,8 +27,8 @@ from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
+from trainer.planning.find_checkpoint import keeps
 from trainer.planning.plan import Plan
-from trainer.planning.resume import keeps
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
