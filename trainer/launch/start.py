@@ -114,9 +114,8 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     from trainer.launch.started_process import Role
 
     roles, survives = [], plan.traits.survives
-    # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
-    # answered
-    again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
+    # a worker alone: where a server dies, all go back to the newest checkpoint
+    again = survives and plan.leased and keeps(config, plan) and plan.nnodes == 1
     for name in plan.roles:
         if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"
@@ -129,7 +128,7 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
                     [p.device for p in mine],
                     mine[0].rank,
                     apart=survives and not is_server,
-                    again=again and (is_server or plan.leased),
+                    again=again and not is_server,
                     ports=ports,
                 )
             )
