@@ -90,7 +90,7 @@ class ServerFile:
     @cached_property
     def tables(self) -> dict[str, TableFacts]:
         """The facts of the server's tables, by name."""
-        return {name: TableFacts(**told) for name, told in self.meta["tables"].items()}
+        return {name: TableFacts(**facts) for name, facts in self.meta["tables"].items()}
 
     @cached_property
     def full(self) -> ServerFile | None:

@@ -15,7 +15,7 @@ from trainer.checkpoint.streamed import Streamed
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
-from trainer.optim.carried_state import kept_state, saved_state, taken
+from trainer.optim.carried_state import kept_state, matching_states, saved_state
 from trainer.optim.groups import Rate, optimizer_of
 from trainer.optim.kept_state import KeptState, carry
 from trainer.optim.schedules import Plateau
@@ -256,7 +256,7 @@ class Shard:
         """
         parts = {str(number): part for number, part in enumerate(self.parts)}
         states: States = {name: dict(self.optimizer.state[part]) for name, part in parts.items()}
-        kept = taken(carry(saved_state(saved_by or live.kind, states), live), states, parts)
+        kept = matching_states(carry(saved_state(saved_by or live.kind, states), live), states, parts)
         for (name, part), begun in zip(parts.items(), fresh, strict=True):
             self.optimizer.state[part] = kept.get(name) or dict(begun)
 
