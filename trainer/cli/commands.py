@@ -106,8 +106,8 @@ def _executed(
 
     try:
         with held(ready):
-            if not ready.plan.node_rank:  # hosts may share the folder
-                leave_hydra_files(config, Path(ready.plan.run_dir))
+            if not ready.plan.topology.node_rank:  # hosts may share the folder
+                leave_hydra_files(config, Path(ready.plan.paths.run_dir))
             result = execute(ready, start, overrides, tracker)
         early_signals.job_ended(exit_code(result))
         return result

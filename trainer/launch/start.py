@@ -67,20 +67,20 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         host=told.master_addr,
         here=listens_at(told),
         port=told.master_port,
-        number=plan.node_rank,
-        hosts=plan.nnodes,
+        number=plan.topology.node_rank,
+        hosts=plan.topology.nnodes,
         timeout_s=told.timeout_s,
         patience_s=config.node("strategy").get("timeout_s", told.timeout_s),
         secret=secret_of_hosts(told),
-        interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
+        interface="lo" if plan.topology.nnodes == 1 else _interface(told.master_addr),
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(told),
         labels=[str(peer) for peer in everybody],
         terms=terms(plan, config, assignment),
         watch=assignment.watch or (lambda board: None),
     )
-    entries = [plan.strategy_worker, *plan.entries.values()]
+    entries = [plan.strategy.worker, *plan.strategy.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
-    run_dir = Path(plan.run_dir)
+    run_dir = Path(plan.paths.run_dir)
     saves = partial(has_begun, run_dir) if keeps(config, plan) else lambda: False
     grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
@@ -95,9 +95,9 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         told.hang_timeout_s if config.mode == "train" else None,
         ProcessReports(plan),
         assignment.deaths,
-        plan.restarts > 0,
+        plan.topology.restarts > 0,
     )
-    _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
+    _leave_statistics(Path(plan.paths.run_dir), results.of.get("server", {}))
     if "worker" not in results.of:
         return {"ended": SERVED}
     if not (workers := results.of["worker"]):
@@ -113,23 +113,23 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     """What to start on this host."""
     from trainer.launch.started_process import Role
 
-    roles, survives = [], plan.traits.survives
+    roles, survives = [], plan.strategy.traits.survives
     # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
     # answered
-    again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
-    for name in plan.roles:
-        if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
+    again = survives and not plan.strategy.traits.lockstep and keeps(config, plan) and plan.topology.nnodes == 1
+    for name in plan.topology.roles:
+        if mine := [p for p in plan.topology.processes if p.role == name and p.node == plan.topology.node_rank]:
             is_server = name == "server"
-            ports = _ports(config.launch, plan.roles[name], [p.rank for p in mine]) if is_server else []
+            ports = _ports(config.launch, plan.topology.roles[name], [p.rank for p in mine]) if is_server else []
             roles.append(
                 Role(
                     name,
-                    plan.roles[name],
-                    plan.entries[name],
+                    plan.topology.roles[name],
+                    plan.strategy.entries[name],
                     [p.device for p in mine],
                     mine[0].rank,
                     apart=survives and not is_server,
-                    again=again and (is_server or plan.leased),
+                    again=again and (is_server or plan.batches.leased),
                     ports=ports,
                 )
             )

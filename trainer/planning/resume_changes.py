@@ -268,7 +268,7 @@ def what_watches(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
     """Yield one line for everything besides the optimizer that remembers something, and begins anew or goes on
     otherwise."""
     measures = measures_of(config, about.config)
-    yield from begin_anew(measures, config, plan.facts.task)
+    yield from begin_anew(measures, config, plan.data.facts.task)
     yield from changes(*(list(one.get("callbacks") or ()) for one in (measures.before, measures.now)))
     yield from changed_states(measures.now, plan, about)
 
@@ -295,7 +295,7 @@ def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> It
     yield from _schedule(before, now)
     told, strategy = (one.get("strategy", {}) for one in (before, now))
     for option, value in MEMORIES:
-        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy:
+        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy.name:
             yield (
                 f"what workers have left out of their gradients (strategy.{option}={value}): it is not added to a "
                 f"later update"

@@ -71,9 +71,11 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
-    splits = opened(call_target(config.node("data"), "data"), of_data(plan.facts, plan.labels), *measured(config))
+    splits = opened(
+        call_target(config.node("data"), "data"), of_data(plan.data.facts, plan.data.labels), *measured(config)
+    )
     splits = _streamed(splits, config, plan, seat)
-    order = _make_order(config, plan.facts, splits)
+    order = _make_order(config, plan.data.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     criterion = _make_criterion(config, plan, seat, splits)
     feed = _make_feed(config, plan, seat, strategy, splits, order, criterion)
@@ -87,12 +89,16 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         report=report,
         rhythm=_make_rhythm(config, plan),
         arithmetic=arithmetic(plan.chosen.precision, device),
-        lockstep=plan.traits.lockstep,
-        callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
+        lockstep=plan.strategy.traits.lockstep,
+        callbacks=made(
+            config.callbacks, seat.rank, seat.size, Path(plan.paths.run_dir), plan.length.total_steps, model
+        ),
         own=OwnMetrics(config.metrics, device),
         compiling=", compiling the model" if config.compile else "",
         skeleton=bare,
-        guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
+        guard=KINDS[config.on_nonfinite](
+            seat.rank, seat.size, plan.strategy.traits.lockstep and plan.strategy.traits.same_everywhere
+        ),
     )
     return _following(run, config, plan, seat) if plan.mode == "train" else run
 
@@ -101,10 +107,10 @@ def _following(run: Training, config: RunConfig, plan: Plan, seat: Seat) -> Trai
     """Add to a training worker what follows validations: the best model, averaged weights, early stop."""
     return replace(
         run,
-        keep_best=partial(keep_best, run.model, run.strategy, seat, Path(plan.run_dir)),
+        keep_best=partial(keep_best, run.model, run.strategy, seat, Path(plan.paths.run_dir)),
         ema=averaged_weights(run.model, config.ema),
-        mean=not plan.traits.same_everywhere,
-        early_stop=_early_stop(config.early_stop, plan.lower),
+        mean=not plan.strategy.traits.same_everywhere,
+        early_stop=_early_stop(config.early_stop, plan.objective.lower),
         plateau=is_plateau(config.scheduler._target_),
     )
 
@@ -118,9 +124,9 @@ def measured(config: RunConfig) -> tuple[bool, bool]:
 
 def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
     """Make the worker's :class:`Rhythm` from the config: how long the run is, how often it logs and validates."""
-    told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
+    told, steps = config.execution, UNLIMITED if plan.batches.leased else plan.length.total_steps
     return Rhythm(
-        plan.epochs,
+        plan.length.epochs,
         steps,
         told.log_every,
         told.val_every,
@@ -133,11 +139,11 @@ def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
 def _make_criterion(config: RunConfig, plan: Plan, seat: Seat, splits: Splits) -> Criterion:
     """Make the worker's loss. Balanced weights are the plan's; a trial of batch sizes, which has none, computes
     them."""
-    labels = labels_of(splits.train) if balanced_keys(config) and not plan.class_weights else None
-    known = {name: found[0] if name == "pos_weight" else found for name, found in plan.class_weights.items()}
-    weights = weights_of({**config.loss, **known}, plan.facts.classes, labels)
+    labels = labels_of(splits.train) if balanced_keys(config) and not plan.objective.class_weights else None
+    known = {name: found[0] if name == "pos_weight" else found for name, found in plan.objective.class_weights.items()}
+    weights = weights_of({**config.loss, **known}, plan.data.facts.classes, labels)
     dtype = torch.float64 if plan.chosen.precision == "fp64" else torch.float32
-    return make_criterion(config.loss, weights, plan.denominator, torch.device(seat.device), dtype)
+    return make_criterion(config.loss, weights, plan.objective.denominator, torch.device(seat.device), dtype)
 
 
 def _make_feed(
@@ -150,16 +156,16 @@ def _make_feed(
     criterion: Criterion,
 ) -> Feed:
     """Make the feed of this worker's batches."""
-    facts, chosen, tested = plan.facts, plan.chosen, measured(config)[1] and splits.test is not None
+    facts, chosen, tested = plan.data.facts, plan.chosen, measured(config)[1] and splits.test is not None
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, _make_mixing(config, facts))
     dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
     return Feed(
         splits,
-        training_sampler(config, facts.train_samples, plan.batch_size, seat.rank, seat.size, order),
-        EvaluationSampler(facts.val_samples, plan.val_batch_size, seat.rank, seat.size),
+        training_sampler(config, facts.train_samples, plan.batches.size, seat.rank, seat.size, order),
+        EvaluationSampler(facts.val_samples, plan.batches.val_size, seat.rank, seat.size),
         Placement(splits, torch.device(seat.device), dtype, chosen.channels_last),
-        merge=plan.merge,
+        merge=plan.batches.merge,
         average=config.strategy.gradient_merge.avg,
         reading=reading,
         limit_train=config.limit_train_batches,
@@ -168,8 +174,8 @@ def _make_feed(
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
-        test=EvaluationSampler(facts.test_samples, plan.val_batch_size, seat.rank, seat.size) if tested else None,
-        outputs=plan.labels,
+        test=EvaluationSampler(facts.test_samples, plan.batches.val_size, seat.rank, seat.size) if tested else None,
+        outputs=plan.data.labels,
         denominator=criterion.denominator,
     )
 
@@ -180,7 +186,7 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     Raises:
         RunFailed: the training data are no stream, or one that cannot be read as ``data.shard`` says.
     """
-    facts, data = plan.facts, config.data
+    facts, data = plan.data.facts, config.data
     if not facts.iterable:
         return splits
     name, train, val, test = str(data._target_), splits.train, splits.val, splits.test
@@ -190,7 +196,9 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
                 f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no "
                 f"stream. Return an IterableDataset, or a function that returns an iterator"
             )
-        part = Part(data.shard, seat.rank, seat.size, plan.global_batch_size, facts.train_samples, data.shuffle_buffer)
+        part = Part(
+            data.shard, seat.rank, seat.size, plan.batches.global_size, facts.train_samples, data.shuffle_buffer
+        )
         train = Streamed(train, f"{name}, the training stream", facts, facts.shape, part)
     if is_stream(val):
         val = Streamed(val, f"{name}, the validation stream", facts, facts.val_shape or facts.shape)
@@ -208,19 +216,25 @@ def _leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
 ) -> MapWork | StreamWork | None:
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
-    if not plan.leased or not isinstance(strategy, LeasesWork):
+    if not plan.batches.leased or not isinstance(strategy, LeasesWork):
         return None
-    sampler, size = config.sampler, plan.batch_size
-    if plan.facts.streams:
+    sampler, size = config.sampler, plan.batches.size
+    if plan.data.facts.streams:
         return StreamWork(splits.train, size, config.seed, sampler.shuffle, strategy.leases)
     everything = DistributedBatchSampler(
-        plan.facts.train_samples, size, 0, 1, config.seed, sampler.shuffle, sampler.drop_last, False, order
+        plan.data.facts.train_samples, size, 0, 1, config.seed, sampler.shuffle, sampler.drop_last, False, order
     )
-    workers, limit = plan.workers, config.limit_train_batches
+    workers, limit = plan.topology.workers, config.limit_train_batches
     updates = config.max_steps * workers if config.max_steps else None
     reader = BlockReader(splits.train, reading)
     return MapWork(
-        reader, everything, plan.lease_batches, limit and limit * workers, plan.merge, updates, strategy.leases
+        reader,
+        everything,
+        plan.batches.lease_batches,
+        limit and limit * workers,
+        plan.batches.merge,
+        updates,
+        strategy.leases,
     )
 
 
@@ -250,7 +264,7 @@ def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
 
 def _make_task(plan: Plan, loss: Criterion) -> Objective:
     """Make the worker's task (binary or classification) from the facts of the data and the loss."""
-    facts = plan.facts
+    facts = plan.data.facts
     if facts.task == "binary":
         return Binary(loss, facts.ceiling.get("auc"))
-    return Classification(loss, facts.classes, plan.labels)
+    return Classification(loss, facts.classes, plan.data.labels)

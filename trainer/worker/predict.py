@@ -69,13 +69,13 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Predict this worker's share of the files; the first worker writes the table. Returns the outcome."""
     config, plan = assignment.config, assignment.plan
     with settings(config, plan, seat), membership(seat, assignment) as strategy:
-        report = Report(Path(plan.run_dir) if seat.rank == 0 else None, plan.total_steps)
+        report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, plan.length.total_steps)
         try:
             model = build_model(config, plan, torch.device(seat.device))
-            fit.load(Path(plan.weights), model)
+            fit.load(Path(plan.model.weights), model)
             strategy.setup(model.eval(), Updaters(config, plan))
             source: DataSource = call_target(config.node("data"), "data")
-            reader = reader_of(source, plan.facts)
+            reader = reader_of(source, plan.data.facts)
             if reader is not None:
                 return _look_at_rows(reader, model, seat, assignment, strategy, report)
             return _look_at_images(source, model, seat, assignment, strategy, report)
@@ -84,7 +84,7 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 
 def _output(assignment: Assignment) -> Path:
-    return Path(assignment.config.predict.output or Path(assignment.plan.run_dir) / "predictions.csv")
+    return Path(assignment.config.predict.output or Path(assignment.plan.paths.run_dir) / "predictions.csv")
 
 
 def _look_at_images(
@@ -92,14 +92,14 @@ def _look_at_images(
 ) -> dict[str, Any]:
     """Each worker's share of the images, and the first worker's table."""
     plan, files = assignment.plan, assignment.files
-    preprocessing = source.preprocessing(plan.facts)
+    preprocessing = source.preprocessing(plan.data.facts)
     pictures = Pictures(Path(str(assignment.config.predict.input)), files, preprocessing)
     blocks = _blocks(_loader(pictures, plan, seat), model, preprocessing, plan, seat, strategy, report)
     if seat.rank:
         for _ in blocks:
             pass
         return report.outcome()
-    names = for_predictions(assignment.config, source, plan.facts).names
+    names = for_predictions(assignment.config, source, plan.data.facts).names
     unreadable = write(_output(assignment), blocks, pictures, names)
     return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 
@@ -118,7 +118,7 @@ def _look_at_rows(
     reader: RowReader = call_target(node, "data")
     place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
     context = arithmetic(precision, device)
-    looking = predict_rows.RowPrediction(model, reader, place, context, plan.batch_size, seat, strategy, report)
+    looking = predict_rows.RowPrediction(model, reader, place, context, plan.batches.size, seat, strategy, report)
     results = looking.results([Path(str(config.predict.input)) / name for name in names])
     if seat.rank:
         for _ in results:
@@ -135,7 +135,7 @@ def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
 
 def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
     """This worker's files in batches, none across the end of a block."""
-    size = plan.batch_size
+    size = plan.batches.size
     batches = [mine[i : i + size] for _, mine in _shares(len(pictures), seat) for i in range(0, len(mine), size)]
     return DataLoader(
         pictures,

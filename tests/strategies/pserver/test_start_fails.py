@@ -63,7 +63,7 @@ def test_no_socket_stays_open_when_a_server_cannot_begin(
 
     monkeypatch.setattr(server_module, where, fails)
     run = config("async", 1, ledger=True)
-    run["plan"]["run_dir"] = str(tmp_path)
+    run["plan"]["paths"]["run_dir"] = str(tmp_path)
     with pytest.raises(RunFailed, match="it cannot begin"):
         serve(seat(str(tmp_path)), Assignment.of(run))
     assert [c.closed for c in contexts] == [True]
@@ -72,7 +72,7 @@ def test_no_socket_stays_open_when_a_server_cannot_begin(
 def test_server_that_is_started_again_without_its_part_says_so_and_leaves_its_ledger(tmp_path: Path) -> None:
     """The checkpoint was removed since: an older one than the two that stay."""
     run = config("async", 1, ledger=True)
-    run["plan"]["run_dir"], run["resume"] = str(tmp_path), str(tmp_path / "checkpoints" / "step-000000007")
+    run["plan"]["paths"]["run_dir"], run["resume"] = str(tmp_path), str(tmp_path / "checkpoints" / "step-000000007")
     (ledger := tmp_path / "ledger.0.tsv").write_text("what the life before has applied\n")
     with pytest.raises(RunFailed, match="its part of step-000000007 is not there any more") as gone:
         server_module.open_server(replace(seat(str(tmp_path)), returns=True), Assignment.of(run))
@@ -86,7 +86,7 @@ def test_server_whose_part_is_removed_while_it_starts_says_so(
 ) -> None:
     """A worker that was stopped has completed a newer checkpoint just now, of one that stays."""
     run = config("async", 1, ledger=True)
-    run["plan"]["run_dir"], run["resume"] = str(tmp_path), str(tmp_path / "checkpoints" / "step-000000007")
+    run["plan"]["paths"]["run_dir"], run["resume"] = str(tmp_path), str(tmp_path / "checkpoints" / "step-000000007")
     (folder := Path(run["resume"])).mkdir(parents=True)
     (folder / part_name(0)).touch()
     go_on = getattr(server_module, where)

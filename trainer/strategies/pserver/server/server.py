@@ -54,7 +54,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:
         socket.close()
-        _leave_statistics(server, Path(run.plan.run_dir))
+        _leave_statistics(server, Path(run.plan.paths.run_dir))
     return server.statistics()
 
 
@@ -65,16 +65,16 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
         PartGone: it is started again, and its part of the checkpoint is gone.
     """
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
-    limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
+    limit = max(SMALLEST_LIMIT, 24 * int(run.plan.model.parameters))
     transport, handshake_s = declared.options.transport, declared.options.handshake_s
     folder = "" if transport == "tcp" else seat.folder
-    pool = opened_pool(run.plan.workers) if folder and transport == "auto" else None
+    pool = opened_pool(run.plan.topology.workers) if folder and transport == "auto" else None
     socket = ServerSocket(
-        seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port, pool
+        seat.secret, seat.rank, run.plan.topology.workers, seat.host, limit, folder, handshake_s, seat.port, pool
     )
     assert seat.store is not None
     try:
-        with not_removed_meanwhile(run.resume, Path(run.plan.run_dir)):
+        with not_removed_meanwhile(run.resume, Path(run.plan.paths.run_dir)):
             _check_part(seat, run)
             kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
             clock, life = time.monotonic, seat.life
