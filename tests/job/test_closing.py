@@ -152,13 +152,12 @@ def test_what_workers_and_copies_have_lost_is_in_the_tags(execute: Execute, monk
         result.not_copied = ["step-000000003", "step-000000002"]
 
     monkeypatch.setattr(job, "uploading", uploading)
-    lost = {"skipped": 2, "lost_updates": 4, "lost_at_servers": 5, "lost_workers": {"1": "worker 1 was killed"}}
+    lost = {"skipped": 2, "lost_updates": 4, "lost_workers": {"1": "worker 1 was killed"}}
     _, _, tracker, _ = execute(lambda run_dir: {"steps": 3, **lost})
     told = {name: told for name, told in tracker.tags.items() if name.removeprefix("trainer.") in (*lost, "not_copied")}
     assert told == {
         "trainer.skipped": "2",
         "trainer.lost_updates": "4",
-        "trainer.lost_at_servers": "5",
         "trainer.lost_workers": "worker 1 was killed",
         "trainer.not_copied": "step-000000003, step-000000002",
     }
@@ -408,15 +407,10 @@ def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
 def test_what_a_run_has_lost_is_in_its_tags(ready: job.Ready, tmp_path: Path) -> None:
     mine, tracker = ready.in_folder(tmp_path), Tracker()
     lost = {"1": "worker 1 was killed by SIGKILL", "3": "nothing was heard of it for 10 s"}
-    result = Result("done", str(tmp_path), restarts=2, lost_updates=40, lost_at_servers=37, lost_workers=lost)
+    result = Result("done", str(tmp_path), restarts=2, lost_updates=40, lost_workers=lost)
     closing._close_tracking(result, tmp_path, mine, [], tracker)  # type: ignore[arg-type]
     told = {name.removeprefix("trainer."): tag for name, tag in tracker.tags.items() if name.startswith("trainer.")}
-    assert told == {
-        "restarts": "2",
-        "lost_updates": "40",
-        "lost_at_servers": "37",
-        "lost_workers": "; ".join(lost.values()),
-    }
+    assert told == {"restarts": "2", "lost_updates": "40", "lost_workers": "; ".join(lost.values())}
     closing._close_tracking(Result("done", str(tmp_path)), tmp_path, mine, [], tracker)  # type: ignore[arg-type]
     assert not [name for name in tracker.tags if name.startswith("trainer.")], "of nothing nothing is told"
 

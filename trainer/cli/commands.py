@@ -47,16 +47,16 @@ def run_one(
     config_name: str,
     start: Starter | None = None,
     flags: Sequence[str] = (),
-    given: Sequence[str] = (),
+    composed_with: Sequence[str] = (),
 ) -> Result:
     """Compose the config of one job, check it, and run it in Hydra's run folder.
 
     Args:
         start: starts the run's processes; those of this host if left out.
         flags: those that stand before the overrides in the command that repeats it.
-        given: overrides that come from elsewhere, as torchrun's, and are no part of that command.
+        composed_with: overrides that come from elsewhere, as torchrun's, and are no part of that command.
     """
-    config = compose.compose(app, [*overrides, *given], config_name)
+    config = compose.compose(app, [*overrides, *composed_with], config_name)
     # What follows is imported now: a command line that Hydra refuses is answered without it.
     from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder

@@ -78,14 +78,14 @@ def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, An
         "batches": plan.length.total_steps,
         "precision": plan.chosen.precision,
     }
-    told = {**typed, **planned, **found}
+    found_terms = {**typed, **planned, **found}
     if plan.topology.least_nnodes:
-        told |= {"the checkpoint": Path(assignment.resume).name}
+        found_terms |= {"the checkpoint": Path(assignment.resume).name}
     if plan.topology.by_role:
-        told = {key: value for key, value in told.items() if key not in ("launch.nnodes", "workers")}
-        told |= plain_launch(config.launch)
+        found_terms = {key: value for key, value in found_terms.items() if key not in ("launch.nnodes", "workers")}
+        found_terms |= plain_launch(config.launch)
     others = ("device", "precision") if config.launch.role == "server" else ()
-    return {**told, **dict.fromkeys(others, ANY)}
+    return {**found_terms, **dict.fromkeys(others, ANY)}
 
 
 def _is_of_each_host(key: str, value: Any) -> bool:

@@ -8,9 +8,9 @@ in the run's folder as ``plan.json``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from trainer.data.source import Facts
 from trainer.host import json_text
@@ -257,24 +257,21 @@ class Plan:
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Plan:
         """Make a plan of what :meth:`as_dict` returned, after JSON."""
-        strategy, topology, data = plain["strategy"], plain["topology"], plain["data"]
-        buckets, predict = strategy["buckets"], data["predict"]
-        return Plan(
-            name=plain["name"],
-            mode=plain["mode"],
-            strategy=StrategyPlan(
-                **strategy | {"traits": Traits(**strategy["traits"]), "buckets": buckets and Buckets(**buckets)}
-            ),
-            topology=Topology(**topology | {"processes": [Process(**process) for process in topology["processes"]]}),
-            batches=Batches(**plain["batches"]),
-            length=Length(**plain["length"]),
-            chosen=Chosen(**plain["chosen"]),
-            data=DataPlan(**data | {"facts": Facts.of(data["facts"]), "predict": predict and Predicted(**predict)}),
-            model=ModelPlan(**plain["model"]),
-            objective=Objective(**plain["objective"]),
-            paths=Paths(**plain["paths"]),
-            remarks=Remarks(**plain["remarks"]),
-        )
+        hints = get_type_hints(Plan)
+        return Plan(**{name: _made(hints[name], value) for name, value in plain.items()})
+
+
+def _made(kind: Any, plain: Any) -> Any:
+    """An object of a type from plain data: dataclasses, and those in lists, are made; everything else stays."""
+    if kind is Facts:
+        return Facts.of(plain)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _made(hints[name], value) for name, value in plain.items()})  # type: ignore[operator]
+    inner = next((part for part in get_args(kind) if is_dataclass(part)), None)
+    if inner is None or plain is None:
+        return plain
+    return [_made(inner, one) for one in plain] if isinstance(plain, list) else _made(inner, plain)
 
 
 def read_plan(run: Path) -> Plan:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint import store
-from trainer.config.keys import is_of, leaves, spelled
+from trainer.config.keys import is_of, spelled
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
@@ -17,7 +16,15 @@ from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.find_checkpoint import own
 from trainer.planning.plan import Plan
 from trainer.planning.restart_checks import EACH, GEO, STRATEGIES
-from trainer.planning.resume_changes import begin_anew, check_ages, completed, measures_of, public, what_watches
+from trainer.planning.resume_changes import (
+    begin_anew,
+    check_ages,
+    completed,
+    differences,
+    measures_of,
+    public,
+    what_watches,
+)
 from trainer.wording import counted
 
 
@@ -146,11 +153,8 @@ HARMLESS = (
     "execution.profile_steps",
 )
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
-OF_THE_COMMAND = ("resume", "plan")
-"""From where a run resumes, and whether its plan alone is shown: no differences of the training."""
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
-CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
 """Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their
 own."""
@@ -357,18 +361,6 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
     if plan.strategy.name == SYNC and not plan.strategy.traits.exact:
         return "with these options of pserver_sync the updates would be others"
     return ""
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Yield each config key whose value differs, and how.
-
-    Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
-    """
-    old, new = dict(leaves(completed(before, now), "")), dict(leaves(now, ""))
-    for key in sorted(old.keys() | new.keys()):
-        own = other_strategy and key.startswith("strategy.") and key not in CLIPS
-        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
-            yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 
 def _precision(plan: Plan, about: store.About) -> str:
