@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.worker.test_loop import Lines, Recording
 from trainer.data.feed import Batch
-from trainer.metrics.binary import Binary
+from trainer.metrics.binary import BinaryObjective
 from trainer.worker.lines import line_of
 from trainer.worker.loop import Rhythm, Training, fit
 
@@ -62,7 +62,7 @@ def training(lockstep: bool, log_every: int, epochs: int, **rhythm: Any) -> Trai
     return Training(
         model=model,
         forward=model,
-        task=Binary(nn.BCEWithLogitsLoss()),
+        task=BinaryObjective(nn.BCEWithLogitsLoss()),
         strategy=Recording(),
         feed=Clicks(),
         report=Lines(),
@@ -95,7 +95,7 @@ def test_a_line_over_two_epochs_averages_all_its_batches() -> None:
 
 
 def test_without_both_classes_there_is_none() -> None:
-    task = Binary(nn.BCEWithLogitsLoss())
+    task = BinaryObjective(nn.BCEWithLogitsLoss())
     meter = task.meter()
     meter.add(torch.tensor(0.5), torch.ones(2), torch.ones(2), 2)
     ones = meter.sums()

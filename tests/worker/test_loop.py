@@ -17,7 +17,7 @@ from trainer.data.feed import Batch
 from trainer.errors import RunFailed
 from trainer.host.pulse import Pulse
 from trainer.metrics.best import Best, EarlyStop
-from trainer.metrics.classification import Classification
+from trainer.metrics.classification import ClassObjective
 from trainer.optim.averaged import AveragedWeights
 from trainer.strategies.contract import Strategy
 from trainer.worker.loop import Rhythm, Training, evaluate, fit
@@ -164,7 +164,7 @@ def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1,
     run = Training(
         model=model,
         forward=model,
-        task=Classification(nn.CrossEntropyLoss(), CLASSES),
+        task=ClassObjective(nn.CrossEntropyLoss(), CLASSES),
         strategy=Recording(),
         feed=FakeFeed(groups),
         report=Lines(),

@@ -19,7 +19,7 @@ from tests.worker.test_loop import Lines
 from trainer.data.batch_reordering import Turn, turned
 from trainer.data.feed import Batch
 from trainer.errors import NotFinite
-from trainer.metrics.classification import Classification
+from trainer.metrics.classification import ClassObjective
 from trainer.optim.averaged import AveragedWeights
 from trainer.optim.updater import Updater
 from trainer.strategies.single import Single
@@ -94,7 +94,7 @@ def training(kind: str, data: list[Any], tmp_path: Path | None = None, loss: nn.
     return Training(
         model=model,
         forward=model,
-        task=Classification(loss or nn.CrossEntropyLoss(), 3),
+        task=ClassObjective(loss or nn.CrossEntropyLoss(), 3),
         strategy=strategy,
         feed=Batches(data),
         report=Lines(),

@@ -247,7 +247,9 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "input", f"{plan.predict.input}: {about}{counted(plan.predict.samples, plan.predict.each, ',')}"
         yield "output", plan.predict.output or f"{plan.run_dir}/predictions.csv"
     else:
-        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"
+        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {facts.targets}"
+        if plan.task != "classification":
+            yield "task", plan.task + _because(plan, "task")
         if facts.splits:
             yield "  splits", facts.splits
         if plan.tests:

@@ -61,7 +61,7 @@ def what_watches(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
     """Yield one line for everything besides the optimizer that remembers something, and begins anew or goes on
     otherwise."""
     measures = measures_of(config, about.config)
-    yield from begin_anew(measures, config, plan.facts.task)
+    yield from begin_anew(measures, config)
     yield from changes(*(list(one.get("callbacks") or ()) for one in (measures.before, measures.now)))
     yield from changed_states(measures.now, plan, about)
 

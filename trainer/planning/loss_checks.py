@@ -10,6 +10,7 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.planning.auto import ModelFacts
 from trainer.planning.checked_config import Checked
+from trainer.planning.task_checks import said_of_loss
 from trainer.wording import counted
 
 BALANCED = "balanced"
@@ -153,7 +154,7 @@ def found_loss(checked: Checked, denominator: str) -> dict[str, Any]:
     config, traits = checked.config, checked.declaration.traits
     usual = str(config.loss.get("_target_")).startswith(("torch.", "trainer."))
     if config.mode == "predict" or (usual and denominator == "samples" and not balanced_keys(config)):
-        return {"denominator": denominator, "loss": ""}
+        return {"denominator": denominator, "loss": said_of_loss(config) if config.mode == "train" else ""}
     own_steps = not traits.exact and (traits.replicas or not traits.lockstep)
     of = ", of each worker's own batches" if config.mode == "train" and own_steps and checked.workers > 1 else ""
     return {"denominator": denominator, "loss": MEANS.get(denominator, denominator) + of}

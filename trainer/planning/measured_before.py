@@ -9,9 +9,10 @@ from typing import Any
 
 from trainer.config.keys import is_of, leaves, spelled
 from trainer.config.run_config import RunConfig
-from trainer.metrics.best import AVERAGED, RAW, WATCHED, best_metric
+from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import is_plateau
 from trainer.planning.config_before import public
+from trainer.tasks.contract import best_metric, task_of
 
 TRAINING_ALONE = (
     "data.batch_size",
@@ -121,10 +122,10 @@ def _values(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {key: value for key, value in leaves({path: _at(config, path)}, "") if value is not None}
 
 
-def begin_anew(measures: Measures, config: RunConfig, task: str) -> Iterator[str]:
+def begin_anew(measures: Measures, config: RunConfig) -> Iterator[str]:
     """Yield one line for everything that remembers the best value of a validation metric, and begins anew."""
     found = [
-        ("best.metric", best_metric(config, task), RAW + WATCHED[task], "the best model so far"),
+        ("best.metric", best_metric(config), RAW + task_of(config).best, "the best model so far"),
         ("early_stop.metric", config.early_stop.metric, "", "the early stop's best value and the validations waited"),
     ]
     if is_plateau(config.scheduler._target_):

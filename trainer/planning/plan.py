@@ -14,7 +14,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
-from trainer.metrics.best import best_metric
+from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Buckets, Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
@@ -27,6 +27,7 @@ from trainer.planning.stream_checks import how
 from trainer.planning.tracking_store import tracking_uri
 from trainer.planning.transport import transport_of
 from trainer.strategies.contract import Traits
+from trainer.tasks.contract import best_metric, task_of
 from trainer.wording import counted
 
 MOST_PROCESSES_SHOWN = 16
@@ -92,7 +93,7 @@ class Plan:
         key of ``loss``. started_in: the working folder, from which the config's relative paths lead. taken: which part
         of the file of weights is taken; empty: all of it, or there is none. own_code: folders of the module search path
         that hold the user's own classes. labels: for each label of the data, the output of the weights that has its
-        name; empty: the one of its number.
+        name; empty: the one of its number. task: what is learnt of the labels.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Plan:
     denominator: str = "samples"
     class_weights: dict[str, list[float]] = field(default_factory=dict)
     loss: str = ""
+    task: str = ""
 
     @property
     def own_folder(self) -> Path:
@@ -247,6 +249,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
     config, facts, workers, launch = checked.config, checked.facts, checked.workers, checked.config.launch
     chosen, why = _chosen(checked, model, machine, facts.slow or checked.sees_pictures)
     epochs, steps_per_epoch, total = _length(checked) if config.mode == "train" else _looks(checked)
+    task = task_of(config)
+    falling = {prefix + name: True for name in task.lower for prefix in (RAW, AVERAGED)}
     roles = checked.declaration.roles(workers, launch)
     processes = processes_of(roles, launch, checked.device)
     return Plan(
@@ -273,7 +277,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lr=None if config.optimizer.get("lr") is None else config.optimizer["lr"] * checked.lr_factor,
         lr_factor=checked.lr_factor,
         update_batch=checked.update_batch,
-        best=best_metric(config, facts.task) if config.validation else "",
+        best=best_metric(config) if config.validation else "",
         parameters=model.parameters,
         facts=facts,
         preprocessing=checked.source.image_preprocessing(facts),
@@ -285,7 +289,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: st
         lacks=list(checked.lacks),
         concern=_concern(checked, model, steps_per_epoch, total),
         insecure=is_insecure(config, roles),
-        lower=model.lower,
+        lower={**falling, **model.lower},
+        task=task.name,
         buckets=model.buckets,
         **_of_weights(checked),
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),

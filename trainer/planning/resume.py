@@ -244,12 +244,11 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
     return tuple(matters), tuple(harmless)
 
 
-def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
+def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
     """The same, with the data compared.
 
     Args:
         now: their fingerprint.
-        task: of the data.
 
     Raises:
         UserError: they are others, and ``resume.allow_changes`` does not allow it.
@@ -262,9 +261,7 @@ def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
     matters = (*resume.matters, f"the data: their fingerprint was {before}, is {now}")
     anew = [
-        line
-        for line in begin_anew(measures_of(config, resume.about.config, True), config, task)
-        if line not in resume.lost
+        line for line in begin_anew(measures_of(config, resume.about.config, True), config) if line not in resume.lost
     ]
     return replace(resume, matters=matters, lost=(*resume.lost, *anew))
 

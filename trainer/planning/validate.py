@@ -40,6 +40,7 @@ from trainer.planning.run_secret import check_secret
 from trainer.planning.server_hosts import check_servers
 from trainer.planning.several_tasks import check_alone
 from trainer.planning.stream_checks import with_length
+from trainer.planning.task_checks import with_task
 from trainer.planning.tracking_store import check_tracking
 from trainer.planning.user_class_checks import check_declaration, refusals
 from trainer.planning.validation_checks import check_optimization, check_validation
@@ -90,6 +91,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     config = _with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
     config, facts, classes = _with_facts(config, source, workers, merge, typed, lacks, searches)
+    config = with_task(config, facts, typed, lacks)
     config, head = new_head(config, source, facts)
     checked = Checked(
         config,

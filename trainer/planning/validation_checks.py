@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from trainer.config import keys
 from trainer.config.run_config import RunConfig
-from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics import best
 from trainer.optim.schedules import is_plateau
 from trainer.planning.checked_config import Checked
+from trainer.tasks.contract import task_of
 
 
 def check_optimization(checked: Checked) -> None:
@@ -39,8 +39,9 @@ def check_optimization(checked: Checked) -> None:
                 "a factor is a number, at least 0 (which freezes)",
                 f"'optimizer.lr_factors={{{pattern}: 1}}'",
             )
-    _check_metric_names(config, checked.facts)
-    averaged, known = config.ema.decay is not None, best.names(checked.facts, True, config.metrics)
+    measured = task_of(config).measured(checked.facts)
+    _check_metric_names(config, measured)
+    averaged, known = config.ema.decay is not None, best.names(measured, True, config.metrics)
     for path, metric, default in _watched(config):
         if metric in known and not averaged and metric.startswith(best.AVERAGED):
             raise UserError(
@@ -54,7 +55,7 @@ def check_optimization(checked: Checked) -> None:
                 or keys.nearest(metric if "/" in metric else best.RAW + metric, known)
                 or default
             )
-            there = ", ".join(best.names(checked.facts, averaged, config.metrics))
+            there = ", ".join(best.names(measured, averaged, config.metrics))
             raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
         if path != "best.metric" and not config.execution.val_every and not config.execution.val_every_steps:
             raise UserError(
@@ -96,8 +97,8 @@ def check_validation(config: RunConfig, typed: set[str]) -> None:
             raise UserError(f"{key}={value}", none, f"{key}={'null' if usual is None else usual} (or validation=true)")
 
 
-def _check_metric_names(config: RunConfig, facts: Facts) -> None:
-    """Refuse user's metrics whose names clash with the data's own metrics, or that MLflow does not accept."""
+def _check_metric_names(config: RunConfig, measured: Collection[str]) -> None:
+    """Refuse user's metrics whose names clash with the task's metrics, or that MLflow does not accept."""
     for name in config.metrics:
         if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
             raise UserError(
@@ -105,7 +106,7 @@ def _check_metric_names(config: RunConfig, facts: Facts) -> None:
                 "a name is a letter, then letters, digits, _ and -",
                 f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}",
             )
-        if name in best.measured(facts):
+        if name in measured:
             raise UserError(f"metrics.{name}", "is measured anyway, as val/" + name, f"metrics.my_{name}={{...}}")
 
 

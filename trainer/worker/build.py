@@ -34,9 +34,6 @@ from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
-from trainer.metrics.binary import Binary
-from trainer.metrics.classification import Classification
-from trainer.metrics.contract import Objective
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
 from trainer.models.skeleton import skeleton
@@ -47,6 +44,7 @@ from trainer.planning.loss_checks import balanced_keys
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
+from trainer.tasks.contract import task_of
 from trainer.worker.best_model import keep_best
 from trainer.worker.callbacks import made
 from trainer.worker.loop import Rhythm, Training
@@ -77,11 +75,11 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     seed_all(config.seed + 1 + seat.rank)
     criterion = _make_criterion(config, plan, seat, splits)
     feed = _make_feed(config, plan, seat, strategy, splits, order, criterion)
-    task = _make_task(plan, criterion)
+    task = task_of(config)
     run = Training(
         model=model,
         forward=forward,
-        task=task,
+        task=task.objective(criterion, plan.facts, plan.labels),
         strategy=strategy,
         feed=feed,
         report=report,
@@ -89,7 +87,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         arithmetic=arithmetic(plan.chosen.precision, device),
         lockstep=plan.traits.lockstep,
         callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
-        own=OwnMetrics(config.metrics, device),
+        own=OwnMetrics(config.metrics, device, task.scores),
         compiling=", compiling the model" if config.compile else "",
         skeleton=bare,
         guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
@@ -246,11 +244,3 @@ def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
-
-
-def _make_task(plan: Plan, loss: Criterion) -> Objective:
-    """Make the worker's task (binary or classification) from the facts of the data and the loss."""
-    facts = plan.facts
-    if facts.task == "binary":
-        return Binary(loss, facts.ceiling.get("auc"))
-    return Classification(loss, facts.classes, plan.labels)

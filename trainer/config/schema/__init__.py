@@ -90,6 +90,14 @@ from trainer.config.schema.strategy import (
     StaleStrategy,
     StrategyConfig,
 )
+from trainer.config.schema.task import (
+    AutoTask,
+    BinaryTask,
+    ClassificationTask,
+    MultiLabelTask,
+    RegressionTask,
+    TaskConfig,
+)
 
 
 @dataclass
@@ -141,6 +149,7 @@ class Config:
     model: Any = key("???", "group: what is trained")
     data: Any = key("???", "group: what is learnt from")
     sampler: Any = key("???", "group: which worker sees which sample when")
+    task: Any = key("???", "group: what labels are, which metrics, what predict writes")
     loss: Any = key("???", "group: what is minimised")
     optimizer: Any = key("???", "group: how a gradient becomes a step")
     scheduler: Any = key("???", "group: a factor on the learning rate")
@@ -187,6 +196,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         SyntheticCriteoData,
     ),
     "sampler": (SamplerConfig,),
+    "task": (TaskConfig, AutoTask, ClassificationTask, BinaryTask, MultiLabelTask, RegressionTask),
     "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss),
     "optimizer": (
         OptimizerConfig,
@@ -228,7 +238,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 }
 
 
-OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "launch")
+OPEN_GROUPS = ("model", "data", "task", "loss", "optimizer", "scheduler", "strategy", "launch")
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")

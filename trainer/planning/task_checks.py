@@ -1,0 +1,60 @@
+"""Finds the task of a run from the kind of the data's labels, with its loss and its number of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict
+
+from trainer.config import schema
+from trainer.config.keys import is_of
+from trainer.config.run_config import RunConfig
+from trainer.data.source import Facts
+from trainer.errors import UserError
+from trainer.planning.checked_config import Lacks
+from trainer.planning.user_class_checks import refusals
+from trainer.tasks.contract import AUTO, KINDS, task_of
+
+SHIPPED = {
+    "classification": schema.ClassificationTask,
+    "binary": schema.BinaryTask,
+    "multi_label": schema.MultiLabelTask,
+    "regression": schema.RegressionTask,
+}
+"""The trainer's own task for each kind of labels."""
+
+
+def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: Lacks) -> RunConfig:
+    """Return the config with its task in place of ``auto``, the task's loss, and as many outputs as the task needs.
+
+    The loss stays where the user has typed one, or a recipe has another one than the default.
+
+    Raises:
+        UserError: the task does not learn the labels of these data.
+    """
+    if facts.task not in KINDS:
+        why = f"its facts say task={facts.task!r}, and labels are {', '.join(KINDS)}"
+        raise UserError(f"data._target_={config.data._target_}", why, "Facts(task=...) of one of these")
+    if config.task._target_ == AUTO:
+        config = config.replaced("task", asdict(SHIPPED[facts.task]()))
+    task = task_of(config)
+    if task.labels != facts.task:
+        why = f"learns {KINDS.get(task.labels, task.labels)}, and {facts.source} has {KINDS[facts.task]}"
+        raise UserError(f"task={task.name}", why, "task=auto")
+    untouched = dict(config.loss) == asdict(schema.CrossEntropyLoss()) and not any(is_of(k, ["loss"]) for k in typed)
+    if untouched:
+        config = config.replaced("loss", task.loss())
+    outputs = task.outputs(facts)
+    if outputs != facts.classes and config.model.get("num_classes") == config.data.num_classes:
+        config = config.changed(model={"num_classes": outputs})
+    for refusal in refusals(f"task={task.name}", "refuse", lambda: task.refuse(config, facts)):
+        with lacks:
+            raise refusal
+    return config
+
+
+def said_of_loss(config: RunConfig) -> str:
+    """What the plan says of a loss that is the task's and not cross-entropy; empty if the user chose it."""
+    task = task_of(config)
+    usual = asdict(schema.CrossEntropyLoss())["_target_"]
+    node = dict(config.loss)
+    return f"{node['_target_']} (of task={task.name})" if node == task.loss() and node["_target_"] != usual else ""
