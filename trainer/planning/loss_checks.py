@@ -72,8 +72,11 @@ def _check_numbers(name: str, value: Any, checked: Checked) -> None:
     if not any(numbers):
         raise UserError(what, "all weights are 0, so that nothing would be learnt", f"loss.{name}={ones}")
     if name == "pos_weight":
-        if len(numbers) != 1:
-            raise UserError(what, "the model has one output, so there is one factor", f"loss.pos_weight={numbers[0]}")
+        factors = facts.classes if facts.task == "multi_label" else 1
+        if len(numbers) not in (1, factors):
+            why = "the model has one output, so there is one factor"
+            why = why if factors == 1 else f"has {len(numbers)} factors for {facts.targets}"
+            raise UserError(what, why, f"loss.pos_weight={numbers[0]}")
         return
     if not all(numbers) and (share := config.loss.get("label_smoothing")):
         why = "a sample of a class with weight 0 would count in the smoothing and not in the mean"

@@ -320,6 +320,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
         why |= {"batch_size": "the most that fits is searched for before the training; until then this is a guess"}
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
+    if checked.auto_task:
+        why["task"] = checked.auto_task
     return chosen, why
 
 

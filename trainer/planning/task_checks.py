@@ -23,8 +23,8 @@ SHIPPED = {
 """The trainer's own task for each kind of labels."""
 
 
-def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: Lacks) -> RunConfig:
-    """Return the config with its task in place of ``auto``, the task's loss, and as many outputs as the task needs.
+def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: Lacks) -> tuple[RunConfig, str]:
+    """Return the config with its task in place of ``auto``, the task's loss and number of outputs; and why this task.
 
     The loss stays where the user has typed one, or a recipe has another one than the default.
 
@@ -34,7 +34,8 @@ def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: La
     if facts.task not in KINDS:
         why = f"its facts say task={facts.task!r}, and labels are {', '.join(KINDS)}"
         raise UserError(f"data._target_={config.data._target_}", why, "Facts(task=...) of one of these")
-    if config.task._target_ == AUTO:
+    why_task = "from the data" if config.task._target_ == AUTO else ""
+    if why_task:
         config = config.replaced("task", asdict(SHIPPED[facts.task]()))
     task = task_of(config)
     if task.labels != facts.task:
@@ -49,7 +50,7 @@ def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: La
     for refusal in refusals(f"task={task.name}", "refuse", lambda: task.refuse(config, facts)):
         with lacks:
             raise refusal
-    return config
+    return config, why_task
 
 
 def said_of_loss(config: RunConfig) -> str:

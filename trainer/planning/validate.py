@@ -91,7 +91,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     config = _with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
     config, facts, classes = _with_facts(config, source, workers, merge, typed, lacks, searches)
-    config = with_task(config, facts, typed, lacks)
+    config, auto_task = with_task(config, facts, typed, lacks)
     config, head = new_head(config, source, facts)
     checked = Checked(
         config,
@@ -108,6 +108,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         searches=searches,
         classes=classes,
         head=head,
+        auto_task=auto_task,
     )
     for step in (check_orders, check_data, check_enough, check_optimization):
         with lacks:

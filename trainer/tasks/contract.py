@@ -89,6 +89,10 @@ class Task(ABC):
         """Return the config node of the loss where the user has not chosen one."""
         return asdict(CrossEntropyLoss())
 
+    def typed_loss(self) -> str:
+        """Return the loss of :meth:`loss` as a user types it."""
+        return f"loss={_option(self.loss())}"
+
     def outputs(self, facts: Facts) -> int:
         """Return how many outputs the model needs for a sample."""
         return facts.classes
@@ -188,7 +192,7 @@ def _without_classes(task: Task, config: RunConfig) -> list[UserError]:
         if loss.get(key) == "balanced":
             found.append(UserError(f"loss.{key}=balanced", why, f"loss.{key}=null"))
     if share := loss.get("label_smoothing"):
-        found.append(UserError(f"loss.label_smoothing={spelled(share)}", why, f"loss={_option(task.loss())}"))
+        found.append(UserError(f"loss.label_smoothing={spelled(share)}", why, task.typed_loss()))
     return found
 
 

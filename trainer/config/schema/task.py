@@ -40,7 +40,9 @@ class MultiLabelTask(TaskConfig):
     """task=multi_label: a set of labels for each sample, a logit for each label; loss, map, f1, f1_micro and exact."""
 
     _target_: str = key("trainer.tasks.multi_label.MultiLabel", "class, a trainer.tasks.contract.Task")
-    threshold: float = key(0.5, "a label is in the predicted set if its probability is above", "probability", gt=0, lt=1)
+    threshold: float = key(
+        0.5, "a label is in the predicted set if its probability is above", "probability", gt=0, lt=1
+    )
 
 
 @dataclass
