@@ -14,7 +14,12 @@ TASKS = {"place": "regression", "row": "regression", "traits": "multi_label", "s
 class Squares(DataSource):
     """Noise (1, 8, 8) with a square of 3 x 3 pixels; labels: its place, its row, its traits, or its side."""
 
-    sees_pictures = False
+    sees_pictures = True
+
+    def preprocessing(self, facts: Facts) -> Any:
+        from trainer.data.picture_preprocessing import Centre, Preprocessing
+
+        return Preprocessing(Centre(8, 8, channels=1), None, None)
 
     def facts(self, global_batch_size: int) -> Facts:
         kind = self.config["labels"]
@@ -36,10 +41,10 @@ def drawn(samples: int, seed: int, kind: str) -> Any:
     import torch
 
     random = np.random.default_rng(seed)
-    images = random.random((samples, 1, 8, 8), dtype=np.float32) * 0.2
+    images = random.integers(50, size=(samples, 1, 8, 8), dtype=np.uint8)
     row, column, bright = random.integers(6, size=samples), random.integers(6, size=samples), random.random(samples)
     for image, r, c, b in zip(images, row, column, bright, strict=True):
-        image[0, r : r + 3, c : c + 3] += 0.5 + b
+        image[0, r : r + 3, c : c + 3] += np.uint8(100 + 100 * b)
     labels = {
         "place": np.stack([row / 5, column / 5], 1).astype(np.float32),
         "row": (row / 5).astype(np.float32),

@@ -78,7 +78,7 @@ class Measures:
         name = metric.rpartition("/")[2]
         if self.other_data:
             return "the data are others"
-        for key in (f"metrics.{name}", *((LOSS,) if name.endswith(LOSS) else ())):
+        for key in ("task", f"metrics.{name}", *((LOSS,) if name.endswith(LOSS) else ())):
             if _values(self.before, key) != _values(self.now, key):
                 return f"{key} is another one"
         if metric.startswith(AVERAGED) and _at(self.before, "ema.decay") is None:

@@ -22,6 +22,7 @@ from trainer.planning.config_before import completed, public
 from trainer.planning.kept_runs import AUTO, FRESH, RUN_DIR, check_name, check_nothing_lost, own
 from trainer.planning.measured_before import begin_anew, measures_of
 from trainer.planning.plan import Plan
+from trainer.planning.task_checks import check_checkpoint
 from trainer.run_folder import lives
 from trainer.terminal.status import read_status
 from trainer.wording import counted
@@ -42,6 +43,7 @@ HARMLESS = (
     "checkpoint",
     "launch",
     "predict",
+    "task.threshold",
     "device",
     "data.batch_size",
     "data.global_batch_size",
@@ -203,6 +205,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
     about, mine = store.about(folder), own(folder, Path(plan.run_dir))
     about = replace(about, config=completed(about.config, public(config)))
     here, folder = mine is not None, mine or folder
+    check_checkpoint(config, about.config, folder)
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from trainer.config import schema
 from trainer.config.keys import is_of
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
+from trainer.host import json_text
 from trainer.planning.checked_config import Lacks
+from trainer.planning.class_names import run_of
 from trainer.planning.user_class_checks import refusals
-from trainer.tasks.contract import AUTO, KINDS, task_of
+from trainer.tasks.contract import AUTO, KINDS, Task, task_of
 
 SHIPPED = {
     "classification": schema.ClassificationTask,
@@ -41,6 +45,7 @@ def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: La
     if task.labels != facts.task:
         why = f"learns {KINDS.get(task.labels, task.labels)}, and {facts.source} has {KINDS[facts.task]}"
         raise UserError(f"task={task.name}", why, "task=auto")
+    _check_weights(config, task)
     untouched = dict(config.loss) == asdict(schema.CrossEntropyLoss()) and not any(is_of(k, ["loss"]) for k in typed)
     if untouched:
         config = config.replaced("loss", task.loss())
@@ -51,6 +56,34 @@ def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: La
         with lacks:
             raise refusal
     return config, why_task
+
+
+def _check_weights(config: RunConfig, task: Task) -> None:
+    """Refuse weights of a run with another task, in mode=eval and mode=predict."""
+    run = None if config.mode == "train" else run_of(Path(str(config.weights)))
+    try:
+        theirs = None if run is None else json_text.read(run / "plan.json").get("task")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return
+    if theirs and theirs != task.name:
+        why = f"{run} was trained with task={theirs}, and this is task={task.name}"
+        raise UserError(f"weights={config.weights}", why, f"weights=RUN of task={task.name}")
+
+
+def check_checkpoint(config: RunConfig, before: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint of another task: what it has counted is of other metrics, and its head of other labels.
+
+    Args:
+        before: the checkpoint's config.
+
+    Raises:
+        UserError: it is of another task.
+    """
+    target = before.get("task", {}).get("_target_")
+    if target not in (None, AUTO, config.task._target_):
+        name = next((name for name, kind in SHIPPED.items() if kind._target_ == target), target)
+        instead = "the data and task of before, or model=finetune model.weights=FILE for a new head"
+        raise UserError(f"task={task_of(config).name}", f"{folder} is of task={name}", instead)
 
 
 def said_of_loss(config: RunConfig) -> str:

@@ -188,6 +188,8 @@ def _without_classes(task: Task, config: RunConfig) -> list[UserError]:
     found = [UserError(f"data.{key}={data[key]}", why, f"data.{key}=0") for key in ("mixup", "cutmix") if data.get(key)]
     if getattr(config.sampler, "order", "") == "class_balanced":
         found.append(UserError("sampler.order=class_balanced", why, "sampler.order=each_once"))
+    if str(loss.get("_target_")) == CrossEntropyLoss._target_:
+        found.append(UserError("loss=cross_entropy", why, task.typed_loss()))
     for key in ("weight", "pos_weight"):
         if loss.get(key) == "balanced":
             found.append(UserError(f"loss.{key}=balanced", why, f"loss.{key}=null"))
