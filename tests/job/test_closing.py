@@ -24,12 +24,12 @@ from tests.small_disk import small_disk
 from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.host import files, in_use
-from trainer.job import closing, job
+from trainer.job import closing, curves, job
 from trainer.job.closing import Closing
-from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
 from trainer.job.result import Result
 from trainer.run_folder import json_files, report
+from trainer.tasks import class_pictures as validation
 from trainer.terminal import status as status_file
 from trainer.terminal.streams import _Tee
 from trainer.tracking import mlflow_run

@@ -23,8 +23,16 @@ from trainer.wording import counted, override, quoted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
 LEFT = {
-    "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
-    "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
+    "train": (
+        "curves.png",
+        "servers.png",
+        "confusion.png",
+        "mistakes.png",
+        "scatter.png",
+        "labels.png",
+        "model.safetensors",
+    ),
+    "eval": ("confusion.png", "mistakes.png", "scatter.png", "labels.png", "per_class.csv"),
     "predict": ("predictions.csv",),
 }
 """What a run may leave that is worth looking at, by mode."""

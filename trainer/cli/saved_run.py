@@ -31,7 +31,7 @@ from trainer.wording import counted, literal
 
 VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
-CARRIED = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "execution", "tracking")
+CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
 """Groups that say how the training ran, not what was trained."""
 OF_THE_COMMAND = (

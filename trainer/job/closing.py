@@ -13,6 +13,7 @@ from trainer.config.redact import hide, scrub, text
 from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives, repeat
+from trainer.tasks.contract import task_of
 from trainer.wording import counted, quoted
 
 if TYPE_CHECKING:
@@ -122,17 +123,20 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
 
 def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
     """Pictures of the run, and of what the last validation found: a source of the user's own may break there."""
-    from trainer.job.pictures import curves, validation
+    from trainer.job import curves
+    from trainer.metrics.validation_file import WHICH, read
 
-    plan, checked = ready.plan, ready.checked
+    plan, checked, task = ready.plan, ready.checked, task_of(ready.checked.config)
     title = f"{plan.name}: {plan.strategy.name}, {counted(plan.topology.workers, 'worker')}"
     if plan.mode == "train":
         with closing.step("curves.png"):
-            curves.draw(run_dir, title)
+            curves.draw(run_dir, title, task.curve)
     with closing.step("servers.png"):
         curves.draw_servers(run_dir, f"{title}, {counted(plan.topology.roles.get('server', 0), 'server')}")
     with closing.step("the pictures of the validation"):
-        validation.draw(run_dir, checked.class_names(), title)
+        for which in WHICH:
+            if (found := read(run_dir, which)) is not None:
+                task.pictures(run_dir, which, found, checked.class_names(), f"{title}, {which} validation")
 
 
 def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker) -> None:

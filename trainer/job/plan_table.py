@@ -264,7 +264,9 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         )
         yield "output", plan.data.predict.output or f"{plan.paths.run_dir}/predictions.csv"
     else:
-        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"
+        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {facts.targets}"
+        if plan.objective.task != "classification":
+            yield "task", plan.objective.task + _because(plan, "task")
         if facts.splits:
             yield "  splits", facts.splits
         if plan.objective.tests:

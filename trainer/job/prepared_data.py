@@ -126,4 +126,4 @@ def of_the_same_data(ready: Ready) -> Ready:
     except AskedToLeave as error:
         raise RunPreempted(NOTHING_NEW.format(error)) from None
     checked = ready.checked
-    return replace(ready, resume=with_data(resume, ready.digest, checked.config, checked.facts.task))
+    return replace(ready, resume=with_data(resume, ready.digest, checked.config))

@@ -17,12 +17,12 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.host import versions
-from trainer.metrics.best import best_metric
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder import repeat
 from trainer.run_folder.lives import Life
+from trainer.tasks.contract import best_metric
 from trainer.tracking import experiment_view
 from trainer.tracking.naming import model_name, run_name
 from trainer.tracking.reopened_run import RESUMED_FROM, RUN_DIR
@@ -93,7 +93,7 @@ def describe(
         },
         "dataset": _dataset(plan, digest),
         "artifacts": list(ARTIFACTS),
-        "view": experiment_view.view(best_metric(config, plan.data.facts.task)),
+        "view": experiment_view.view(best_metric(config)),
     }
     return {
         "uri": plan.paths.tracking,
@@ -169,7 +169,7 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
         "",
         "| | |",
         "|---|---|",
-        f"| data | {facts.source}: {facts.sizes}, {counted(facts.classes, 'class')} |",
+        f"| data | {facts.source}: {facts.sizes}, {facts.targets} |",
         f"| model | {counted(plan.model.parameters, 'parameter', ',')} |",
         *([f"| weights | `{plan.model.weights}` |"] if plan.model.weights else []),
         f"| how | {plan.strategy.name}, {roles}{hosts}, {plan.topology.device}, {chosen.precision} |",

@@ -25,13 +25,13 @@ from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
-from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
 from trainer.planning.find_checkpoint import keeps
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
+from trainer.tasks.contract import best_metric
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints
@@ -178,7 +178,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
-        best = best_metric(config, plan.data.facts.task)
+        best = best_metric(config)
         own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
             run_dir if seat.rank == 0 and not seat.returns else None,
@@ -266,6 +266,7 @@ def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:
-            numbers = [mistake.number for mistake in found.mistakes]
+            numbers = list(found.samples)
             inputs = run.feed.validation_inputs(numbers, split) if numbers else None
-            validation_file.keep(run_dir, which, found, inputs, run.feed.files_of(numbers, split), split)
+            files = tuple(run.feed.files_of(numbers, split))
+            validation_file.keep(run_dir, which, found.arrays(), inputs, files, split)
