@@ -14,7 +14,6 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.kept_runs import AUTO, FRESH
-from trainer.planning.resume import keeps
 from trainer.run_folder.reset_files import CARRIED
 from trainer.wording import counted
 
@@ -145,7 +144,7 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
     """
     config, plan = ready.checked.config, ready.plan
     to, run_dir = config.checkpoint.to, Path(plan.run_dir)
-    if to is None or plan.node_rank or not keeps(config, plan):
+    if to is None or plan.node_rank or not config.saves_checkpoints:
         yield
         return
     remote = Remote(address_of(to, run_dir, plan.whole_path))

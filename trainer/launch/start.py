@@ -22,7 +22,7 @@ from trainer.planning.endpoints import server_ports
 from trainer.planning.hosts import hosts_of
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on, has_begun, keeps
+from trainer.planning.resume import can_go_on, has_begun
 from trainer.planning.run_secret import secret_of_hosts
 from trainer.planning.server_hosts import listens_at
 from trainer.planning.started_one_by_one import peers
@@ -82,7 +82,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     entries = [plan.strategy_worker, *plan.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
     run_dir = Path(plan.run_dir)
-    saves = partial(has_begun, run_dir) if keeps(config, plan) else lambda: False
+    saves = partial(has_begun, run_dir) if config.saves_checkpoints else lambda: False
     grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
@@ -117,7 +117,7 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     roles, survives = [], plan.traits.survives
     # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
     # answered
-    again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
+    again = survives and not plan.traits.lockstep and config.saves_checkpoints and plan.nnodes == 1
     for name in plan.roles:
         if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"

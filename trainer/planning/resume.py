@@ -107,13 +107,6 @@ class Resume:
         return self.folder.parent.parent
 
 
-def keeps(config: RunConfig, plan: Plan) -> bool:
-    """Whether the run writes checkpoints from which it can resume."""
-    told = config.checkpoint
-    asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
-    return asked and config.mode == "train"
-
-
 def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """Whether nothing is lost if the run ends now and the same command begins it again.
 
@@ -122,7 +115,7 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """
     if config.mode != "train":
         return True
-    if not keeps(config, plan):
+    if not config.saves_checkpoints:
         return not plan.node_rank and not has_begun(Path(plan.run_dir))
     return not plan.node_rank or bool(lives.read(Path(plan.run_dir)))
 

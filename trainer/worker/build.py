@@ -35,12 +35,10 @@ from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
-from trainer.metrics.binary import Binary
 from trainer.metrics.classification import Classification
 from trainer.metrics.contract import Objective
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
-from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
@@ -64,8 +62,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = construct(config)
-    own = config.mode == "train" and needs_skeleton(config.model)
-    bare = skeleton(model, values(config.plain()) | redact.HERE.values) if own else None
+    bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
     model = prepared(model, config, plan, device)
     if config.compile:
         model.compile(backend=config.execution.compile_backend)
@@ -92,6 +89,13 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         reporting=Reporting(report, LogWindow(task), compiles=config.compile),
         final_test=FinalTest(bare),
     )
+
+
+def _skeleton(model: nn.Module, config: RunConfig) -> bytes | None:
+    """Return the user's own model without weights, for the final test and for those who load the saved weights."""
+    from trainer.models.skeleton import skeleton
+
+    return skeleton(model, values(config.plain()) | redact.HERE.values)
 
 
 def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, model: nn.Module) -> Watchers:
@@ -254,5 +258,7 @@ def _make_task(plan: Plan, loss: Criterion) -> Objective:
     """Make the worker's task (binary or classification) from the facts of the data and the loss."""
     facts = plan.facts
     if facts.task == "binary":
+        from trainer.metrics.binary import Binary
+
         return Binary(loss, facts.ceiling.get("auc"))
     return Classification(loss, facts.classes, plan.labels)
