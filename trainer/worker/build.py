@@ -42,8 +42,8 @@ from trainer.metrics.user_metrics import OwnMetrics
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
-from trainer.planning.loss_checks import balanced_keys
 from trainer.planning.plan import Plan
+from trainer.planning.training_checks import balanced_keys
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
 from trainer.worker.best_model import save_best

@@ -13,9 +13,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
-from trainer.planning.callback_states import moved
-from trainer.planning.config_before import completed
-from trainer.planning.measured_before import Measures, is_other
+from trainer.planning.resume_changes import Measures, completed, is_other, moved
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
 from trainer.worker.checkpoints import Checkpoints
