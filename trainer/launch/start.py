@@ -19,7 +19,7 @@ from trainer.host.signals import Grace
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
-from trainer.planning.find_checkpoint import can_go_on, has_begun, keeps
+from trainer.planning.find_checkpoint import can_go_on, has_begun
 from trainer.planning.hosts import hosts_of, listens_at
 from trainer.planning.launch_role import peers
 from trainer.planning.launcher import launcher_of
@@ -81,7 +81,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     entries = [plan.strategy.worker, *plan.strategy.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
     run_dir = Path(plan.paths.run_dir)
-    saves = partial(has_begun, run_dir) if keeps(config, plan) else lambda: False
+    saves = partial(has_begun, run_dir) if config.saves_checkpoints else lambda: False
     grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
@@ -115,7 +115,7 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
 
     roles, survives = [], plan.strategy.traits.survives
     # a worker alone: where a server dies, all go back to the newest checkpoint
-    again = survives and plan.batches.leased and keeps(config, plan) and plan.topology.nnodes == 1
+    again = survives and plan.batches.leased and config.saves_checkpoints and plan.topology.nnodes == 1
     for name in plan.topology.roles:
         if here := [p for p in plan.topology.processes if p.role == name and p.node == plan.topology.node_rank]:
             is_server = name == "server"

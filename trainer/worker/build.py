@@ -37,7 +37,6 @@ from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
-from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
@@ -62,8 +61,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = construct(config)
-    own = config.mode == "train" and needs_skeleton(config.model)
-    bare = skeleton(model, values(config.plain()) | redact.HERE.values) if own else None
+    bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
     model = prepared(model, config, plan, device)
     if config.compile:
         model.compile(backend=config.execution.compile_backend)
@@ -92,6 +90,13 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         reporting=Reporting(report, LogWindow(objective), compiles=config.compile),
         final_test=FinalTest(bare),
     )
+
+
+def _skeleton(model: nn.Module, config: RunConfig) -> bytes | None:
+    """Return the user's own model without weights, for the final test and for those who load the saved weights."""
+    from trainer.models.skeleton import skeleton
+
+    return skeleton(model, values(config.plain()) | redact.HERE.values)
 
 
 def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, model: nn.Module) -> Watchers:
