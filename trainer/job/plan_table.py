@@ -296,7 +296,6 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         yield "batches", f"{plan.total_steps} of each worker"
         yield "weights", plan.weights
-    yield "tracking", plan.tracking or "none (the run folder only)"
 
 
 def _shape(shape: Any) -> str:

@@ -35,6 +35,7 @@ from trainer.planning.resume import Resume
 from trainer.planning.single_samples import single_sample
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
+from trainer.tracking import trackers
 
 WEIGHTS_KEPT = 2
 """Times that a run's folder holds the weights: the last and the best."""
@@ -229,6 +230,9 @@ def _planned(
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)
+    with checked.lacks:
+        if not checked.config.launch.node_rank:
+            trackers.check(checked.config.tracking, Path(run_dir))
     passed(checked)
     if checked.config.launch.nnodes > 1:
         import_quietly()
