@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 
 from tests import composing, scheduling, undrawn, zygote
-from trainer.planning import several_tasks
+from trainer.planning.hosts import LAUNCHER_VARIABLES
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("any speed")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder's process
 
-for name in several_tasks.NAMES:  # the tests themselves may be a task of srun or of Kubernetes
+for name in LAUNCHER_VARIABLES:  # the tests themselves may be a task of srun or of Kubernetes
     os.environ.pop(name, None)
 
 FORKS = pytest.StashKey[zygote.Held]()
@@ -87,8 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[zygote.PLACE] = held.place
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, see ``tests/scheduling.py``."""
+    """Mark the cases that ``make test`` leaves out; the longest tests begin first, see ``tests/scheduling.py``."""
+    seen: set[str] = set()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if function in seen and scheduling.starts_processes(item.nodeid):
+            item.add_marker("all")
+        seen.add(function)
     items.sort(key=lambda item: scheduling.place(item.nodeid))
 
 

@@ -18,11 +18,11 @@ from tests.pictures import CLASSES, image_folder
 from tests.runs import read, trainer
 from trainer.cli.saved_run import Words
 from trainer.errors import UserError
+from trainer.run_folder import tracking_file
 
 DIGITS = ["+recipe=digits_lenet", "epochs=1", "max_steps=20", "checkpoint=none"]
 MODEL = """
 import torch
-from trainer.run_folder import tracking_file
 
 class Mine(torch.nn.Module):
     def __init__(self, num_classes, width):

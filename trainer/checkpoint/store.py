@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import durable_folder
-from trainer.checkpoint.of_life import place_of
+from trainer.checkpoint.life_folder import final_folder
 from trainer.errors import UserError, why
 from trainer.host import files, json_text
 from trainer.wording import quoted
@@ -257,10 +257,10 @@ def about(folder: Path) -> About:
         text = path.read_bytes()
     except OSError as error:
         raise UserError(str(path), f"it cannot be read ({why(error)})") from error
-    return told_by(text, str(path))
+    return parse_about(text, str(path))
 
 
-def told_by(text: bytes, path: str) -> About:
+def parse_about(text: bytes, path: str) -> About:
     """Parse the JSON in which a checkpoint tells about itself (step, epoch, metric, config); returns :class:`About`.
 
     What a newer version tells besides is left out: what this one could not do without would have another format number.
@@ -272,8 +272,10 @@ def told_by(text: bytes, path: str) -> About:
         UserError: it is none.
     """
     try:
-        told = json_text.loads(text)
-        found = About(**{**_known(About, told), "watched": BestMetric(**_known(BestMetric, told.get("watched", {})))})
+        parsed = json_text.loads(text)
+        found = About(
+            **{**_known(About, parsed), "watched": BestMetric(**_known(BestMetric, parsed.get("watched", {})))}
+        )
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
     numbers = (
@@ -300,9 +302,9 @@ def told_by(text: bytes, path: str) -> About:
     return found
 
 
-def _known(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
     """Without the keys that this version does not know."""
-    return {field.name: told[field.name] for field in fields(kind) if field.name in told}
+    return {field.name: parsed[field.name] for field in fields(kind) if field.name in parsed}
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
@@ -314,7 +316,7 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     """
     linked = [path.name for path in sorted(durable_folder.partial_of(folder).glob(LINKED))]
     beside = [name for name in (*linked, BEST) if durable_folder.is_written(folder, name)]
-    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, place_of(folder))
+    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, final_folder(folder))
     try:
         durable_folder.durable_text(folder.parent / LATEST, found(folder.parent)[0].name + "\n")
     except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there
@@ -409,9 +411,9 @@ def _share_a_file(one: Path, other: Path) -> bool:
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:
     """Those of the best validations."""
-    told = {path: about(path).watched for path in folders} if count else {}
-    measured = [path for path, watched in told.items() if watched.value is not None]
-    return sorted(measured, key=lambda path: told[path].worth, reverse=True)[:count]
+    watched_by_path = {path: about(path).watched for path in folders} if count else {}
+    measured = [path for path, watched in watched_by_path.items() if watched.value is not None]
+    return sorted(measured, key=lambda path: watched_by_path[path].worth, reverse=True)[:count]
 
 
 def _entries(folder: Path) -> list[Path]:

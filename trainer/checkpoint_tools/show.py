@@ -16,8 +16,8 @@ from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, Retired, named, nothing_at
 from trainer.errors import UserError
 from trainer.job.fetch_checkpoints import bring
-from trainer.run_folder.back_to_checkpoint import CARRIED
-from trainer.run_folder.hold import Hold, refusal
+from trainer.run_folder.folder_lock import FolderLock, refusal
+from trainer.run_folder.reset_files import CARRIED
 from trainer.terminal.screen import Screen
 from trainer.wording import sized
 
@@ -32,7 +32,7 @@ def listed(path: Path) -> int:
         state = _damage(folder) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
         with contextlib.suppress(FileNotFoundError):
-            row = (*_told(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
+            row = (*_cells_of(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
             if not _is_retired(folder):
                 table.add_row(*row)
     screen = Screen()
@@ -55,7 +55,7 @@ def _cells(about: store.About) -> tuple[str, str, str, str]:
     return str(about.step), str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
 
 
-def _told(folder: Path) -> tuple[str, str, str, str]:
+def _cells_of(folder: Path) -> tuple[str, str, str, str]:
     """The same of a folder; of a damaged one the step alone."""
     step = folder.name.removeprefix("step-").lstrip("0") or "0"
     try:
@@ -180,7 +180,7 @@ def fetched(address: str, run_dir: Path) -> int:
     remote, step = named(address)
     run_dir = run_dir.expanduser().absolute()
     durable_folder.make_folder(run_dir)
-    hold = Hold(run_dir)
+    hold = FolderLock(run_dir)
     try:
         if not hold.take():
             raise refusal(hold, str(run_dir), "another folder")
@@ -200,8 +200,8 @@ def _check_its_own(remote: Remote, run_dir: Path) -> None:
         UserError: the run's files would be written over by those of another run, or by older ones.
     """
     there = store.remains(run_dir / store.CHECKPOINTS)
-    mine = durable_folder.marker_of(there[0]) if there else b""
-    if mine and mine == remote.marker(there[0].name):
+    own_marker = durable_folder.marker_of(there[0]) if there else b""
+    if own_marker and own_marker == remote.marker(there[0].name):
         return
     if there:
         why = f"holds a run whose newest checkpoint is {there[0].name}, which is not the one at {remote.address}"

@@ -194,7 +194,7 @@ def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 def _no_training_said(vocabulary: Vocabulary) -> UserError:
     """Saved weights are there and not the recipe that they were trained with: their run's folder has the config."""
     mode = next(o for o in vocabulary.overrides if o.startswith("mode="))
-    weights = Path(str(vocabulary.given("weights") or "."))
+    weights = Path(str(vocabulary.typed_value("weights") or "."))
     why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
     verb, more = mode.removeprefix("mode="), " INPUT" if mode == "mode=predict" else ""
     if any((folder / "plan.json").is_file() for folder in (weights, *weights.parents[:2])):
@@ -278,12 +278,12 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER",
             "hydra.run.dir=FOLDER resume=auto",
         )
-    given = vocabulary.given(path)
+    own_value = vocabulary.typed_value(path)
     if group in keys.OF_OTHERS:
         return UserError(what, *keys.OF_OTHERS[group])
     if option is None:
         known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()
-        near = keys.nearest_key(path, known, given)
+        near = keys.nearest_key(path, known, own_value)
         return UserError(what, "there is no such key", near and _set(near, value, file))
     other = keys.MEANT.get(name, "")  # of options that are called alike: criteo for synthetic_criteo
     if other and (
@@ -313,7 +313,7 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
         )
     known = vocabulary.option_keys(group, option)
     why = f"there is no such key; {group}={option} has {', '.join(k for k in known if k != '_target_')}"
-    if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], given):
+    if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], own_value):
         return UserError(what, why, _set(near, value, file))
     if group in vocabulary.open_groups:
         return UserError(what, f"{why}; a further argument of the constructor takes a plus", quoted(f"+{path}={value}"))

@@ -47,7 +47,7 @@ class Vocabulary:
                 return override
         return path
 
-    def given(self, path: str) -> Any:
+    def typed_value(self, path: str) -> Any:
         """The value that the user typed for a key; None if none was typed, or several to sweep over."""
         found = [o for o in map(self.parsed, self.overrides) if o is not None and o.key_or_group == path]
         if len(found) != 1 or found[0].is_sweep_override() or found[0].is_delete():
@@ -131,9 +131,11 @@ class Vocabulary:
         if loaded is None or not isinstance(loaded.config, DictConfig):
             return
         for default in loaded.defaults_list or ():
-            taken = getattr(default, "path", None)
-            if taken not in (None, "_self_"):
-                yield from self._keys(taken[1:] if taken.startswith("/") else f"{path.rpartition('/')[0]}/{taken}")
+            schema_path = getattr(default, "path", None)
+            if schema_path not in (None, "_self_"):
+                yield from self._keys(
+                    schema_path[1:] if schema_path.startswith("/") else f"{path.rpartition('/')[0]}/{schema_path}"
+                )
         yield from _paths(loaded.config, "")
 
 

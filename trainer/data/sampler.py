@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainer.config.run_config import RunConfig
-from trainer.data.batch_reordering import Turn, turned
+from trainer.data.batch_reordering import Rewind, reordered
 
 CONTIGUOUS = "contiguous"
 PADDINGS = ("strided", CONTIGUOUS)
@@ -55,7 +55,9 @@ class ClassBalanced(Order):
         chosen = []
         for number, members in enumerate(self.members):
             wanted = share + (number in extra)
-            rounds = [lots.permutation(members) + turn * self.num_samples for turn in range(-(-wanted // len(members)))]
+            rounds = [
+                lots.permutation(members) + reorder * self.num_samples for reorder in range(-(-wanted // len(members)))
+            ]
             chosen.append(np.concatenate(rounds)[:wanted] if rounds else members[:0])
         return lots.permutation(np.concatenate(chosen))
 
@@ -115,16 +117,17 @@ class TrainingSampler(ABC):
         self.world_size = world_size
         self.whole = order or Order(num_samples, seed, shuffle)
         self.epoch = 0
-        self.turns: tuple[Turn, ...] = ()
-        self.turned_batches = 1, len(self.whole)
+        self.rewinds: tuple[Rewind, ...] = ()
+        self.reordered_batches = 1, len(self.whole)
 
-    def turn(self, turns: Sequence[Turn], merge: int, limit: int | None) -> None:
+    def reorder(self, rewinds: Sequence[Rewind], merge: int, limit: int | None) -> None:
         """Reorder the batches of some epochs (:mod:`trainer.data.batch_reordering`).
 
         Args:
             merge: batches of an update; limit: so many batches of an epoch are used; None: all.
         """
-        self.turns, self.turned_batches = tuple(turns), (merge, len(self) if limit is None else min(limit, len(self)))
+        self.rewinds = tuple(rewinds)
+        self.reordered_batches = merge, len(self) if limit is None else min(limit, len(self))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order is used next."""
@@ -139,11 +142,11 @@ class TrainingSampler(ABC):
         """Batches per epoch, the same for all workers."""
 
     def cuts(self) -> Iterator[tuple[int, int, int]]:
-        """The epoch's global batches as :meth:`cuts_in_order` gives them, after any reordering by :meth:`turn`."""
-        if not self.turns:
+        """The epoch's global batches as :meth:`cuts_in_order` gives them, after any reordering by :meth:`reorder`."""
+        if not self.rewinds:
             return self.cuts_in_order()
-        cuts, (merge, used) = list(self.cuts_in_order()), self.turned_batches
-        return iter([*turned(cuts[:used], merge, self.epoch, self.turns), *cuts[used:]])
+        cuts, (merge, used) = list(self.cuts_in_order()), self.reordered_batches
+        return iter([*reordered(cuts[:used], merge, self.epoch, self.rewinds), *cuts[used:]])
 
     @abstractmethod
     def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
@@ -345,7 +348,7 @@ class EvaluationSampler:
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.num_samples = num_samples
-        self.mine = np.arange(num_samples)[rank::world_size]
+        self.indices = np.arange(num_samples)[rank::world_size]
         self.batch_size = batch_size
 
     def of(self, rank: int, world_size: int) -> EvaluationSampler:
@@ -353,12 +356,12 @@ class EvaluationSampler:
         return EvaluationSampler(self.num_samples, self.batch_size, rank, world_size)
 
     def __len__(self) -> int:
-        return -(-len(self.mine) // self.batch_size)
+        return -(-len(self.indices) // self.batch_size)
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield this worker's evaluation batches as arrays of indices."""
-        for start in range(0, len(self.mine), self.batch_size):
-            yield self.mine[start : start + self.batch_size]
+        for start in range(0, len(self.indices), self.batch_size):
+            yield self.indices[start : start + self.batch_size]
 
     def __iter__(self) -> Iterator[list[int]]:
         return (batch.tolist() for batch in self.arrays())

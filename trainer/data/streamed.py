@@ -128,16 +128,16 @@ class Streamed(Dataset[Any]):
         self._begin(0)
         ended = False
         while not ended:
-            mine, numbers = list[Any](), list[int]()
+            samples, numbers = list[Any](), list[int]()
             with own_randomness():
-                while len(mine) < size and not ended:
+                while len(samples) < size and not ended:
                     number = self.next
                     item = self._next(0, 0)
                     ended = item is END
                     if not ended and number % count == index:
-                        mine.append(item)
+                        samples.append(item)
                         numbers.append(number)
-                batch = self._batch(mine, numbers[0]) if mine else None
+                batch = self._batch(samples, numbers[0]) if samples else None
             if batch is not None:
                 yield np.array(numbers, dtype=np.int64), batch
         if not self.next:
@@ -183,13 +183,13 @@ class Streamed(Dataset[Any]):
     def _ended(self) -> str:
         part, read = self.part, self.next
         if not read:
-            return f"{self.name} is empty: it yields no sample" + self._whose()
+            return f"{self.name} is empty: it yields no sample" + self._worker_hint()
         needs = f"an epoch of {part.epoch // part.update} updates takes {part.epoch // part.sharing}"
         enough = read * part.sharing // part.update
         instead = f"Type data.steps_per_epoch={enough}" if enough else "Type a smaller data.batch_size"
-        return f"{self.name} ended after {read} samples{self._whose()}, and {needs}. {instead}"
+        return f"{self.name} ended after {read} samples{self._worker_hint()}, and {needs}. {instead}"
 
-    def _whose(self) -> str:
+    def _worker_hint(self) -> str:
         return f" of worker {self.part.rank} (data.shard=files)" if self.part.shard == "files" else ""
 
     # --- batches ---------------------------------------------------------------------------------------------------

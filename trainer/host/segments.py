@@ -30,7 +30,7 @@ def make(size: int) -> tuple[int, mmap.mmap]:
         raise
 
 
-def look_into(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mmap:
+def attach(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mmap:
     """Map the shared memory that another process has made, and that cannot shrink.
 
     Raises:
@@ -39,11 +39,11 @@ def look_into(process: int, descriptor: int, inode: int, writable: bool) -> mmap
     flags = os.O_RDWR if writable else os.O_RDONLY
     own = os.open(f"/proc/{process}/fd/{descriptor}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        told = os.fstat(own)
-        if told.st_ino != inode or fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS != SEALS:
+        status = os.fstat(own)
+        if status.st_ino != inode or fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise FileNotFoundError("another file is there")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        return mmap.mmap(own, told.st_size, mmap.MAP_SHARED | AT_ONCE, protection)
+        return mmap.mmap(own, status.st_size, mmap.MAP_SHARED | AT_ONCE, protection)
     finally:
         os.close(own)
 
@@ -55,7 +55,7 @@ def what_lacks() -> str:
     except OSError as error:
         return error.strerror or str(error)
     try:
-        look_into(os.getpid(), descriptor, os.fstat(descriptor).st_ino, writable=True).close()
+        attach(os.getpid(), descriptor, os.fstat(descriptor).st_ino, writable=True).close()
     except OSError as error:
         return error.strerror or str(error)
     finally:

@@ -161,7 +161,6 @@ def _close_tracking(
     counts = {
         "restarts": result.restarts,
         "lost_updates": result.lost_updates,
-        "lost_at_servers": result.lost_at_servers,
         "skipped": result.skipped,
         "rewinds": result.rewinds,
     }

@@ -121,17 +121,17 @@ class Lobby:
         self.how = "done"
         self._looked = clock()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what the hosts have written, and note how long each has been silent."""
         passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
         for number in range(1, self.most):
             if not self.board.check([NEWEST.format(number)]):
                 continue
             id = self.board.get(NEWEST.format(number)).decode()
-            told, beat = self._told(id), self.board.get(BEAT.format(id))
-            same = (self.hosts.get(number), self.beats.get(number)) == (told, beat)
+            host, beat = self._host_of(id), self.board.get(BEAT.format(id))
+            same = (self.hosts.get(number), self.beats.get(number)) == (host, beat)
             self.silent[number] = self.silent[number] + passed if same else 0.0
-            self.hosts[number], self.beats[number] = told, beat
+            self.hosts[number], self.beats[number] = host, beat
 
     def is_there(self, number: int) -> bool:
         """Whether a host shows signs of life."""
@@ -148,9 +148,9 @@ class Lobby:
     def parts(self) -> dict[int, Host]:
         """What the commands of this life have told, by the numbers of their hosts, even where newer ones have come."""
         newest = [(n, id, self.hosts[n]) for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n]
-        return {n: host if host.id == id else self._told(id) for n, id, host in newest}
+        return {n: host if host.id == id else self._host_of(id) for n, id, host in newest}
 
-    def _told(self, id: str) -> Host:
+    def _host_of(self, id: str) -> Host:
         return Host(**json_text.loads(self.board.get(HERE.format(id))))
 
     def waiting(self) -> list[int]:
@@ -185,7 +185,7 @@ class Lobby:
         """
         patience, enough = Patience(timeout_s, self.clock), None
         while True:
-            self.look()
+            self.poll()
             found = [0, *sorted(self.waiting())]
             now = self.clock()
             enough = None if len(found) < least else now if enough is None else enough
@@ -216,7 +216,7 @@ class Lobby:
             Died: a host is lost.
             RunFailed: a host has left.
         """
-        self.look()
+        self.poll()
         if lost := self.lost():
             if all(self.parts()[number].gone for number in lost):
                 raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
@@ -239,7 +239,7 @@ class Lobby:
         A host that has died is silent until it counts as lost: so long is waited at least."""
         patience = Patience(max(timeout_s, LOST_S + LONGEST_LOOK_S), self.clock)
         while True:
-            self.look()
+            self.poll()
             lost, parts = self.lost(), self.parts()
             late = [n for n, part in parts.items() if n not in lost and part.ended != self.life.number]
             if patience.left() <= 0.0 or not late:
@@ -251,7 +251,7 @@ class Lobby:
         self.board.set(OVER, json.dumps([how, why]))
         until = self.clock() + GOODBYE_S
         while self.clock() < until:
-            self.look()
+            self.poll()
             if not any(self.is_there(number) for number in self.hosts):
                 return
             self.sleep(LOOK_S)
@@ -328,12 +328,12 @@ class Guest:
             first = beat
             self.sleep(LOOK_S)
 
-    def _check_terms(self, mine: Mapping[str, Any]) -> None:
+    def _check_terms(self, own: Mapping[str, Any]) -> None:
         """A host that was started with another command is refused, and the others go on."""
-        theirs, mine = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(mine, default=str))
-        if key := differing(theirs, mine):
+        theirs, own = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(own, default=str))
+        if key := differing(theirs, own):
             raise RunFailed(
-                f"this host was started with another command: {key} is {mine.get(key)} here and "
+                f"this host was started with another command: {key} is {own.get(key)} here and "
                 f"{theirs.get(key)} on host 0. Type the same on all hosts. The run goes on without this host"
             )
 

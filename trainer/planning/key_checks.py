@@ -168,7 +168,9 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]",
     )
     _check_nodes(
-        "tracking.trackers", config["tracking"]["trackers"], "tracking.trackers={csv:{_target_:my_package.Csv}}"
+        "tracking.trackers",
+        config.get("tracking", {}).get("trackers", {}),
+        "tracking.trackers={csv:{_target_:my_package.Csv}}",
     )
     _check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
     _check_nodes(

@@ -29,7 +29,7 @@ from typing import Any
 from trainer.config import redact
 from trainer.errors import UserError
 from trainer.host import interpreter, json_text
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.json_files import leave
 from trainer.tracking import mlflow_settings
 from trainer.tracking.contract import TrackedRun
@@ -57,7 +57,7 @@ class Inbox:
         self.locks: deque[int] = deque()
         self.ended = False
 
-    def read(self) -> Iterator[tuple[dict[str, Any], Hold | None]]:
+    def read(self) -> Iterator[tuple[dict[str, Any], FolderLock | None]]:
         """Yield the messages that are there, after the first of them has come."""
         data, locks, _, _ = socket.recv_fds(self.way, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
         self.locks.extend(locks)
@@ -65,13 +65,13 @@ class Inbox:
         *lines, self.buffered = (self.buffered + data).split(b"\n")
         for line in lines:
             message = json_text.loads(line)
-            yield message, Hold.received(self.locks.popleft()) if message.pop("held", False) else None
+            yield message, FolderLock.received(self.locks.popleft()) if message.pop("held", False) else None
 
 
 class OpenRun:
     """A run that is open: its description, ``tracking.json``, the lock on its folder, and the trackers not yet done."""
 
-    def __init__(self, message: Mapping[str, Any], hold: Hold | None) -> None:
+    def __init__(self, message: Mapping[str, Any], hold: FolderLock | None) -> None:
         self.secrets: Sequence[str] = message["secrets"]
         redact.HERE.learn(self.secrets)
         self.run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
@@ -169,7 +169,7 @@ class Recorder:
         self.services: dict[str, Service] = {}
         self.runs: dict[str, OpenRun] = {}
 
-    def obey(self, message: dict[str, Any], hold: Hold | None = None) -> None:
+    def obey(self, message: dict[str, Any], hold: FolderLock | None = None) -> None:
         """Hand a message of the parent to each tracker of its run."""
         folder = subject(message)
         if "open" in message:

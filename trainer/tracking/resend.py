@@ -11,7 +11,7 @@ from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
 from trainer.host import json_text
 from trainer.run_folder import tracking_file
-from trainer.run_folder.hold import Hold, refusal
+from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.tracking_file import Tracked
 from trainer.tracking.contract import TrackedRun
 from trainer.tracking.follower import Follower, Notes
@@ -31,7 +31,7 @@ def resend(run_dir: Path) -> int:
         UserError: the folder is of no tracked run, or of one that goes on.
     """
     _finished(run_dir)  # a folder of no run gets no lock
-    hold = Hold(run_dir)
+    hold = FolderLock(run_dir)
     try:
         if not hold.take():
             raise refusal(hold, f"resend {run_dir}", "the same command when that run has ended")

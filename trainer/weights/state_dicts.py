@@ -38,7 +38,7 @@ class StateDict:
     said: str = ""
 
 
-def taken(content: Any, what: str) -> StateDict:
+def find_state_dict(content: Any, what: str) -> StateDict:
     """Find the state_dict in what ``torch.load`` has read, at whichever key it is.
 
     Args:
@@ -137,8 +137,8 @@ class Renamed(Generic[T]):
     @property
     def said(self) -> str:
         """What was left out of names and files, for the plan."""
-        told = [f"names without {self.prefix}."] if self.prefix else []
-        return "; ".join([*told, *([f"not of the model: {some_names(self.outside)}"] if self.outside else [])])
+        parts = [f"names without {self.prefix}."] if self.prefix else []
+        return "; ".join([*parts, *([f"not of the model: {some_names(self.outside)}"] if self.outside else [])])
 
 
 def renamed(by_name: Mapping[str, T], own: Container[str], what: str) -> Renamed[T]:
