@@ -326,7 +326,6 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         yield "batches", f"{plan.length.total_steps} of each worker"
         yield "weights", plan.model.weights
-    yield "tracking", plan.paths.tracking or "none (the run folder only)"
 
 
 def _shape(shape: Any) -> str:
