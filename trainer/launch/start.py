@@ -117,7 +117,7 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     roles, survives = [], plan.traits.survives
     # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
     # answered
-    again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
+    restartable = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
     for name in plan.roles:
         if here := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"
@@ -130,7 +130,7 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
                     [p.device for p in here],
                     here[0].rank,
                     apart=survives and not is_server,
-                    again=again and (is_server or plan.leased),
+                    restartable=restartable and (is_server or plan.leased),
                     ports=ports,
                 )
             )
