@@ -86,7 +86,7 @@ class About:
         best_step: update of the best weights so far; 0: there are none yet.
         data: fingerprint of the data; empty: their source has none.
         run_id: of the MLflow run; empty: it is not tracked, or had no id yet.
-        updates: of the reporting worker. With leased work each worker has a number of its own, at most ``step``.
+        updates: of the reporting worker; None: ``step``. With leased work each worker has a number of its own.
     """
 
     step: int
@@ -104,7 +104,7 @@ class About:
     precision: str
     servers: int = 0
     lease_batches: int = 0
-    best_step: int | None = None
+    best_step: int = 0
     data: str = ""
     run_id: str = ""
     updates: int | None = None
@@ -302,7 +302,7 @@ def parse_about(text: bytes, path: str) -> About:
     value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
     if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
-    if not all(isinstance(number, (int, type(None))) for number in (found.best_step, found.updates)):
+    if not isinstance(found.best_step, int) or not isinstance(found.updates, (int, type(None))):
         raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")
@@ -348,13 +348,8 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
     gone = [path for path in older if path not in kept and path.name < newest.name]
     for path in gone:
         _remove(path)
-    _forget_unfinished(checkpoints, newest)
+    forget_unfinished(checkpoints, newest)
     return gone
-
-
-def forget_unfinished(checkpoints: Path) -> None:
-    """Remove unfinished checkpoints of a run, while no process writes one: before the run resumes, and at its end."""
-    _forget_unfinished(checkpoints, None)
 
 
 def set_aside_newer(checkpoint: Path) -> None:
@@ -368,8 +363,13 @@ def set_aside_newer(checkpoint: Path) -> None:
         (path if path.is_dir() else durable_folder.previous_of(path)).rename(aside)
 
 
-def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
-    """Remove unfinished folders older than ``newest``; None: all, and rests of persistables and of best weights."""
+def forget_unfinished(checkpoints: Path, newest: Path | None = None) -> None:
+    """Remove unfinished checkpoints of a run.
+
+    Args:
+        newest: only those before this one. None: all, also rests of persistables and of best weights; no process may
+            write a checkpoint then (before the run resumes, and at its end).
+    """
     for path in _entries(checkpoints):
         is_of_others = PERSISTABLES.fullmatch(path.name) or files.is_part(path)
         may_stay = newest is not None and (path.name >= newest.name or is_of_others)

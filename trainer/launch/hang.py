@@ -64,7 +64,8 @@ class Hang:
         passed, self.polled = now - self.polled, now
         members = self.at_work()
         beats = {str(member): pulse.read(self.pulses[str(member)]) for member in members}
-        self.begun = self.begun or any(beat.total for beat in beats.values()) or self._others_wait()
+        others_wait = self.elsewhere is not None and self.elsewhere.anybody()
+        self.begun = self.begun or others_wait or any(beat.total for beat in beats.values())
         idle = self.begun and bool(beats) and beats == self.seen
         self.silent = self.silent + min(passed, LONGEST_POLL_S) if idle else 0.0
         self.seen = beats
@@ -73,9 +74,6 @@ class Hang:
         elif self.elsewhere is not None:
             self.found = {}
             self.elsewhere.withdraw() if members else self.elsewhere.tell({})
-
-    def _others_wait(self) -> bool:
-        return self.elsewhere is not None and self.elsewhere.anybody()
 
     def _silent(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> None:
         """Report this host's workers as silent.

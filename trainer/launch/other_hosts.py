@@ -74,10 +74,8 @@ class OtherHosts:
                 self._say({KNOWS.format(self.meeting.number): ""})
                 raise AskedToLeave(message, elsewhere=True) if asked else RunFailed(message)
         self.meeting.watch(board)
-        return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
-
-    def _is_lost(self, who: str) -> bool:
-        return self.board[0].check([f"fenced/{who}"])
+        lost = [(who, rank) for who, rank in self._elsewhere.items() if board.check([f"fenced/{who}"])]
+        return {rank: self._lose(who, rank) for who, rank in lost}
 
     def _lose(self, who: str, rank: int) -> str:
         del self._elsewhere[who]

@@ -64,6 +64,9 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     plan, config = assignment.plan, assignment.config
     settings = config.launch
     everybody = peers(settings)
+    interface = "lo" if plan.nnodes == 1 else addresses.interface_towards(settings.master_addr)
+    if plan.nnodes > 1 and "GLOO_SOCKET_IFNAME" in os.environ:  # the user's choice counts
+        interface = None
     meeting = Meeting(
         host=settings.master_addr,
         here=listens_at(settings),
@@ -73,7 +76,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         timeout_s=settings.timeout_s,
         patience_s=config.node("strategy").get("timeout_s", settings.timeout_s),
         secret=secret_of_hosts(settings),
-        interface="lo" if plan.nnodes == 1 else _interface(settings.master_addr),
+        interface=interface,
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
         labels=[str(peer) for peer in everybody],
         terms=terms(plan, config, assignment),
@@ -151,8 +154,3 @@ def _ports(settings: LaunchConfig, servers: int, ranks: Sequence[int]) -> list[i
         return [everybody[settings.node_rank].endpoint.port]
     ports = server_ports(settings.server_ports, servers)
     return [ports[number] for number in ranks] if ports else []
-
-
-def _interface(master_addr: str) -> str | None:
-    """Where Gloo should listen for other hosts: what the user says, else where host 0 is."""
-    return None if "GLOO_SOCKET_IFNAME" in os.environ else addresses.interface_towards(master_addr)
