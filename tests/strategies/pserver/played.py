@@ -42,7 +42,7 @@ class Played:
         told = OPTIONS | options
         scenario = replace(Scenario.drawn(12), mode="async", workers=2, servers=1, options=told, table=False)
         run = Run(scenario, resume)
-        run.plan.run_dir = str(folder)  # type: ignore[misc]
+        run.plan.paths.run_dir = str(folder)  # type: ignore[misc]
         self.now, self.number, self.answers = 0.0, 0, dict[int, Message]()
         self.server = Server(0, run, declared(scenario), self, board, lambda: self.now, 1 << 26, None, life, writer)
         self.incarnations = {0: 0, 1: 0}
