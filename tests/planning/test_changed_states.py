@@ -371,7 +371,7 @@ def test_memory_of_a_strategy_that_cannot_go_on_is_said(
 ) -> None:
     about, plan = (
         SimpleNamespace(config={"strategy": strategy}, strategy="own", update=0),
-        SimpleNamespace(strategy="own"),
+        SimpleNamespace(strategy=SimpleNamespace(name="own")),
     )
     [line] = changed_states({"strategy": now}, plan, about)  # type: ignore[arg-type]
     assert line.startswith(said)
