@@ -140,7 +140,7 @@ def test_the_fingerprint_is_taken_once_by_the_parent_and_not_for_a_plan(
 def test_what_a_newer_trainer_tells_besides_is_left_out() -> None:
     told = json.loads(about(3))
     newer = {**told, "device": "tpu", "watched": {**told["watched"], "why": "it is the best"}}
-    assert store.parse_about(json.dumps(newer).encode(), "checkpoint.json") == store.told_by(
+    assert store.parse_about(json.dumps(newer).encode(), "checkpoint.json") == store.parse_about(
         about(3), "checkpoint.json"
     )
     for of_another_kind in ("[]", "7", '"text"', '{"watched": 7}', "null"):
