@@ -24,6 +24,8 @@ from trainer.host.memory import GIB
 from trainer.job.batch_size_search import MOST, largest, repeatable
 from trainer.planning import tracking_store
 from trainer.tracking import client
+from trainer.tracking.client import Ended
+from trainer.tracking.contract import TrackedRun
 
 HERE = "tests.job.test_batch_size_search"
 SMALL = (
@@ -239,15 +241,15 @@ class Told:
     """Stands for the tracker: keeps what it is told."""
 
     def __init__(self) -> None:
-        self.opened: dict[str, Any] = {}
+        self.opened: TrackedRun | None = None
         self.tags: dict[str, str] = {}
 
-    def open(self, folder: Path, told: dict[str, Any]) -> None:
-        self.opened = told
+    def open(self, folder: Path, run: TrackedRun, secrets: list[str]) -> None:
+        self.opened = run
 
-    def close(self, folder: Path, status: str, tags: dict[str, str], patience: float) -> dict[str, Any]:
+    def close(self, folder: Path, status: str, tags: dict[str, str], patience: float) -> dict[str, Ended]:
         self.tags = tags
-        return {"run_id": "1", "error": "", "unsent": 0}
+        return {"mlflow": Ended("1")}
 
     def trained(self, folder: Path) -> None:
         pass
@@ -258,13 +260,13 @@ def test_the_tracked_run_has_the_number(monkeypatch: pytest.MonkeyPatch) -> None
     told = Told()
 
     @contextlib.contextmanager
-    def tracking(uri: str, away: str = "") -> Iterator[Told]:
+    def tracking(trackers: Any) -> Iterator[Told]:
         yield told
 
     monkeypatch.setattr(client, "tracking", tracking)
     monkeypatch.setattr(tracking_store, "try_tracking", lambda config, plan: "")
     run("run", "data.batch_size=auto", "tracking.uri=sqlite:///none.db")
-    assert str(dict(told.opened["params"])["data.batch_size"]) == "18"
+    assert told.opened is not None and str(told.opened.params["data.batch_size"]) == "18"
     assert told.tags["trainer.batch_size"].startswith("18: the most that fits")
     assert "data.batch_size=18" in told.tags["mlflow.note.content"]
 

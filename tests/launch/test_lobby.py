@@ -19,7 +19,7 @@ from tests.pace import wait_for
 from tests.store_elsewhere import stop, store_elsewhere
 from trainer.errors import AskedToLeave, Died, RunFailed
 from trainer.host.notes_board import SealedBoard
-from trainer.host.patience import LONGEST_LOOK_S
+from trainer.host.patience import LONGEST_POLL_S
 from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE, termination_raises
 from trainer.job import elastic
@@ -89,7 +89,7 @@ def test_silent_host_is_lost_and_time_in_which_host_0_was_stopped_is_nobodys_sil
     world.live(1, 2)
     world.now += 100 * LOST_S
     world.lobby.watch(run)
-    assert LONGEST_LOOK_S < LOST_S
+    assert LONGEST_POLL_S < LOST_S
     silent = world.awake.pop(2)
     with pytest.raises(Died, match="host 2 is lost") as lost:
         for _ in range(100):

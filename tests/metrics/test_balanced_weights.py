@@ -30,8 +30,8 @@ from trainer.metrics.criterion import NEITHER, SAMPLES, WEIGHTS, stand_in
 from trainer.models.lenet import LeNet
 from trainer.planning.plan import Plan
 from trainer.planning.training_checks import check_denominator
+from trainer.tasks.loss_probe import denominator_of_classes
 from trainer.tracking.describe import tags
-from trainer.worker.loss_probe import denominator_of_classes
 from trainer.worker.probe import check_outputs
 
 LABELS = torch.arange(10).repeat_interleave(torch.arange(10) + 2)
@@ -125,7 +125,7 @@ def test_loss_is_tested_where_the_model_runs_on_a_gpu_alone(typed: list[str], fo
     facts = Facts("unequal noise", "drawn", 60, 60, (1, 8, 8), classes=10)
     target = f"{__name__}.ForGpu"
     on_gpu = config.replaced("device", "cuda").replaced("model", {**config.model, "_target_": target})
-    assert check_outputs(on_gpu, ForGpu(10, 1, 8), stand_in(config.loss, 10), facts).denominator == found
+    assert check_outputs(on_gpu, ForGpu(10, 1, 8), stand_in(config.loss, 10), facts)[1] == found
 
 
 def test_weights_for_fewer_classes_than_outputs_are_refused_with_what_to_type(tmp_path: Path) -> None:

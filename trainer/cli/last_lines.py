@@ -14,7 +14,6 @@ from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
-from trainer.planning.sqlite_store import address
 from trainer.run_folder import lives, repeat
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
@@ -23,15 +22,21 @@ from trainer.wording import counted, override, quoted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
 LEFT = {
-    "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
-    "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
+    "train": (
+        "curves.png",
+        "servers.png",
+        "confusion.png",
+        "mistakes.png",
+        "scatter.png",
+        "labels.png",
+        "model.safetensors",
+    ),
+    "eval": ("confusion.png", "mistakes.png", "scatter.png", "labels.png", "per_class.csv"),
     "predict": ("predictions.csv",),
 }
 """What a run may leave that is worth looking at, by mode."""
 EARLY = ("early stop", "stopped by a callback")
 """How the reason begins why a run ended before its last epoch."""
-TRAINING_VIEW = "workflowType=machine_learning&viewStateShareKey=trainer"
-"""What an address of MLflow's pages ends with: pages of trainings and not of agents, columns of `experiment_view`."""
 INDENT = 10
 
 
@@ -61,8 +66,8 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     out.fact("results", f"{shown(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
     if output := ready.checked.config.predict.output:
         out.fact("guesses", shown(Path(output)), INDENT, "")
-    if ready.plan.paths.tracking and result.run_id is not None:
-        out.fact("look", _ui_command(ready.plan.paths.tracking, result), INDENT, "")
+    for where in (str(one["where"]) for one in result.tracking.values() if one["id"] and one["where"]):
+        out.fact("look", where, INDENT, "")
     again = repeatable(overrides, result.chosen.get("batch_size"))
     if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):
         out.command("repeat", words, INDENT)
@@ -145,16 +150,6 @@ def _left(folder: Path, mode: str) -> list[str]:
     """Names of what is there to look at."""
     found = [name for name in (*LEFT[mode], "result.json") if (folder / name).exists()]
     return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
-
-
-def _ui_command(uri: str, result: Result) -> str:
-    """How MLflow's pages are opened, on those of trainings."""
-    page = f"#/experiments/{result.experiment_id}/runs?{TRAINING_VIEW}" if result.experiment_id else ""
-    if uri.startswith("http"):
-        return f"{uri.rstrip('/')}/{page}  (run {result.run_id})"
-    ours = uri == address(Path.cwd() / "mlflow.db")
-    start = "mlflow ui" if ours or "://" not in uri else f"mlflow ui --backend-store-uri {quoted(uri)}"
-    return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"
 
 
 def short(path: Path) -> str:

@@ -31,7 +31,7 @@ from trainer.wording import counted, literal
 
 VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
-CARRIED = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "execution", "tracking")
+CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
 """Groups that say how the training ran, not what was trained."""
 OF_THE_COMMAND = (
@@ -176,10 +176,11 @@ def _path(asked: Words) -> Path:
     if not RUN_ID.fullmatch(asked.run):
         why = "there is no such folder, and an MLflow run id has 32 hexadecimal digits"
         raise UserError(asked.command, why, asked.command_of("outputs/RECIPE/TIME"))
+    from trainer.planning.tracking_store import MLFLOW
     from trainer.tracking.run_lookup import folder_of
 
     uris = [o.partition("=")[2].strip("'\"") for o in asked.overrides if key_of(o) == "tracking.uri"]
-    tracking = TrackingConfig(uri=uris[-1] if uris else None)
+    tracking = TrackingConfig(trackers={MLFLOW: {}}, uri=uris[-1] if uris else None)
     return folder_of(tracking, asked.run, asked.command, asked.command_of("outputs/RECIPE/TIME"))
 
 

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from trainer.job.result import Result
     from trainer.launch.lobby import Guest, Host, Life, Lobby
     from trainer.planning.plan import Plan
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
 
 Start = Callable[[Assignment], dict[str, Any]]
 LATE = "the run was done before this host took part"
 
 
-def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Tracker | None) -> dict[str, Any]:
+def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: RecorderProcess | None) -> dict[str, Any]:
     """Run the job's lives on the present hosts; returns the first local worker's result from this host's last life.
 
     Raises:
@@ -143,7 +143,9 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
 class _Leading:
     """Host 0: one life after the other."""
 
-    def __init__(self, start: Start, ready: Ready, result: Result, tracker: Tracker | None, lobby: Lobby) -> None:
+    def __init__(
+        self, start: Start, ready: Ready, result: Result, tracker: RecorderProcess | None, lobby: Lobby
+    ) -> None:
         self.start, self.ready, self.result, self.tracker, self.lobby = start, ready, result, tracker, lobby
         self.launch = ready.checked.config.launch
         self.deaths = Deaths(self.launch.max_restarts, time.monotonic)

@@ -43,7 +43,8 @@ from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
+    from trainer.tracking.contract import TrackedRun
 
 Starter = Callable[[Assignment], dict[str, Any]]
 """Starts the processes of an assignment's plan and returns worker 0's outcome."""
@@ -51,7 +52,7 @@ Starter = Callable[[Assignment], dict[str, Any]]
 
 @left_at_the_end()
 def execute(
-    ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None = None
+    ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None, parent: Path | None = None
 ) -> Result:
     """Run a checked job to its end, in a folder that exists; returns its result.
 
@@ -60,6 +61,7 @@ def execute(
     """
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
+    from trainer.tracking.describe import secrets_of
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.paths.run_dir), ready.checked.config
@@ -83,7 +85,7 @@ def execute(
             if config.mode != "predict":
                 _leave_names(mine, ready)
             if tracker is not None:
-                tracker.open(run_dir, _told(ready, overrides, parent))
+                tracker.open(run_dir, _tracked_run(ready, overrides, parent), secrets_of(config))
                 tracked = True
             with uploading(ready, result, _say), bar(run_dir, plan.length.total_steps, config.verbosity):
                 run = start_on_hosts if ready.plan.topology.least_nnodes else start_and_restart
@@ -157,20 +159,22 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 def _show(ready: Ready) -> None:
     """The plan on the screen."""
     from trainer.job import plan_table
+    from trainer.tracking import trackers
 
     if ready.later:
         plan_table.show_briefly(ready.plan, ready.checked.config.verbosity)
     else:
-        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, kept_rows(ready))
+        more = [*trackers.rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
+        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, more)
 
 
-def _told(ready: Ready, overrides: Sequence[str], parent: Path | None) -> dict[str, Any]:
-    """What MLflow is told of the run."""
+def _tracked_run(ready: Ready, overrides: Sequence[str], parent: Path | None) -> TrackedRun:
+    """The description of the run for its trackers."""
     from trainer.tracking.describe import describe
 
     config, plan = ready.checked.config, ready.plan
-    told = lives.read(Path(plan.paths.run_dir)) if plan.mode == "train" else ()
-    return describe(config, plan, overrides, parent, ready.digest, ready.swept, told, ready.resume)
+    past = lives.read(Path(plan.paths.run_dir)) if plan.mode == "train" else ()
+    return describe(config, plan, overrides, parent, ready.digest, ready.swept, past, ready.resume)
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:

@@ -264,7 +264,9 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
         )
         yield "output", plan.data.predict.output or f"{plan.paths.run_dir}/predictions.csv"
     else:
-        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"
+        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {facts.targets}"
+        if plan.objective.task != "classification":
+            yield "task", plan.objective.task + _because(plan, "task")
         if facts.splits:
             yield "  splits", facts.splits
         if plan.objective.tests:
@@ -324,7 +326,6 @@ def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         yield "batches", f"{plan.length.total_steps} of each worker"
         yield "weights", plan.model.weights
-    yield "tracking", plan.paths.tracking or "none (the run folder only)"
 
 
 def _shape(shape: Any) -> str:

@@ -33,6 +33,7 @@ from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_c
 from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
+from trainer.tracking import trackers
 
 WEIGHTS_KEPT = 2
 """Times that a run's folder holds the weights: the last and the best."""
@@ -239,6 +240,9 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)
+    with checked.lacks:
+        if not checked.config.launch.node_rank:
+            trackers.check(checked.config.tracking, Path(command.paths.run_dir))
     passed(checked)
     if checked.config.launch.nnodes > 1:
         import_quietly()

@@ -13,7 +13,7 @@ from trainer.checkpoint.remote import Remote, address_of, reason
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.planning.find_checkpoint import AUTO, FRESH, keeps
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.run_folder.reset_files import CARRIED
 from trainer.wording import counted
 
@@ -144,7 +144,7 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
     """
     config, plan = ready.checked.config, ready.plan
     to, run_dir = config.checkpoint.to, Path(plan.paths.run_dir)
-    if to is None or plan.topology.node_rank or not keeps(config, plan):
+    if to is None or plan.topology.node_rank or not config.saves_checkpoints:
         yield
         return
     remote = Remote(address_of(to, run_dir, plan.paths.whole_path))

@@ -215,7 +215,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
             _check_same_reading(run_of(Path(str(config.weights))), rows)
         return LookedAt("", (), 0, facts.attention)
     reader = reader_of(source, facts)
-    if reader is None and (facts.task != "classification" or not source.sees_pictures):
+    if reader is None and not source.sees_pictures:
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
     found = _images(config) if reader is None else _rows(config, reader)
     _check_output(config.predict.output)

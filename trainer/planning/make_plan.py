@@ -12,7 +12,7 @@ from trainer.config.own_code import own_code
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
-from trainer.metrics.best import best_metric
+from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
@@ -36,6 +36,7 @@ from trainer.planning.restart_checks import restartable
 from trainer.planning.run_secret import is_insecure
 from trainer.planning.tracking_store import tracking_uri
 from trainer.planning.training_checks import concern_of, loss_in_words
+from trainer.tasks.contract import best_metric, task_of
 from trainer.wording import counted
 
 SCHEDULES = "trainer.optim.schedules."
@@ -169,10 +170,12 @@ def _batches(checked: Checked) -> Batches:
 
 def _objective(checked: Checked, model: ModelFacts) -> Objective:
     """The loss, and what is measured."""
-    config, facts = checked.config, checked.facts
+    config, facts, task = checked.config, checked.facts, task_of(checked.config)
+    lower = {prefix + name: True for name in task.lower for prefix in (RAW, AVERAGED)}
     return Objective(
-        best=best_metric(config, facts.task) if config.validation else "",
-        lower=model.lower,
+        task=task.name,
+        best=best_metric(config) if config.validation else "",
+        lower={**lower, **model.lower},
         tests=config.mode == "train" and config.test and bool(facts.test_samples or facts.iterable),
         limit_val=config.limit_val_batches or 0,
         denominator=model.denominator,
@@ -203,6 +206,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
         why |= {"batch_size": "the most that fits is searched for before the training; until then this is a guess"}
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
+    if checked.auto_task:
+        why["task"] = checked.auto_task
     return chosen, why
 
 

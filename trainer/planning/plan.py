@@ -163,13 +163,14 @@ class Objective:
     """What is minimised and what is measured.
 
     Attributes:
-        best: the validation metric that marks the best model; empty: nothing is validated. lower: of the user's own
-        metrics whose class says so, whether less is better. tests: test samples are measured at the end of the
-        training. limit_val: batches of a split that a worker measures; 0: all. denominator: what the loss of a batch is
-        divided by, so that it is a mean over batches, too; loss: the same in words, or empty. class_weights: those that
-        are ``balanced`` in the config, by key of ``loss``.
+        task: what is learnt of the labels. best: the validation metric that marks the best model; empty: nothing is
+        validated. lower: of metrics that say so, whether less is better. tests: test samples are measured when the
+        training ends. limit_val: batches of a split that a worker measures; 0: all. denominator: what the loss of a
+        batch is divided by, so that it is a mean over batches, too; loss: the same in words, or empty. class_weights:
+        those that are ``balanced`` in the config, by key of ``loss``.
     """
 
+    task: str
     best: str
     lower: dict[str, bool] = field(default_factory=dict)
     tests: bool = False

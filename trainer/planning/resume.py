@@ -25,6 +25,7 @@ from trainer.planning.resume_changes import (
     public,
     what_watches,
 )
+from trainer.planning.task_checks import check_checkpoint
 from trainer.wording import counted
 
 
@@ -132,6 +133,7 @@ HARMLESS = (
     "checkpoint",
     "launch",
     "predict",
+    "task.threshold",
     "device",
     "data.batch_size",
     "data.global_batch_size",
@@ -205,6 +207,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
     about, mine = store.about(folder), own(folder, Path(plan.paths.run_dir))
     about = replace(about, config=completed(about.config, public(config)))
     here, folder = mine is not None, mine or folder
+    check_checkpoint(config, about.config, folder)
     _check_strategy(plan, about, folder)
     if (about.servers or plan.topology.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
@@ -248,12 +251,11 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
     return tuple(matters), tuple(harmless)
 
 
-def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
+def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
     """The same, with the data compared.
 
     Args:
         now: their fingerprint.
-        task: of the data.
 
     Raises:
         UserError: they are others, and ``resume.allow_changes`` does not allow it.
@@ -266,9 +268,7 @@ def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
     matters = (*resume.matters, f"the data: their fingerprint was {before}, is {now}")
     anew = [
-        line
-        for line in begin_anew(measures_of(config, resume.about.config, True), config, task)
-        if line not in resume.lost
+        line for line in begin_anew(measures_of(config, resume.about.config, True), config) if line not in resume.lost
     ]
     return replace(resume, matters=matters, lost=(*resume.lost, *anew))
 

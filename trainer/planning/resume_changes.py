@@ -15,9 +15,10 @@ from trainer.config.keys import is_of, leaves, sections, spelled
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.metrics.best import AVERAGED, RAW, WATCHED, best_metric
+from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
+from trainer.tasks.contract import best_metric, task_of
 
 OF_THE_COMMAND = ("resume", "plan")
 """From where a run resumes, and whether its plan alone is shown: no differences of the training."""
@@ -180,7 +181,7 @@ class Measures:
         name = metric.rpartition("/")[2]
         if self.other_data:
             return "the data are others"
-        for key in (f"metrics.{name}", *((LOSS,) if name.endswith(LOSS) else ())):
+        for key in ("task", f"metrics.{name}", *((LOSS,) if name.endswith(LOSS) else ())):
             if _values(self.before, key) != _values(self.now, key):
                 return f"{key} is another one"
         if metric.startswith(AVERAGED) and _at(self.before, "ema.decay") is None:
@@ -224,10 +225,10 @@ def _values(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {key: value for key, value in leaves({path: _at(config, path)}, "") if value is not None}
 
 
-def begin_anew(measures: Measures, config: RunConfig, task: str) -> Iterator[str]:
+def begin_anew(measures: Measures, config: RunConfig) -> Iterator[str]:
     """Yield one line for everything that remembers the best value of a validation metric, and begins anew."""
     found = [
-        ("best.metric", best_metric(config, task), RAW + WATCHED[task], "the best model so far"),
+        ("best.metric", best_metric(config), RAW + task_of(config).best, "the best model so far"),
         ("early_stop.metric", config.early_stop.metric, "", "the early stop's best value and the validations waited"),
     ]
     if is_plateau(config.scheduler._target_):
@@ -284,7 +285,7 @@ def what_watches(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
     """Yield one line for everything besides the optimizer that remembers something, and begins anew or goes on
     otherwise."""
     measures = measures_of(config, about.config)
-    yield from begin_anew(measures, config, plan.data.facts.task)
+    yield from begin_anew(measures, config)
     yield from changes(*(list(one.get("callbacks") or ()) for one in (measures.before, measures.now)))
     yield from changed_states(measures.now, plan, about)
 

@@ -1,4 +1,4 @@
-"""Describes a training to MLflow: the run's name, parameters, tags and text."""
+"""Describes a training to its trackers: the run's name, parameters, tags and text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.host import versions
-from trainer.metrics.best import best_metric
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder import repeat
 from trainer.run_folder.lives import Life
+from trainer.tasks.contract import best_metric
 from trainer.tracking import experiment_view
+from trainer.tracking.contract import TrackedRun
 from trainer.tracking.naming import model_name, run_name
 from trainer.tracking.reopened_run import RESUMED_FROM, RUN_DIR
 from trainer.wording import counted
@@ -63,9 +64,8 @@ def describe(
     swept: Collection[str] = (),
     lives: Sequence[Life] = (),
     resume: Resume | None = None,
-) -> dict[str, Any]:
-    """Describe a training to MLflow: its name, parameters, tags and text, as the message that opens its run; see
-    ``Tracker.open``. Only ``uri`` and ``secrets`` in it are confidential.
+) -> TrackedRun:
+    """Describe a training to its trackers: its name, parameters, tags and text.
 
     Args:
         digest: of the data, from its source.
@@ -76,9 +76,9 @@ def describe(
     plain = config.plain()
     tracking, secrets = config.tracking, values(plain) | HERE.values
     experiment = experiment_of(tracking, plan.name)
-    told = {
+    shown = {
         "experiment": experiment.name,
-        "run_name": tracking.run_name or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
+        "name": tracking.run_name or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
         "tags": {
             **tags(plan, overrides),
             **_lived(lives, resume),
@@ -93,21 +93,29 @@ def describe(
         },
         "dataset": _dataset(plan, digest),
         "artifacts": list(ARTIFACTS),
-        "view": experiment_view.view(best_metric(config, plan.data.facts.task)),
     }
-    return {
-        "uri": plan.paths.tracking,
-        "experiment_id": experiment.id,
-        "join": os.environ.get("MLFLOW_RUN_ID") if parent is None else None,
-        "start_time": int(time.time() * 1000),
-        "parent": str(parent) if parent else None,
-        "opened": uuid.uuid4().hex,
-        "resumed": resume is not None and resume.here,
-        "secrets": sorted(secrets),
-        "models": _models(config, plan),
-        "registered_model": config.tracking.registered_model if plan.mode == "train" else None,
-        **hide(told, secrets),
-    }
+    return TrackedRun(
+        folder=plan.paths.run_dir,
+        start_time=int(time.time() * 1000),
+        parent=str(parent) if parent else None,
+        opened=uuid.uuid4().hex,
+        resumed=resume is not None and resume.here,
+        trackers=dict(tracking.trackers),
+        mlflow={
+            "uri": plan.paths.tracking,
+            "experiment_id": experiment.id,
+            "join": os.environ.get("MLFLOW_RUN_ID") if parent is None else None,
+            "models": _models(config, plan),
+            "registered_model": tracking.registered_model if plan.mode == "train" else None,
+            "view": experiment_view.view(best_metric(config)),
+        },
+        **hide(shown, secrets),
+    )
+
+
+def secrets_of(config: RunConfig) -> list[str]:
+    """The secret values that the recorder must hide: those of the config, and those that this process knows."""
+    return sorted(values(config.plain()) | HERE.values)
 
 
 def _lived(lives: Sequence[Life], resume: Resume | None) -> dict[str, str]:
@@ -169,7 +177,7 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
         "",
         "| | |",
         "|---|---|",
-        f"| data | {facts.source}: {facts.sizes}, {counted(facts.classes, 'class')} |",
+        f"| data | {facts.source}: {facts.sizes}, {facts.targets} |",
         f"| model | {counted(plan.model.parameters, 'parameter', ',')} |",
         *([f"| weights | `{plan.model.weights}` |"] if plan.model.weights else []),
         f"| how | {plan.strategy.name}, {roles}{hosts}, {plan.topology.device}, {chosen.precision} |",

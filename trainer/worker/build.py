@@ -35,12 +35,8 @@ from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
-from trainer.metrics.binary import Binary
-from trainer.metrics.classification import Classification
-from trainer.metrics.contract import Objective
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
-from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
@@ -48,6 +44,7 @@ from trainer.planning.plan import Plan
 from trainer.planning.training_checks import balanced_keys
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
+from trainer.tasks.contract import task_of
 from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
 from trainer.worker.model import Updaters, autocast, construct, prepared
@@ -64,8 +61,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = construct(config)
-    own = config.mode == "train" and needs_skeleton(config.model)
-    bare = skeleton(model, values(config.plain()) | redact.HERE.values) if own else None
+    bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
     model = prepared(model, config, plan, device)
     if config.compile:
         model.compile(backend=config.execution.compile_backend)
@@ -80,20 +76,27 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     seed_all(config.seed + 1 + seat.rank)
     criterion = _make_criterion(config, plan, seat, splits)
     feed = _make_feed(config, plan, seat, strategy, splits, order, criterion)
-    task = _make_task(plan, criterion)
+    objective = task_of(config).objective(criterion, plan.data.facts, plan.data.labels)
     return Training(
         model=model,
         forward=forward,
-        task=task,
+        task=objective,
         strategy=strategy,
         feed=feed,
         autocast=autocast(plan.chosen.precision, device),
         lockstep=plan.strategy.traits.lockstep,
         schedule=_make_schedule(config, plan),
         watchers=_make_watchers(config, plan, seat, strategy, model),
-        reporting=Reporting(report, LogWindow(task), compiles=config.compile),
+        reporting=Reporting(report, LogWindow(objective), compiles=config.compile),
         final_test=FinalTest(bare),
     )
+
+
+def _skeleton(model: nn.Module, config: RunConfig) -> bytes | None:
+    """Return the user's own model without weights, for the final test and for those who load the saved weights."""
+    from trainer.models.skeleton import skeleton
+
+    return skeleton(model, values(config.plain()) | redact.HERE.values)
 
 
 def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, model: nn.Module) -> Watchers:
@@ -103,7 +106,7 @@ def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy
     watchers = Watchers(
         step_hook=STEP_HOOKS[config.on_nonfinite](seat.rank, seat.size, together),
         callbacks=made(config.callbacks, seat.rank, seat.size, run_dir, plan.length.total_steps, model),
-        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device)),
+        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores),
     )
     if plan.mode == "train":
         watchers.early_stop = _early_stop(config.early_stop, plan.objective.lower)
@@ -261,11 +264,3 @@ def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
-
-
-def _make_task(plan: Plan, loss: Criterion) -> Objective:
-    """Make the worker's task (binary or classification) from the facts of the data and the loss."""
-    facts = plan.data.facts
-    if facts.task == "binary":
-        return Binary(loss, facts.ceiling.get("auc"))
-    return Classification(loss, facts.classes, plan.data.labels)

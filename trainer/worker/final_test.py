@@ -27,7 +27,7 @@ PIECE = 1 << 20
 
 
 def test(run: Training, assignment: Assignment, seat: Seat) -> None:
-    """Measure the test data, if the run has some, with the best model's weights. A collective call after the training.
+    """Measure the test data with the best model's weights. A collective call after the training.
 
     A run without validations has no best model, and is measured as it is at the end. So is one whose best weights lack
     tables that are kept in servers alone. A run that is resumed after it was done keeps what it had measured.
@@ -35,8 +35,6 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     Raises:
         Preempted: the run is asked to leave; its next life measures them.
     """
-    if TEST not in run.feed.evaluated:
-        return
     report, progress = run.reporting.report, run.progress
     step, known = assignment.tested
     if known and run.lockstep and progress.step == step:

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
-from trainer.data.evaluated_split import VAL
+from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import training_sampler
 from trainer.data.source import reader_of
@@ -25,28 +24,23 @@ from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
-from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
-from trainer.planning.find_checkpoint import keeps
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
+from trainer.tasks.contract import best_metric
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints
-from trainer.worker.coming_back import come_back
-from trainer.worker.final_test import test
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import fit
 from trainer.worker.model import save
 from trainer.worker.nonfinite import SKIPPED
 from trainer.worker.out_of_memory import memory_named
-from trainer.worker.profiler import Profiled
-from trainer.worker.resuming import resume
 from trainer.worker.settings import settings
 from trainer.worker.shared_folder import is_shared
-from trainer.worker.training import Training
+from trainer.worker.training import Training, Unprofiled
 
 PARTS_S = 600.0
 """Longest wait of the first worker until all others have written their parts of a checkpoint."""
@@ -67,8 +61,13 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if seat.rank == 0:
             example.keep_skeleton(run_dir, run.final_test.skeleton)
         if seat.returns:
+            from trainer.worker.coming_back import come_back
+
             come_back(run, seat)
         elif assignment.resume:
+            from trainer.checkpoint.removal_guard import not_removed_meanwhile
+            from trainer.worker.resuming import resume
+
             with not_removed_meanwhile(assignment.resume, run_dir):
                 resume(run, Path(assignment.resume), seat, _shown(assignment), assignment.data)
         report = run.reporting.report
@@ -84,10 +83,13 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
         run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir) if index == 0 else None)
-        try:
-            test(run, assignment, seat)
-        except Preempted:
-            return {**report.outcome(), "ended": PREEMPTED}
+        if TEST in run.feed.evaluated:
+            from trainer.worker.final_test import test
+
+            try:
+                test(run, assignment, seat)
+            except Preempted:
+                return {**report.outcome(), "ended": PREEMPTED}
         skipped = run.watchers.step_hook.metrics(run).get(SKIPPED)
         outcome = {**report.outcome(), **({"skipped": int(skipped)} if skipped else {})}
         return {**outcome, **(run.feed.growth.found() if run.feed.growth is not None else {})}
@@ -97,7 +99,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
     """Context manager: the training process writes checkpoints when they are due, if the config asks for them."""
     told, plan = assignment.config.checkpoint, assignment.plan
-    if not keeps(assignment.config, plan):
+    if not assignment.config.saves_checkpoints:
         yield
         return
     folder = Path(plan.paths.run_dir) / "checkpoints"
@@ -178,7 +180,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
-        best = best_metric(config, plan.data.facts.task)
+        best = best_metric(config)
         own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
             run_dir if seat.rank == 0 and not seat.returns else None,
@@ -248,8 +250,10 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     )
 
 
-def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
+def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Unprofiled:
     """Make the profiler for a training process's own updates."""
+    from trainer.worker.profiler import Profiled
+
     execution, cuda = config.execution, seat.device.startswith("cuda")
     after, updates = execution.profile_after, execution.profile_steps
     return Profiled(seat.rank, run_dir, after, updates, plan.length.total_steps, cuda)
@@ -266,6 +270,7 @@ def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:
-            numbers = [mistake.number for mistake in found.mistakes]
+            numbers = list(found.samples)
             inputs = run.feed.validation_inputs(numbers, split) if numbers else None
-            validation_file.keep(run_dir, which, found, inputs, run.feed.files_of(numbers, split), split)
+            files = tuple(run.feed.files_of(numbers, split))
+            validation_file.keep(run_dir, which, found.arrays(), inputs, files, split)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -85,9 +85,9 @@ class Played:
         answer = self.asks(rank, Verb.HELLO, sequence=LIVES[rank])
         self.incarnations[rank] = answer.incarnation
 
-    def starts(self, *tables: Mapping[str, Any]) -> None:
-        """Both workers come, and the first one makes the start."""
-        for rank in (0, 1):
+    def starts(self, *tables: Mapping[str, Any], ranks: Sequence[int] = (0, 1)) -> None:
+        """Workers come, and the first one makes the start."""
+        for rank in ranks:
             self.hello(rank)
         layout = {"dtype": "float64", "last": True, "pieces": [["p", 0, 6]], "tables": tables}
         self.asks(0, Verb.START, text(layout), Record(Kind.DENSE, np.zeros(6)))
