@@ -37,7 +37,7 @@ class Lacks(list[str]):
         return True
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checked:
     """A config that has passed all checks, with what they found out.
 
