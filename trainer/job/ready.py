@@ -253,7 +253,7 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
         checked = replace(checked, config=checked.config.replaced("model", plain))
     model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked))
     if checked.config.mode != "train":
-        model = replace(model, taken=_check_weights(checked.config))
+        model = replace(model, part=_check_weights(checked.config))
     with checked.lacks:
         check_denominator(checked, model)
     _check_places(checked, model, place)

@@ -196,11 +196,11 @@ def with_length(
     data, source = config.data, facts.source
     if not facts.iterable:
         for key, default in (("shard", schema.DataConfig.shard), ("steps_per_epoch", None), ("shuffle_buffer", None)):
-            if (given := getattr(data, key)) != default:
+            if (value := getattr(data, key)) != default:
                 instead = f"data.{key}={'null' if default is None else default}" + (
-                    f" limit_train_batches={given}" if key == "steps_per_epoch" else ""
+                    f" limit_train_batches={value}" if key == "steps_per_epoch" else ""
                 )
-                raise UserError(f"data.{key}={given}", f"is for streams, and {source} has numbered samples", instead)
+                raise UserError(f"data.{key}={value}", f"is for streams, and {source} has numbered samples", instead)
         return config, facts
     if config.mode != "train":
         return config, facts

@@ -131,8 +131,8 @@ def _with_facts(
     Args:
         searches: the batch size is a guess.
     """
-    given = config.data.global_batch_size if config.mode == "train" else None
-    together = given or config.batch_size * workers * merge
+    global_size = config.data.global_batch_size if config.mode == "train" else None
+    together = global_size or config.batch_size * workers * merge
     facts, classes = facts_of(config, source, together), Classes()
     config, auto_task = with_task(config, facts, typed, lacks)
     with lacks:
