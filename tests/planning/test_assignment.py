@@ -16,8 +16,8 @@ from trainer.cli.compose import compose, hydra_app, plain
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import CollectiveStrategy, DigitsData
 from trainer.job.ready import Ready, get_ready
-from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
+from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths, Plan
 from trainer.planning.validate import check

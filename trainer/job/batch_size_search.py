@@ -17,8 +17,8 @@ from trainer.host.memory import GIB
 from trainer.job.ready import Ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.start import start_here
-from trainer.planning.assignment import Assignment
 from trainer.planning.batches import FIRST_TRY, most
+from trainer.planning.launcher import Assignment
 from trainer.run_folder.leftovers import TRIALS
 from trainer.wording import counted
 

@@ -22,8 +22,7 @@ from trainer.host.addresses import free_port, with_port
 from trainer.host.signals import undisturbed
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
 from trainer.launch.terms import terms
-from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Assignment, Deaths
 from trainer.planning.resume import left_behind
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave

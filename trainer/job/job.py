@@ -36,9 +36,9 @@ from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.uploads import uploading
-from trainer.planning.assignment import Assignment
 from trainer.planning.class_names import CLASSES
 from trainer.planning.find_checkpoint import can_go_on
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 

@@ -21,12 +21,12 @@ from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
 from trainer.job.result import tested_before
-from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import FIRST_TRY, single_sample
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
 from trainer.planning.find_checkpoint import FRESH, find_checkpoint
+from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths, Plan
 from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes

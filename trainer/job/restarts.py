@@ -15,8 +15,7 @@ from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
-from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Assignment, Deaths
 from trainer.run_folder import lives
 from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
 from trainer.wording import counted

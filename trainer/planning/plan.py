@@ -1,7 +1,7 @@
 """The plan: all processes, devices, batches, steps and paths of a run, decided before the first process starts.
 
 A plan is pure data, printable and frozen. It is made by :func:`trainer.planning.make_plan.make_plan`, which is called
-again when a fact changes. It travels to the processes in an :class:`trainer.planning.assignment.Assignment`, and lies
+again when a fact changes. It travels to the processes in an :class:`trainer.planning.launcher.Assignment`, and lies
 in the run's folder as ``plan.json``.
 """
 
