@@ -220,7 +220,7 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
 
 
 def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
-    """What makes the only worker a process of its own, whose end is not that of this one."""
+    """Launch keys that start the only worker as a process of its own, so that its death does not end this process."""
     target = config.launch._target_
     if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:
         return {}

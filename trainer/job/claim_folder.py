@@ -80,7 +80,7 @@ def held(ready: Ready) -> Iterator[None]:
 
 
 def _check_still_free(ready: Ready, run_dir: Path) -> None:
-    """What the folder holds is looked at once more now that nobody else works there: :func:`make_room` may clear it.
+    """Check the folder again, now that no other command works there: :func:`make_room` may clear it.
 
     Raises:
         UserError: a run that could go on would be lost.

@@ -173,7 +173,7 @@ def _bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
 
 
 def _widen(axis: Any) -> None:
-    """Around a single update, or a single staleness, its neighbours are shown."""
+    """Around a single update, or a single staleness, also show its neighbours."""
     left, right = axis.get_xlim()
     if right - left < 1.0:
         middle = round((left + right) / 2)

@@ -151,7 +151,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 
 
 def _chosen(plan: Plan) -> dict[str, Any]:
-    """What ``auto`` stands for in this run; with the batch size where that was not given."""
+    """What ``auto`` chose in this run, with the batch size if it was searched for."""
     size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
     return {**size, **asdict(plan.chosen)}
 

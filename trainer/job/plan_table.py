@@ -19,7 +19,7 @@ MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that ``verbosity=debug`` has besides."""
 IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
-"""The same of what ``auto`` has chosen."""
+"""Rows of what ``auto`` chose, shown with ``verbosity=debug``."""
 ONE_LINE = 62
 """Characters of a cell that a terminal of 80 columns shows on one line."""
 NOT_WATCHED = "none: the only worker is this process"

@@ -186,7 +186,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
 
 
 def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None, say: Callable[[str], None]) -> None:
-    """Cut metrics.jsonl to so many bytes, and tell who sends its points."""
+    """Cut metrics.jsonl to ``points`` bytes, and let the tracker take back points that it has sent."""
     path = run_dir / POINTS
     cut = path.read_bytes()[points:] if path.is_file() else b""
     reset_to_checkpoint(run_dir, points, say)

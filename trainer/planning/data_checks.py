@@ -1,4 +1,4 @@
-"""Checks that the data can do what the config asks for; of streams also how long an epoch is and who reads what."""
+"""Checks that the data can do what the config asks for; of streams also how long an epoch is, and what workers read."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def endpoints_of(key: str, text: str | None, example: str = EXAMPLE) -> tuple[En
     """Parse a comma-separated list of endpoints; () if there is none.
 
     Raises:
-        UserError: one is none that others can connect to, or stands there twice.
+        UserError: an endpoint is invalid, unreachable for others, or listed twice.
     """
     found: list[Endpoint] = []
     for word in filter(None, (word.strip() for word in (text or "").split(","))):

@@ -65,7 +65,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
         )
     plain = asdict(schema.GroupStrategy())
     plain |= {"_target_": EVALUATORS, "timeout_s": config.node("strategy").get("timeout_s", plain["timeout_s"])}
-    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
+    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # each sample is read once
     return config.replaced("strategy", plain).changed(
         weights=str(weights_file(Path(str(weights)))),
         launch={"servers": None, "server_hosts": "auto", "server_ports": None, "server_endpoints": None},
@@ -191,7 +191,7 @@ class LookedAt:
     """The image files or files of rows that mode=predict reads; none for mode=eval.
 
     Attributes:
-        folder: that all files are in; empty where none are looked at.
+        folder: that all files are in; empty where no file is read.
         files: images or files of rows, relative to it.
         samples: about how many there are in them.
         attention: what is odd about them, for the plan.

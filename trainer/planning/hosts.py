@@ -285,7 +285,7 @@ def check_alone(config: RunConfig, environment: Mapping[str, str] = os.environ) 
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Tasks:
-    """Slurm's variables. In a batch script or a shell of salloc SLURM_NTASKS counts tasks that nobody has started."""
+    """Slurm's variables. In a batch script or a shell of salloc, SLURM_NTASKS counts tasks that were not started."""
     step = _number(environment, SLURM_STEP)
     if SLURM.size in environment or step is None or step >= NO_STEP:
         return SLURM if SLURM.size in environment else replace(SLURM, size="")

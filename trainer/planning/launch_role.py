@@ -189,7 +189,7 @@ def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _without_a_role(launch: LaunchConfig) -> LaunchConfig:
-    """The same, where nothing but the environment tells the role."""
+    """Return ``launch``, after a check that only the environment sets the role, rank and endpoints."""
     for name in ("role", *OF_ROLES):
         if (value := getattr(launch, name)) is not None:
             raise UserError(

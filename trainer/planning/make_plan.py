@@ -73,7 +73,7 @@ def _concern(checked: Checked, model: ModelFacts, length: Length) -> str:
 
 
 def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[str]:
-    """Yield what of a schedule of ours the run is too short for; a user's own class is called in the workers alone."""
+    """Yield what of a built-in schedule the run is too short for. A user's own class is called only in workers."""
     node, execution = config.node("scheduler"), config.execution
     if config.mode != "train" or not total or not str(node.get("_target_")).startswith(SCHEDULES):
         return
@@ -192,7 +192,7 @@ def _predicted(checked: Checked) -> Predicted | None:
 
 
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:
-    """What ``auto`` stands for, and the reasons; of a plan for other hosts, as far as this machine can know.
+    """What ``auto`` chooses, and the reasons; for other hosts, as far as this machine can know.
 
     Args:
         slow: a sample takes long to read.

@@ -120,7 +120,7 @@ def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 PRECISION = "precision"
-"""What it stands for is compared (:func:`_precision`), not the word."""
+"""Key that is compared by what ``auto`` chose (:func:`_precision`)."""
 FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
     "on_nonfinite",
@@ -252,7 +252,7 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
 
 
 def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
-    """The same, with the data compared.
+    """Compare the data with those of the checkpoint; returns ``resume`` with the difference.
 
     Args:
         now: their fingerprint.
@@ -274,7 +274,7 @@ def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
 
 
 def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
-    """The same, with the classes compared.
+    """Compare the classes with those of the checkpoint; returns ``resume`` with the difference.
 
     Args:
         other: how they differ, in words; empty: they do not.
@@ -364,7 +364,7 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 
 
 def _precision(plan: Plan, about: store.About) -> str:
-    """How the precision differs from the checkpoint's, or '' if it does not; of ``auto``, what it stands for counts."""
+    """How the precision differs from the checkpoint's, or '' if it does not; ``auto`` counts as what it chose."""
     before, now = about.precision, plan.chosen.precision
     return f"precision was {before}, is {now}" if before != now else ""
 

@@ -267,7 +267,7 @@ SAME_ORDER = (
     "data.transforms",
     "sampler.pad",
 )
-"""Keys of those that leave the order as it is. (The size of a batch is compared by the samples of an update.)"""
+"""Of these, keys that do not change the order. (The batch size is compared by the samples of an update.)"""
 ORDER_AT_SERVERS = (
     "optimizer.lr_factors",
     "optimizer.layer_decay",
@@ -329,7 +329,7 @@ def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> It
 
 
 def check_ages(config: RunConfig, about: store.About) -> None:
-    """The ages of table rows are counted as before, if any row goes by its age.
+    """Check that the ages of table rows are counted as before, if rows are evicted by age.
 
     Raises:
         UserError: they are not.

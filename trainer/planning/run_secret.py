@@ -63,7 +63,7 @@ def secret_of_hosts(launch: schema.LaunchConfig) -> str:
 
 
 def _of_cache() -> str:
-    """The secret in the user's cache, which the first who needs it makes."""
+    """The secret in the user's cache; the first process that needs it makes it."""
     make(folder := cache_root())
     path = folder / KEPT
     if not path.exists():

@@ -90,7 +90,7 @@ def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None
     """Refuse a tracking address that is certain not to work, without calling it.
 
     Args:
-        experiment: of the run; None: only the address is looked at.
+        experiment: of the run; None: only the address is checked.
 
     Raises:
         UserError: it can never work.
