@@ -37,7 +37,7 @@ from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
-from trainer.planning.kept_runs import AUTO
+from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.tracking_store import try_tracking
 from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen
@@ -212,9 +212,8 @@ class Sweep:
         compose.place(point.config, Path(where))
         planned = point.ready.plan
         ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.whole_path)
-        ready.plan = replace(ready.plan, left_out=planned.left_out)
-        ready.swept, ready.later = frozenset(self.swept), bool(self.ended)
-        return ready
+        ready = ready.with_plan(left_out=planned.left_out)
+        return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
     def _break(self, ready: Ready | None) -> None:
         """Say what a job that was begun has left."""

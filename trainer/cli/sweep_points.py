@@ -85,9 +85,8 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
                 if not listed:
                     break
                 errors |= listed
-        plan = point.ready.plan
-        point.ready.plan = replace(plan, left_out=[f"{o}: {refused.why}" for o, refused in errors.items()])
-        points.append(point)
+        left_out = [f"{o}: {refused.why}" for o, refused in errors.items()]
+        points.append(replace(point, ready=point.ready.with_plan(left_out=left_out)))
         refusals.append(errors)
     useless = {key_of(o): refused for errors in refusals for o, refused in errors.items()}
     for key, refused in useless.items():

@@ -1,4 +1,4 @@
-"""Restarts a worker or a parameter server that has died, while the others go on."""
+"""Restarts a worker that has died, while the others go on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.process_reports import ProcessReports
-from trainer.launch.server_snapshot import snapshot_of
 from trainer.launch.started_process import Handle, StartedProcess
 from trainer.launch.supervisor import END_S, end
-from trainer.planning.deaths import Deaths, LostAtServer
+from trainer.planning.deaths import Deaths
 from trainer.strategies.lost_workers import new_life
-from trainer.wording import counted
 
 
 class ProcessRestarts:
@@ -27,7 +25,6 @@ class ProcessRestarts:
         begin: starts a process.
         members: the processes of this host; a restarted process joins them.
         reports: expects the report of a restarted process.
-        checkpoints: the run's checkpoints, from which servers resume.
     """
 
     def __init__(
@@ -37,9 +34,8 @@ class ProcessRestarts:
         begin: Callable[[Start], Handle],
         members: list[StartedProcess],
         reports: ProcessReports | None = None,
-        checkpoints: Path | None = None,
     ) -> None:
-        self.reports, self.checkpoints = reports, checkpoints
+        self.reports = reports
         self.deaths, self.starts, self.begin, self.members = deaths, starts, begin, members
         self.before: tuple[str, int] | None = None
         """Name of the process that was restarted last, and the update after which it had died."""
@@ -48,7 +44,7 @@ class ProcessRestarts:
         """Restart a process that has died, and return it; None if it must not be restarted.
 
         It must not if it reported an error of its own (except that it missed the checkpoint at which it was to rejoin),
-        if too many processes have died, or if it died twice after the same update. A server needs a checkpoint.
+        if too many processes have died, or if it died twice after the same update.
 
         The process is killed first: if its forkserver was killed, it only seems dead, and still runs.
         """
@@ -59,23 +55,11 @@ class ProcessRestarts:
             return None
         if self.deaths is None or self.deaths.left() <= 0:
             return None
-        resume, how = start.payload.resume, "; the others go on meanwhile"
-        if member.role.name == "server":
-            assert self.checkpoints is not None
-            found = snapshot_of(start, self.checkpoints, this[1])
-            if isinstance(found, str):
-                print(f"\n{member} cannot be started again by itself: {found}", flush=True)
-                return None
-            self.deaths.lost.append(LostAtServer(member.rank, start.life, found.folder, found.lost))
-            lost = (
-                f"; {counted(found.lost, 'update')} of this server since then {'is' if found.lost == 1 else 'are'} lost"
-            )
-            resume, how = str(found.folder), f" from {found.folder.name}{lost}; the workers go on"
         self.before = this
         self.deaths.returned.append(first_line(death))
-        print(f"\nATTENTION: {death}\n{self.deaths.count()}: {member} is started again{how}\n", flush=True)
-        payload = start.payload if resume == start.payload.resume else replace(start.payload, resume=resume)
-        return self._started(member, replace(start, life=new_life(), returns=True, payload=payload))
+        how = f"{self.deaths.count()}: {member} is started again; the others go on meanwhile"
+        print(f"\nATTENTION: {death}\n{how}\n", flush=True)
+        return self._started(member, replace(start, life=new_life(), returns=True))
 
     def _started(self, member: StartedProcess, start: Start) -> StartedProcess:
         pulse.make(Path(start.pulse))

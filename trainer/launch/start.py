@@ -19,13 +19,12 @@ from trainer.host.signals import Grace
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
-from trainer.planning.hosts import hosts_of
+from trainer.planning.find_checkpoint import can_go_on, has_begun, keeps
+from trainer.planning.hosts import hosts_of, listens_at
+from trainer.planning.launch_role import peers
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on, has_begun, keeps
 from trainer.planning.run_secret import secret_of_hosts
-from trainer.planning.server_hosts import listens_at
-from trainer.planning.started_one_by_one import peers
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
@@ -118,9 +117,8 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     from trainer.launch.started_process import Role
 
     roles, survives = [], plan.traits.survives
-    # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
-    # answered
-    restartable = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
+    # a worker alone: where a server dies, all go back to the newest checkpoint
+    restartable = survives and plan.leased and keeps(config, plan) and plan.nnodes == 1
     for name in plan.roles:
         if here := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"
@@ -133,7 +131,7 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
                     [p.device for p in here],
                     here[0].rank,
                     apart=survives and not is_server,
-                    restartable=restartable and (is_server or plan.leased),
+                    restartable=restartable and not is_server,
                     ports=ports,
                 )
             )

@@ -71,11 +71,11 @@ class ServerFile:
     @property
     def version(self) -> int:
         """The number of updates that the server had applied."""
-        return int(self.meta["version"]) - int(self.meta.get("skipped", 0))
+        return int(self.meta["version"])
 
     def steps(self, table: str) -> int:
         """The number of steps that the rule of a table has made."""
-        return int(self.meta["version"]) - int(self.meta.get(BEGAN, {}).get(table, 0))
+        return self.version - int(self.meta.get(BEGAN, {}).get(table, 0))
 
     @property
     def life(self) -> int:
