@@ -1,4 +1,4 @@
-"""``tracking.json`` in a run's folder: which MLflow run it is, and how many of its points are sent."""
+"""``tracking.json`` in a run's folder: its MLflow run, and how many of its points were sent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NO_END = 1 << 62
 
 @dataclass(frozen=True)
 class Remembered:
-    """The content of ``tracking.json``: what the next recorder process must know.
+    """The content of ``tracking.json``, for the next recorder process.
 
     Attributes:
-        uri: without who logs in; experiment: its name; run_id: None before the server has given one.
-        sent_bytes: of metrics.jsonl, acknowledged; doubtful_bytes: after these, sent without an answer.
+        uri: without login. experiment: its name. run_id: None until the server has assigned one.
+        sent_bytes: acknowledged bytes of metrics.jsonl. doubtful_bytes: further bytes, sent without an answer.
         asked: the server was asked to open the run.
-        again: first and last update of points that may be sent and were cut off metrics.jsonl, to be written again.
+        again: first and last update of points that may have been sent and were cut off metrics.jsonl.
         run: the message that opened the run.
     """
 
@@ -58,7 +58,7 @@ class Remembered:
 
 
 def _updates(lines: bytes) -> tuple[int, int]:
-    """First and last update of these points; of lines that cannot be read, any may be."""
+    """First and last update of these points; the widest range if a line cannot be read."""
     try:
         steps = [int(json_text.loads(line).get("step")) for line in lines.splitlines()]
     except (ValueError, TypeError, AttributeError):
@@ -87,7 +87,7 @@ def write(run_dir: Path, record: Remembered) -> None:
 
 
 def cut(run_dir: Path, points: int) -> None:
-    """Before metrics.jsonl is cut: note in tracking.json which of its points the server may have. Can be repeated."""
+    """Before metrics.jsonl is cut: note in tracking.json which of its points the server may have; can be repeated."""
     record = read(run_dir)
     path = run_dir / POINTS
     if record is None:
@@ -98,10 +98,10 @@ def cut(run_dir: Path, points: int) -> None:
 
 
 def doubt(run_dir: Path, points: int) -> None:
-    """Note in a tracking.json from another machine that it is unknown what was sent after it was written.
+    """Note in a tracking.json from another machine that later points may have been sent.
 
     Args:
-        points: bytes of metrics.jsonl with which the run goes on.
+        points: bytes of metrics.jsonl with which the run resumes.
     """
     if (record := read(run_dir)) is not None:
         write(run_dir, replace(record, sent_bytes=min(record.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END)))
