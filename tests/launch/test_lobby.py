@@ -222,7 +222,10 @@ def test_host_that_comes_while_the_run_ends_hears_that_it_is_over(
         guest.next_life(0)
 
     told = SimpleNamespace(config=SimpleNamespace(launch=None))
-    ready = SimpleNamespace(plan=SimpleNamespace(run_dir=str(tmp_path), nnodes=2), checked=told)
+    ready = SimpleNamespace(
+        plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(tmp_path)), topology=SimpleNamespace(nnodes=2)),
+        checked=told,
+    )
     monkeypatch.setattr(lobby_store, "opened", lambda launch: nullcontext(world.board))
     monkeypatch.setattr(elastic, "_terms", lambda ready: {})
     seen: list[str] = []
@@ -324,7 +327,7 @@ def a_life(told: Path, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> SimpleN
     monkeypatch.setattr(elastic, "_of_life", lambda ready, life: ready)
     monkeypatch.setattr(elastic, "_described", lambda *_: "")
     assignment = Assignment(None, None)  # type: ignore[arg-type]
-    return SimpleNamespace(plan=SimpleNamespace(run_dir=str(told)), assignment=assignment)
+    return SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(told))), assignment=assignment)
 
 
 def test_host_that_was_asked_to_leave_before_its_life_failed_leaves(

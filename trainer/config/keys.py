@@ -47,7 +47,7 @@ MEANT = {
 }
 """Names of other projects for our keys."""
 OF_OTHERS = {
-    "logger": ("metrics go to files of the run's folder and to MLflow, and to no other service", "tracking=mlflow"),
+    "logger": ("what metrics go to is the group tracking", "tracking=[mlflow,tensorboard]"),
     "trainer": (
         "what others give to a trainer object are keys of the run, such as epochs, device and launch.nproc",
         "epochs=N",

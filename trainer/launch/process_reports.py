@@ -64,7 +64,7 @@ class ProcessReports:
 
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan, self.clock = plan, clock
-        there = {} if plan.node_rank else {(p.role, p.rank): p for p in plan.processes}
+        there = {} if plan.topology.node_rank else {(p.role, p.rank): p for p in plan.topology.processes}
         self.unreported, self.without_endpoint = dict(there), {key: p for key, p in there.items() if p.role == "server"}
         self.lives: dict[tuple[str, int], int] = {}
         """The life of each restarted process whose report is expected."""
@@ -73,7 +73,9 @@ class ProcessReports:
     def expect(self, role: str, rank: int, life: int) -> None:
         """Expect another report: the process (role, rank) has been restarted."""
         self.lives[role, rank] = life
-        self.unreported |= {(p.role, p.rank): p for p in self.plan.processes if (p.role, p.rank) == (role, rank)}
+        self.unreported |= {
+            (p.role, p.rank): p for p in self.plan.topology.processes if (p.role, p.rank) == (role, rank)
+        }
 
     def poll(self, board: Board, now: bool = False) -> None:
         """Read new reports, and write them to plan.json.
@@ -102,10 +104,12 @@ class ProcessReports:
         self.unreported = {key: p for key, p in self.unreported.items() if key not in reports}
         self.without_endpoint = {key: p for key, p in self.without_endpoint.items() if key not in endpoints}
         processes = [
-            _with(p, reports.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes
+            _with(p, reports.get((p.role, p.rank)), endpoints.get((p.role, p.rank)))
+            for p in self.plan.topology.processes
         ]
         first = {role: dict(one.environment) for (role, rank), one in reports.items() if rank == 0}
-        self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
+        environment = {**self.plan.topology.environment, **first}
+        self.plan = self.plan.changed(topology={"processes": processes, "environment": environment})
         self._unwritten = True
 
     @staticmethod
