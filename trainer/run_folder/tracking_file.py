@@ -136,10 +136,10 @@ def cut(run_dir: Path, points: int) -> None:
 
 
 def doubt(run_dir: Path, points: int) -> None:
-    """Note in a tracking.json from another machine that it is unknown what was sent after it was written.
+    """Note in a tracking.json from another machine that later points may have been sent.
 
     Args:
-        points: bytes of metrics.jsonl with which the run goes on.
+        points: bytes of metrics.jsonl with which the run resumes.
     """
     if (tracked := read(run_dir)) is not None:
         after = {
