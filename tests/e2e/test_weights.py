@@ -216,7 +216,7 @@ def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Pa
     result = package.run([*served, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
     theirs = read(tmp_path / "run" / "result.json")["metrics"]
     assert result.metrics["val/loss"] == pytest.approx(theirs["val/loss"], abs=1e-6)
-    assert read(tmp_path / "eval" / "plan.json")["roles"] == {"worker": 1}
+    assert read(tmp_path / "eval" / "plan.json")["topology"]["roles"] == {"worker": 1}
     assert result.metrics["val/acc1"] == theirs["val/acc1"]
 
 

@@ -106,7 +106,7 @@ def test_what_cannot_be_balanced_is_refused_before_anything_is_written(
     if "hides" not in typed[1]:
         return
     ready(tmp_path, *refused.value.instead.replace(" with your own numbers", "").split(), typed[1])  # the advice works
-    assert why in "".join(ready(tmp_path, *typed, "plan=true").plan.lacks)
+    assert why in "".join(ready(tmp_path, *typed, "plan=true").plan.remarks.lacks)
 
 
 class ForGpu(LeNet):
@@ -143,9 +143,9 @@ def test_labels_are_counted_once_and_again_where_the_data_are_others(
     usual = Unequal.open
     monkeypatch.setattr(Unequal, "open", lambda self, facts: [opened.append(facts), usual(self, facts)][1])
     job = prepared(ready(tmp_path, typed))
-    assert len(opened) == 1 and bool(job.plan.class_weights) == (typed == "loss.weight=balanced")
+    assert len(opened) == 1 and bool(job.plan.objective.class_weights) == (typed == "loss.weight=balanced")
     changed = job.with_facts(replace(job.checked.facts, attention="others"))
-    assert weighed(changed).plan.class_weights == job.plan.class_weights and len(opened) == 2
+    assert weighed(changed).plan.objective.class_weights == job.plan.objective.class_weights and len(opened) == 2
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_the_weights_are_those_of_scikit_learn_and_are_kept_with_the_run(run: Pa
 
 def test_an_evaluation_takes_the_weights_of_the_run_and_not_of_its_own_data(run: Path, tmp_path: Path) -> None:
     other = ready(tmp_path, "loss.weight=balanced", "+data.lacks=3", "mode=eval", f"weights={run}")
-    assert other.plan.class_weights == read(run / "result.json")["class_weights"]
+    assert other.plan.objective.class_weights == read(run / "result.json")["class_weights"]
 
 
 def test_the_plan_says_what_was_found_about_a_loss_of_ones_own(tmp_path: Path) -> None:
@@ -187,7 +187,9 @@ def test_the_plan_says_what_was_found_about_a_loss_of_ones_own(tmp_path: Path) -
 def test_a_loss_that_is_no_mean_is_refused_where_batches_are_parts(tmp_path: Path, more: list[str]) -> None:
     with pytest.raises(UserError, match="is no mean over samples") as refused:
         ready(tmp_path, *CONTRASTIVE, *more)
-    assert ready(tmp_path, *CONTRASTIVE, *refused.value.instead.split()).plan.denominator == NEITHER, "the advice works"
+    assert ready(tmp_path, *CONTRASTIVE, *refused.value.instead.split()).plan.objective.denominator == NEITHER, (
+        "the advice works"
+    )
     apart = ready(tmp_path, *CONTRASTIVE, "strategy=local_sgd", "strategy.k_steps=4", "launch.nproc=2")
     check_denominator(apart.checked, replace(apart.model, denominator=NEITHER))  # workers take steps of their own
 

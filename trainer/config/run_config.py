@@ -43,6 +43,12 @@ class RunConfig(schema.Config):
         assert isinstance(self.data.batch_size, int)
         return self.data.batch_size
 
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether the run writes checkpoints from which it can resume."""
+        every = self.checkpoint
+        return self.mode == "train" and bool(every.every_steps or every.every_minutes or every.every_epochs)
+
     @staticmethod
     def of(plain: Mapping[str, Any]) -> RunConfig:
         """Make a RunConfig of a plain mapping that ``check_keys`` has accepted."""

@@ -124,9 +124,9 @@ class EarlyStop:
         """The best value and the validations waited since, for :meth:`load`."""
         return {"best": self.best.state(), "waited": self.waited, "metric": self.best.metric}
 
-    def load(self, best: tuple[float | None, int], waited: int, metric: str | None = None) -> None:
-        """Restore what :meth:`state` returned; of another metric nothing. (Older checkpoints do not tell of which.)"""
-        if metric in (None, self.best.metric):
+    def load(self, best: tuple[float | None, int], waited: int, metric: str) -> None:
+        """Restore what :meth:`state` returned; nothing if it is of another metric."""
+        if metric == self.best.metric:
             self.best.load(best)
             self.waited = waited
 

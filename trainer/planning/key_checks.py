@@ -75,7 +75,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
             raise UserError(path, "has no value", f"{path}=VALUE")
         if path in known:
             _check_value(known[path], value)
-        elif closed and not path.startswith("tracking.tags."):
+        elif closed and not path.startswith(("tracking.tags.", "tracking.trackers.")):
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
             raise UserError(
@@ -167,6 +167,11 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         "data.transforms",
         config["data"].get("transforms") or [],
         "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]",
+    )
+    _check_nodes(
+        "tracking.trackers",
+        config.get("tracking", {}).get("trackers", {}),
+        "tracking.trackers={csv:{_target_:my_package.Csv}}",
     )
     _check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
     _check_nodes(

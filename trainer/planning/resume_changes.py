@@ -20,6 +20,10 @@ from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
 from trainer.tasks.contract import best_metric, task_of
 
+OF_THE_COMMAND = ("resume", "plan")
+"""From where a run resumes, and whether its plan alone is shown: no differences of the training."""
+CLIPS = ("strategy.clip_norm", "strategy.clip_value")
+
 
 def public(config: RunConfig) -> dict[str, Any]:
     """A run's config without its secrets, as checkpoints have it."""
@@ -49,6 +53,18 @@ def completed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
 def _is_default(path: str, value: Any) -> bool:
     """Whether a key has that default, in any of the options that have it."""
     return any(key.default == value for section in sections() for key in section.keys if key.path == path)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
+    """Yield each config key whose value differs, and how.
+
+    Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
+    """
+    old, new = dict(leaves(completed(before, now), "")), dict(leaves(now, ""))
+    for key in sorted(old.keys() | new.keys()):
+        own = other_strategy and key.startswith("strategy.") and key not in CLIPS
+        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
+            yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 
 Nodes = Sequence[Mapping[str, Any]]
@@ -296,7 +312,7 @@ def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> It
     yield from _schedule(before, now)
     told, strategy = (one.get("strategy", {}) for one in (before, now))
     for option, value in MEMORIES:
-        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy:
+        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy.name:
             yield (
                 f"what workers have left out of their gradients (strategy.{option}={value}): it is not added to a "
                 f"later update"

@@ -264,16 +264,15 @@ MEANS = {
 """What the loss of a batch was found to be, for the plan."""
 
 
-def found_loss(checked: Checked, denominator: str) -> dict[str, Any]:
-    """What was found about the loss, for the plan: its denominator, and the same in words, empty for torch's mean over
-    samples."""
+def loss_in_words(checked: Checked, denominator: str) -> str:
+    """What the loss of a batch is, for the plan; empty for torch's mean over samples."""
     config, traits = checked.config, checked.declaration.traits
     usual = str(config.loss.get("_target_")).startswith(("torch.", "trainer."))
     if config.mode == "predict" or (usual and denominator == "samples" and not balanced_keys(config)):
-        return {"denominator": denominator, "loss": said_of_loss(config) if config.mode == "train" else ""}
+        return said_of_loss(config) if config.mode == "train" else ""
     own_steps = not traits.exact and (traits.replicas or not traits.lockstep)
     of = ", of each worker's own batches" if config.mode == "train" and own_steps and checked.workers > 1 else ""
-    return {"denominator": denominator, "loss": MEANS.get(denominator, denominator) + of}
+    return MEANS.get(denominator, denominator) + of
 
 
 def concern_of(config: RunConfig, denominator: str) -> str:

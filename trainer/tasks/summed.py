@@ -98,12 +98,15 @@ class Summed(Task):
         self.prepare(facts)
         self._check_outputs(config, outputs, facts)
         batches = [self.example(facts, seed) for seed in (1, 2)]
-        what = f"loss ({config.loss['_target_']})"
+        what = f"loss ({config.loss.get('_target_')})"
         shapes = "outputs ({}) and targets ({})".format(*(_shape(t) for t in self.compared(*batches[0])))
         try:
             value = loss(*self.compared(*batches[0]))
         except Exception as error:
-            target, arguments = config.loss["_target_"], {k: v for k, v in config.loss.items() if k != "_target_"}
+            target, arguments = (
+                str(config.loss.get("_target_")),
+                {k: v for k, v in config.loss.items() if k != "_target_"},
+            )
 
             def call(some: Any) -> Any:
                 return call_target({**some, "_target_": target}, "loss")(*self.compared(*batches[0]))
@@ -122,7 +125,7 @@ class Summed(Task):
         if outputs is None or outputs.shape[1:] == (wanted,) or (wanted == 1 and outputs.dim() == 1):
             return
         given = config.model.get("num_classes")
-        what = f"model.num_classes={given}" if given else f"model ({config.model['_target_']})"
+        what = f"model.num_classes={given}" if given else f"model ({config.model.get('_target_')})"
         raise UserError(
             what,
             f"makes outputs ({_shape(outputs)}) for {facts.source}, and task={self.name} needs (N, {wanted})",

@@ -69,13 +69,13 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Predict this worker's share of the files; the first worker writes the table. Returns the outcome."""
     config, plan = assignment.config, assignment.plan
     with settings(config, plan, seat), membership(seat, assignment) as strategy:
-        report = Report(Path(plan.run_dir) if seat.rank == 0 else None, plan.total_steps)
+        report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, plan.length.total_steps)
         try:
             model = build_model(config, plan, torch.device(seat.device))
-            fit.load(Path(plan.weights), model)
+            fit.load(Path(plan.model.weights), model)
             strategy.setup(model.eval(), Updaters(config, plan))
             source: DataSource = call_target(config.node("data"), "data")
-            reader = reader_of(source, plan.facts)
+            reader = reader_of(source, plan.data.facts)
             if reader is not None:
                 return _look_at_rows(reader, model, seat, assignment, strategy, report)
             return _look_at_images(source, model, seat, assignment, strategy, report)
@@ -84,7 +84,7 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 
 def _output(assignment: Assignment) -> Path:
-    return Path(assignment.config.predict.output or Path(assignment.plan.run_dir) / "predictions.csv")
+    return Path(assignment.config.predict.output or Path(assignment.plan.paths.run_dir) / "predictions.csv")
 
 
 def _look_at_images(
@@ -92,7 +92,7 @@ def _look_at_images(
 ) -> dict[str, Any]:
     """Each worker's share of the images, and the first worker's table."""
     plan, files = assignment.plan, assignment.files
-    preprocessing = source.preprocessing(plan.facts)
+    preprocessing = source.preprocessing(plan.data.facts)
     pictures = Pictures(Path(str(assignment.config.predict.input)), files, preprocessing)
     task, loader = task_of(assignment.config), _loader(pictures, plan, seat)
     blocks = _blocks(loader, model, task, preprocessing, plan, seat, strategy, report)
@@ -100,8 +100,8 @@ def _look_at_images(
         for _ in blocks:
             pass
         return report.outcome()
-    names = for_predictions(assignment.config, source, plan.facts).names
-    unreadable = write(_output(assignment), blocks, pictures, task, names, plan.facts)
+    names = for_predictions(assignment.config, source, plan.data.facts).names
+    unreadable = write(_output(assignment), blocks, pictures, task, names, plan.data.facts)
     return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 
 
@@ -121,14 +121,16 @@ def _look_at_rows(
     context = autocast(precision, device)
     task = task_of(config)
     looking = predict_rows.RowPrediction(
-        model, task, plan.facts, reader, place, context, plan.batch_size, seat, strategy, report
+        model, task, plan.data.facts, reader, place, context, plan.batches.size, seat, strategy, report
     )
     results = looking.results([Path(str(config.predict.input)) / name for name in names])
     if seat.rank:
         for _ in results:
             pass
         return report.outcome()
-    return predict_rows.told(report, *predict_rows.write(_output(assignment), results, names, reader, task, plan.facts))
+    return predict_rows.told(
+        report, *predict_rows.write(_output(assignment), results, names, reader, task, plan.data.facts)
+    )
 
 
 def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
@@ -139,7 +141,7 @@ def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
 
 def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
     """This worker's files in batches, none across the end of a block."""
-    size = plan.batch_size
+    size = plan.batches.size
     batches = [mine[i : i + size] for _, mine in _shares(len(pictures), seat) for i in range(0, len(mine), size)]
     return DataLoader(
         pictures,
@@ -170,7 +172,7 @@ def _blocks(
     batches, step = iter(loader), 0
     files: int = len(loader.dataset)  # type: ignore[arg-type]
     for start, mine in _shares(files, seat):
-        rows = torch.zeros((min(BLOCK, files - start), 1 + task.width(plan.facts)), dtype=torch.float64)
+        rows = torch.zeros((min(BLOCK, files - start), 1 + task.width(plan.data.facts)), dtype=torch.float64)
         done = 0
         while done < len(mine):
             inputs, readable = next(batches)
