@@ -35,7 +35,7 @@ def check_data(checked: Checked) -> None:
     if config.data.num_classes != facts.classes:
         raise UserError(
             f"data.num_classes={config.data.num_classes}",
-            f"{facts.source} has {counted(facts.classes, 'class')}",
+            f"{facts.source} has {facts.targets}",
             f"data.num_classes={facts.classes}",
         )
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
