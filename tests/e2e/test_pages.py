@@ -24,7 +24,7 @@ from trainer.config.instantiate import call_target
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in an empty folder outside the checkout."""
     folder = tmp_path_factory.mktemp("adding")
-    assert len(write_files("adding.md", folder)) == 17
+    assert len(write_files("adding.md", folder)) == 19
     return folder
 
 
@@ -36,7 +36,7 @@ def commands(page: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("number", [0, 1, 2, pytest.param(3, marks=pytest.mark.long), 4, 5])
 def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> None:
     command = commands("adding.md")[number]
     done = trainer(*command, "tracking=none", "hydra.run.dir=run", cwd=example, timeout=240)

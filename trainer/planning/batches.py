@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import is_each_once, sampler_name
 from trainer.errors import UserError
 from trainer.host import torchrun
 from trainer.wording import counted
 
 AUTO = "auto"
 STRIDED, CONTIGUOUS = "strided", "contiguous"
-EACH_ONCE = "each_once"
 FIRST_TRY = 32
 """Samples per worker with which the search for the largest batch begins, and which a plan without one has."""
 
@@ -116,9 +116,9 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     if leased and blocks and "sampler.padding" in typed:
         why = "splits an epoch beforehand, and with this strategy workers lease blocks of work"
         raise UserError(blocks, why, "data.work=static (or sampler.padding=strided)")
-    if blocks and sampler.order != EACH_ONCE:
+    if blocks and not is_each_once(config):
         raise UserError(
-            blocks, f"takes each sample once, and sampler.order={sampler.order} does not", "sampler.padding=strided"
+            blocks, f"takes each sample once, and {sampler_name(config)} does not", "sampler.padding=strided"
         )
     if together is not None:
         return config.changed(sampler={"pad": False, "padding": STRIDED})

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trainer.config.run_config import RunConfig
 from trainer.planning.checked_config import Checked
+
+if TYPE_CHECKING:
+    from trainer.data.sampler import TrainingSampler
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,14 @@ def single_sample(checked: Checked) -> SingleSample | None:
 def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
     """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an
     epoch that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
-    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+    from trainer.data.sampler import training_sampler, undivided_sampler
 
     samples, workers = checked.facts.train_samples, checked.workers
     if checked.leased:
         workers = 1
-        sampler = DistributedBatchSampler(samples, config.batch_size, drop_last=config.sampler.drop_last, pad=False)
+        sampler: TrainingSampler = undivided_sampler(config, samples, config.batch_size)
     else:
-        sampler = training_sampler(config, samples, config.batch_size, 0, workers)  # type: ignore[assignment]
+        sampler = training_sampler(config, samples, config.batch_size, 0, workers)
     limits = [config.limit_train_batches, config.max_steps and config.max_steps * checked.merge]
     limit = None if checked.leased else min((one for one in limits if one), default=None)
     cuts, ends = list(sampler.cuts())[:limit], 2 * checked.merge

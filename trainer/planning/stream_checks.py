@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import is_each_once, sampler_name
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.wording import counted
@@ -75,11 +76,9 @@ def _refused(config: RunConfig, facts: Facts, together: int, workers: int, typed
             f"{source} is a stream, and comes in its own order",
             "data.shuffle_buffer=1000 (or sampler.shuffle=false)",
         )
-    if config.sampler.order != "each_once":
+    if not is_each_once(config):
         yield UserError(
-            f"sampler.order={config.sampler.order}",
-            f"{source} is a stream, which has no samples to choose from",
-            "sampler.order=each_once",
+            sampler_name(config), f"{source} is a stream, which has no samples to choose from", "sampler=each_once"
         )
     if not config.sampler.shard:
         yield UserError(

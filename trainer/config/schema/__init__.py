@@ -12,6 +12,7 @@ from trainer.config.schema.data import (
     ArraysData,
     AugmentedData,
     Cifar10Data,
+    ClassBalancedSampler,
     CriteoData,
     CriteoRows,
     DataConfig,
@@ -25,9 +26,11 @@ from trainer.config.schema.data import (
     MnistJsonData,
     PicturesData,
     RandomImagesData,
+    RepeatedAugmentationSampler,
     SamplerConfig,
     ShardsData,
     SyntheticCriteoData,
+    WeightedSampler,
 )
 from trainer.config.schema.declare import LONG, key
 from trainer.config.schema.model import (
@@ -186,7 +189,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         CriteoData,
         SyntheticCriteoData,
     ),
-    "sampler": (SamplerConfig,),
+    "sampler": (SamplerConfig, ClassBalancedSampler, RepeatedAugmentationSampler, WeightedSampler),
     "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss),
     "optimizer": (
         OptimizerConfig,
@@ -228,7 +231,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 }
 
 
-OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "launch")
+OPEN_GROUPS = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "strategy", "launch")
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")
