@@ -1,5 +1,6 @@
 # make demo: install into .venv and run the main job small (ARGS="epochs=2": for two epochs).   make test: install what is missing and run the tests.
 # make simulation, make kills: many runs of the simulated parameter server, and many kills of real processes.
+# make test-all: all that .ci/run runs of them: every case, where make test runs one of each promise.
 # make test-gpu: what only a GPU shows; skipped on a machine without.
 # make test-long: the tests marked "long" (sweeps over all models, large counts), which make test leaves out.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: audit demo test test-long test-gpu simulation kills install install-dev install-site lint types floors wheel docker dockerfile docs site clean
+.PHONY: audit demo test test-all test-long test-gpu simulation kills install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo $(ARGS)
@@ -18,6 +19,9 @@ demo: install
 
 test: install-dev
 	$(BIN)/python -m pytest -n $(JOBS)
+
+test-all: install-dev
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not kills"
 
 test-gpu: install-dev
 	$(BIN)/python -m pytest -n 4 tests/gpu
@@ -62,6 +66,7 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/count.py --check
+	$(BIN)/python .ci/words.py --check
 
 types: install-dev
 	$(BIN)/mypy

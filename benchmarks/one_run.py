@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.launch.forkserver import Forked, launch
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 
 
 def measured(module: str, overrides: list[str], devices: list[str], rounds: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from trainer.config.instantiate import locate
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.launch.forkserver import Forked, launch
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.server import server

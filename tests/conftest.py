@@ -87,8 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[zygote.PLACE] = held.place
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, see ``tests/scheduling.py``."""
+    """Mark the cases that ``make test`` leaves out; the longest tests begin first, see ``tests/scheduling.py``."""
+    seen: set[str] = set()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if function in seen and scheduling.starts_processes(item.nodeid):
+            item.add_marker("all")
+        seen.add(function)
     items.sort(key=lambda item: scheduling.place(item.nodeid))
 
 

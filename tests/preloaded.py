@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 
-from tests.huge_pages import use_huge_pages
 from tests.importing import import_all_of
 
 for module in ("trainer.launch.forkserver", "torch._dynamo", "numpy.ma", "tests.strategies.entries"):
@@ -14,4 +13,3 @@ for package in ("trainer.data", "trainer.strategies", "trainer.worker"):
     import_all_of(package)
 gc.collect()
 gc.freeze()
-use_huge_pages()

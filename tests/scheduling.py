@@ -81,6 +81,16 @@ LONGEST = (
 )
 
 
+PROCESSES = ("checkpoint", "e2e", "faults", "job", "launch", "simulation", "strategies", "tracking")
+"""Folders whose tests start processes: of a parametrized test there ``make test`` runs the first case alone, and
+``make test-all`` runs all."""
+
+
+def starts_processes(nodeid: str) -> bool:
+    """Whether the test is in one of those folders."""
+    return _file(nodeid).partition("/")[0] in PROCESSES
+
+
 def group(nodeid: str) -> str:
     """Tests of the same group run in one process."""
     file = _file(nodeid)

@@ -52,7 +52,11 @@ def links(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", [*PAGES, *PICTURES], ids=name)
 def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
     text = re.sub(r"https?://\S+", "", page.read_text())
-    named = {found for found in re.findall(r"[\w./-]+\.py\b", text) if not found.startswith("my_package/")}
+    named = {
+        found
+        for found in re.findall(r"[\w./-]+\.py\b", text)
+        if not found.startswith(("my_package/", "tests/test_my_"))
+    }
     assert [n for n in named if n not in CODE and not any(path.endswith(f"/{n}") for path in CODE)] == []
     whole = {found for found in named if found.partition("/")[0] in ROOMS}
     assert whole <= CODE

@@ -27,7 +27,6 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
@@ -35,7 +34,6 @@ from typing import Any, ClassVar, NoReturn
 
 import pytest
 
-from tests.huge_pages import use_huge_pages
 from tests.importing import import_all_of
 from tests.undrawn import nothing_is_drawn
 
@@ -184,7 +182,7 @@ class Zygote:
         return Started(argv, int(ours.recv(64)), ours)
 
 
-def import_all(folder: Path) -> tuple[int, Choices]:
+def import_all(folder: Path) -> int:
     """Import with one thread, for a pool of OpenMP's would be broken in every fork; returns how many a process has."""
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as tempfile.tempdir:  # torch._dynamo makes a folder when it is imported
@@ -199,38 +197,10 @@ def import_all(folder: Path) -> tuple[int, Choices]:
             io.StringIO()
         ):  # mlflow warns of a class; the filters that our modules add stay
             import_all_of("trainer")
-        choices = Choices()
     tempfile.tempdir = None
     gc.collect()
     gc.freeze()
-    use_huge_pages()
-    return threads, choices
-
-
-class Choices:
-    """Hydra composes a choice of options once (``tests/composing.py``): each fork after the second has the config
-    already."""
-
-    def __init__(self) -> None:
-        self._composing = importlib.import_module("tests.composing").once()
-        self._composing.__enter__()
-        self._seen: Counter[tuple[str, ...]] = Counter()
-        importlib.import_module("hydra.core.plugins").Plugins.instance()
-
-    def note(self, argv: Sequence[str]) -> None:
-        """A command line that is about to be run by a fork."""
-        if any(typed.startswith("-") for typed in argv):  # a sweep, another folder of configs
-            return
-        compose: Any = importlib.import_module("trainer.cli.compose")
-        key_of = importlib.import_module("trainer.config.keys").key_of
-        groups = importlib.import_module("trainer.config.schema").GROUPS
-        options = tuple(o for o in argv if key_of(o) in {*groups, "recipe"} and not {*o} & {*"{,"})
-        self._seen[options] += 1
-        if self._seen[options] != 2:
-            return
-        with contextlib.suppress(Exception), compose.hydra_app() as app:  # the fork tells what is wrong
-            config = compose.plain(compose.compose(app, [*options]))
-            importlib.import_module("trainer.planning.key_checks").check_targets(config, set())
+    return threads
 
 
 def copy_new_stores(ready: Path) -> None:
@@ -261,7 +231,7 @@ def _copy(store: Path | str, to: Path | str) -> None:
         made.backup(new)
 
 
-def serve(door: socket.socket, life: socket.socket, choices: Choices) -> str:
+def serve(door: socket.socket, life: socket.socket) -> str:
     """Fork for each request, and tell how the forks end. Returns in a fork, which then is to run the module returned.
 
     Args:
@@ -292,8 +262,6 @@ def serve(door: socket.socket, life: socket.socket, choices: Choices) -> str:
                 requests.close()
                 continue
             request = json.loads(message)
-            if request["module"] == "trainer":
-                choices.note(request["argv"])
             pid = os.fork()
             if not pid:
                 for held in (door, life, *asking, *waiting.values()):
@@ -444,6 +412,6 @@ def run(module: str) -> None:
 
 
 if __name__ == "__main__":
-    usual, choices = import_all(Path(sys.argv[3]))
+    usual = import_all(Path(sys.argv[3]))
     door, life = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
-    run(serve(door, life, choices))
+    run(serve(door, life))

@@ -108,6 +108,7 @@ def test_each_batch_is_applied_once_over_lives_of_other_sizes(
     assert runs.read(tmp_path / "alone" / "result.json")["samples"] == 16 * EPOCHS * BATCHES
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "mode",
     [
@@ -124,6 +125,7 @@ def test_other_servers_change_nothing_for_one_worker(mode: tuple[str, ...], tmp_
     check_equal(tmp_path / "whole", tmp_path / "other")
 
 
+@pytest.mark.all
 def test_what_cannot_be_carried_over_is_named_before_anything_starts(
     two: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 import trainer
 from tests.checkpoint import disk, saving
 from trainer.checkpoint import durable_folder, store, tensor_tree, writer
-from trainer.checkpoint.of_life import of_life, place_of
+from trainer.checkpoint.life_folder import final_folder, life_folder
 from trainer.checkpoints import main as tools
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol import snapshot_parts
@@ -329,8 +329,8 @@ def test_a_note_that_comes_while_a_checkpoint_is_given_up_does_not_stay(
 def test_what_a_worker_of_the_life_before_writes_when_it_wakes_is_in_no_checkpoint_of_this_one(tmp_path: Path) -> None:
     """Its host was suspended in the middle of a write; the others went on without it, with another worker 1."""
     place, about, names = store.folder_of(tmp_path, 10), saving.about(10), [store.part_of(0), store.part_of(1)]
-    before, now = (of_life(place, f"0123456789abcde{life}") for life in (1, 2))
-    assert before != now and place_of(before) == place_of(now) == place == of_life(place, "")
+    before, now = (life_folder(place, f"0123456789abcde{life}") for life in (1, 2))
+    assert before != now and final_folder(before) == final_folder(now) == place == life_folder(place, "")
     assert not writer.write_part(now, names[0], tensor_tree.Packed(saving.state(10, 2)))
     assert not writer.write_part(before, names[1], tensor_tree.Packed(saving.state(10, 1, 1)))
     assert writer.leave_failure(before, names[0], "it is of another life")

@@ -186,6 +186,7 @@ def test_more_updates_than_max_steps_go_on_within_its_epoch(case: str, tmp_path:
     assert {name for name in ours if not torch.equal(ours[name], theirs[name])} == set()
 
 
+@pytest.mark.all
 def test_leased_epoch_that_max_steps_has_cut_is_named(tmp_path: Path) -> None:
     """Its blocks were counted for the cut: a larger max_steps goes on with the next epoch, and says so."""
     command = (*CUT["async, leased work"], *EVERYTHING, "hydra.run.dir=run")
@@ -201,6 +202,7 @@ def test_leased_epoch_that_max_steps_has_cut_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.all
 def test_early_stop_is_kept_and_decided_anew_by_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint is of the very update whose validation ended the run."""
     monkeypatch.chdir(tmp_path)
@@ -221,6 +223,7 @@ def test_early_stop_is_kept_and_decided_anew_by_another_one(tmp_path: Path, monk
     assert runs.read(Path("same/result.json"))["ended"] == runs.read(Path("whole/result.json"))["ended"]
 
 
+@pytest.mark.all
 def test_what_a_callback_asked_for_is_kept(tmp_path: Path) -> None:
     """Worker 1 asks after the eighth update, all hear it with the line after the ninth. A callback of other arguments
     asks anew."""

@@ -28,7 +28,7 @@ from trainer.errors import UserError
 from trainer.job import claim_folder
 from trainer.job.fetch_checkpoints import _fetch_newer, _into_cache
 from trainer.job.uploads import Uploads
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.folder_lock import FolderLock
 
 RUN = (*DIGITS, *EVERYTHING, "epochs=2", "ema.decay=0.9", "hydra.run.dir=run")
 
@@ -348,7 +348,7 @@ def test_nobody_works_in_the_folder_into_which_a_copy_is_fetched(
     )
 
     def other() -> None:
-        hold = Hold(run)
+        hold = FolderLock(run)
         free.append(hold.share())
         hold.leave()
 

@@ -46,7 +46,7 @@ def test_rows_are_taken_in_the_order_that_is_asked_for_at_the_end(
         asked.append(1)
         return places
 
-    one = streamed.taken(array, later, rows)
+    one = streamed.rows_of(array, later, rows)
     assert not asked and one.nbytes == rows * 16
     streamed.write(tmp_path / "f", {"rows": one}, {})
     assert np.array_equal(load_file(tmp_path / "f")["rows"], array[places])
@@ -55,4 +55,4 @@ def test_rows_are_taken_in_the_order_that_is_asked_for_at_the_end(
 
 def test_a_tensor_that_has_grown_meanwhile_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ids has changed"):
-        streamed.write(tmp_path / "f", {"ids": streamed.taken(np.arange(9), lambda: np.arange(3), 2)}, {})
+        streamed.write(tmp_path / "f", {"ids": streamed.rows_of(np.arange(9), lambda: np.arange(3), 2)}, {})

@@ -91,7 +91,7 @@ def test_schedules_never_write_over_what_is_held(seeds: range) -> None:
             assert all(torch.equal(*pair) for pair in held), f"seed {seed}, batch {number}"
         assert plain == 0 or len(held) > 0
         held.clear()
-        assert not any(shared.taken[:]), f"seed {seed}: a slot is not given back"
+        assert not any(shared.occupied[:]), f"seed {seed}: a slot is not given back"
 
 
 def test_when_all_slots_are_held_batches_go_torchs_way_and_come_back_when_one_is_free(shared: SharedBatches) -> None:
@@ -139,9 +139,9 @@ def test_a_process_forked_meanwhile_frees_nothing(shared: SharedBatches) -> None
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    assert sum(shared.taken[:]) == 1
+    assert sum(shared.occupied[:]) == 1
     del batch
-    assert not any(shared.taken[:])
+    assert not any(shared.occupied[:])
 
 
 def open_memory() -> set[int]:
@@ -212,14 +212,14 @@ def two() -> Iterator[Reader]:
 def test_reading_processes_send_an_epoch_through_it_and_all_of_it_may_be_held(two: Reader) -> None:
     for _ in range(3):
         held = list(two)
-        assert two.shared is not None and any(two.shared.taken[:])
+        assert two.shared is not None and any(two.shared.occupied[:])
         numbers = torch.cat([labels for _, labels in held])
         assert torch.equal(numbers, torch.arange(240))
         pictures = torch.cat([inputs["images"] for inputs, _ in held])  # type: ignore[index]
         assert torch.equal(pictures, numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 5, 7))
         assert len({int(n) for inputs, _ in held for n in inputs["pid"]} - {os.getpid()}) == 2  # type: ignore[index]
         del held
-        assert not any(two.shared.taken[:])
+        assert not any(two.shared.occupied[:])
 
 
 def test_an_epoch_that_is_left_early_costs_nobody_a_batch(two: Reader) -> None:

@@ -48,6 +48,7 @@ READERS = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "others", [("scattered", "without cache"), pytest.param(("two workers", "in the process"), marks=pytest.mark.long)]
 )
@@ -77,6 +78,7 @@ def test_the_numbers_are_the_same_whoever_reads_the_images(
         assert values == pytest.approx(seen["one worker"], abs=1e-9), name
 
 
+@pytest.mark.all
 def test_mixed_and_balanced_batches_train_on_two_workers_as_scattered(pictures: Path, tmp_path: Path) -> None:
     extra = [
         "data.mixup=0.2",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import trainer as package
-from tests.pages import NAMED, blocks, write_files
+from tests.pages import BLOCK, NAMED, blocks, write_files
 from tests.runs import ROOT, read, trainer
 from trainer.config import schema
 from trainer.config.instantiate import call_target
@@ -66,6 +66,14 @@ def test_every_block_of_code_says_its_file_and_the_strategy_is_short(example: Pa
             assert all(NAMED.match(code) for code in blocks(page, language)), page
     code = (example / "my_package" / "averaging.py").read_text()
     assert len([line for line in code.splitlines() if line]) <= 43 and "..." not in code
+
+
+def test_the_example_of_a_test_in_contributing_passes(tmp_path: Path) -> None:
+    [code] = [code for language, code in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()) if language == "python"]
+    example: dict[str, Any] = {}
+    exec(code, example)
+    [test] = [value for name, value in example.items() if name.startswith("test_")]
+    test(tmp_path)
 
 
 def source_of(name: str) -> Any:

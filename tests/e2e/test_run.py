@@ -91,6 +91,7 @@ def test_two_workers_by_one_override(tmp_path: Path, strategy: str) -> None:
         assert "[Epoch 3] validation" in (run / f"workerlog.{rank}").read_text()
 
 
+@pytest.mark.all
 def test_batch_norm_model_trains_on_two_workers_with_random_images(tmp_path: Path) -> None:
     done = trainer(
         "+recipe=resnet50_random",
@@ -112,6 +113,7 @@ def test_batch_norm_model_trains_on_two_workers_with_random_images(tmp_path: Pat
     assert read(tmp_path / "run" / "result.json")["samples"] == 2 * 4 * 2
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "told", [["data._target_=tests.e2e.own_data.FewFlowers"], pytest.param([], marks=pytest.mark.long)]
 )
@@ -143,6 +145,7 @@ def test_missing_flowers_are_replaced_loudly(tmp_path: Path, told: list[str]) ->
     assert "embedded" in run.info.run_name
 
 
+@pytest.mark.all
 def test_missing_flowers_are_refused_when_asked(tmp_path: Path) -> None:
     done = trainer(
         "+recipe=resnet50_flowers", "data.root=nowhere", "data.download=false", "data.on_missing=error", cwd=tmp_path
@@ -152,6 +155,7 @@ def test_missing_flowers_are_refused_when_asked(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.all
 def test_users_own_yaml_and_model(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "recipe").mkdir()
@@ -185,6 +189,7 @@ def test_from_python_the_same_result_and_the_same_errors(tmp_path: Path) -> None
     assert read(tmp_path / "run" / "result.json")["status"] == "failed"
 
 
+@pytest.mark.all
 def test_failed_job_of_a_sweep_is_recorded_and_the_others_are_done(tmp_path: Path) -> None:
     done = trainer(
         "-m",
@@ -244,6 +249,7 @@ def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
     assert repeat.endswith("tracking=none hydra.run.dir=a launch.nproc=2") and "null" not in repeat
 
 
+@pytest.mark.all
 def test_torchrun_with_wrong_input_starts_nothing(tmp_path: Path) -> None:
     done = trainer(*torchrun("+recipe=digits_lent"), cwd=tmp_path, **TORCHRUN)
     assert done.returncode != 0
@@ -269,6 +275,7 @@ def test_runs_started_in_the_same_second_get_their_own_folders(tmp_path: Path) -
     assert claim(tmp_path / "mine", chosen=True) == claim(tmp_path / "mine", chosen=True) == tmp_path / "mine"
 
 
+@pytest.mark.all
 def test_two_hosts_equal_one_host(tmp_path: Path) -> None:
     from tests.pace import wait_for
     from tests.ports import ports

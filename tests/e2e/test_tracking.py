@@ -120,6 +120,7 @@ def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(
     assert run.data.metrics["val/acc1"] == pytest.approx(points(run_dir, "val/acc1")[-1])
 
 
+@pytest.mark.all
 def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     server, run = Server(tmp_path).start(), tmp_path / "run"
     process = start(
@@ -532,6 +533,7 @@ def test_the_hosts_load_is_measured_once_per_host(told: tuple[Path, Server, Any]
     assert not [name for name in run.data.metrics if name.startswith("system/1/")], "two workers, one host"
 
 
+@pytest.mark.all
 def test_hosts_carry_their_number(tmp_path: Path) -> None:
     """Two launchers on this machine stand for two hosts."""
     [port] = ports(1)

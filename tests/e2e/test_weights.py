@@ -99,6 +99,7 @@ def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
     assert "done 359 samples evaluated in" in done.stdout
 
 
+@pytest.mark.all
 def test_eval_under_torchrun_gives_the_same(trained: Path, tmp_path: Path) -> None:
     told = torchrun(*RECIPE, "mode=eval", f"weights={trained}", "hydra.run.dir=run")
     done = trainer(*told, cwd=tmp_path, **TORCHRUN)
@@ -125,6 +126,7 @@ def test_a_finetuned_model_needs_its_pretrained_weights_no_more() -> None:
     }
 
 
+@pytest.mark.all
 def test_a_model_of_timm_is_kept_without_its_pretrained_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_a_models_own_name_is_no_wrapper(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["module.weight"], saved.state_dict()["module.weight"])
 
 
+@pytest.mark.all
 def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Path) -> None:
     served = [*RECIPE, "strategy=pserver_sync", "launch.servers=1", "launch.workers=1", "epochs=1"]
     done = trainer(*served, "hydra.run.dir=run", cwd=tmp_path)
@@ -304,6 +307,7 @@ def test_predict_writes_the_models_guesses_in_the_order_of_the_paths(
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".pred")]
 
 
+@pytest.mark.all
 def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp_path: Path) -> None:
     from torchvision.models import resnet18
     from torchvision.transforms import v2
@@ -341,6 +345,7 @@ def test_predictions_of_flowers_have_names_and_the_validations_preprocessing(tmp
     assert not (tmp_path / "run" / "predictions.csv").exists()
 
 
+@pytest.mark.all
 def test_classes_have_their_names_where_the_training_images_are_gone(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "images")
     images = [

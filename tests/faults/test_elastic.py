@@ -170,6 +170,7 @@ def check_each_batch_once(run: Path) -> None:
     assert applied(run / "ledger.1.tsv") == found
 
 
+@pytest.mark.all
 def test_hosts_without_a_common_step_die_and_come_and_each_batch_is_applied_once(tmp_path: Path) -> None:
     """It dies with its worker's pushes under way, and in the middle of a block."""
     with loopback(
@@ -208,6 +209,7 @@ def test_host_of_replicas_leaves_and_what_it_had_not_exchanged_is_trained_on_aga
         check_each_batch_once(hosts.run)
 
 
+@pytest.mark.all
 def test_all_leave_with_host_0_and_the_same_commands_go_on(
     tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
@@ -225,6 +227,7 @@ def test_all_leave_with_host_0_and_the_same_commands_go_on(
         assert same(losses(hosts.run), by_one_worker)
 
 
+@pytest.mark.all
 def test_process_that_dies_on_another_host_is_followed_by_a_life_with_all(
     tmp_path: Path, by_one_worker: list[tuple[int, float]]
 ) -> None:
@@ -284,6 +287,7 @@ def test_own_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
         assert "life 2" not in hosts.screen(0)
 
 
+@pytest.mark.all
 def test_host_that_does_not_see_the_folder_or_has_a_number_twice_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=2:3", "launch.join_s=0", GATE.format(AT, "")) as hosts:
         both = together(hosts, 0, 1)

@@ -217,6 +217,7 @@ def test_stopped_worker_is_ended_before_others_do_its_work(tmp_path: Path) -> No
     assert served(run)["pushes"] == EPOCHS * PER_EPOCH
 
 
+@pytest.mark.all
 def test_another_process_takes_the_place_of_a_stopped_worker(tmp_path: Path) -> None:
     silence = patient(2)
     options = ("strategy=pserver_async", f"strategy.lost_after_s={silence}", "launch.max_restarts=1", GATES)
@@ -235,6 +236,7 @@ def test_another_process_takes_the_place_of_a_stopped_worker(tmp_path: Path) -> 
     assert served(run)["pushes"] == EPOCHS * PER_EPOCH
 
 
+@pytest.mark.all
 def test_worker_that_wakes_before_its_launcher_is_refused(tmp_path: Path) -> None:
     """As on a host that was suspended while others went on."""
     silence = patient(2)
@@ -262,6 +264,7 @@ def test_worker_that_wakes_before_its_launcher_is_refused(tmp_path: Path) -> Non
     assert told["fenced"] >= 1 and told["pushes"] == EPOCHS * PER_EPOCH
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_server_that_was_stopped_for_long_loses_nobody(tmp_path: Path, servers: int) -> None:
     """It has heard of nobody in that time, which is not the workers' silence."""

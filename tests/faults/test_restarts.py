@@ -81,6 +81,7 @@ def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undist
     assert sent(tmp_path) == undisturbed
 
 
+@pytest.mark.all
 def test_workers_that_outlive_their_forkserver_do_not_outlive_the_life(
     tmp_path: Path, undisturbed: list[tuple[int, float]]
 ) -> None:
@@ -184,6 +185,7 @@ SYNC = ("strategy=pserver_sync", "strategy.persistables=false")
 FOUR = "from step-000000004"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("strategy", "log", "names", "missed", "whence"),
     [

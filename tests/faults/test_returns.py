@@ -241,6 +241,7 @@ def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_
     check_both_servers(run, read(run / "result.json")["lost_at_servers"], worker_died=True)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("who", ["server", "launcher"])
 def test_a_run_whose_checkpoints_are_increments_goes_on_after_a_kill(tmp_path: Path, who: str) -> None:
     gates = (20, 30, 40, 50, 60)

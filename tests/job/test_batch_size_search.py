@@ -156,6 +156,7 @@ def test_merged_batches_the_average_and_a_scaled_rate() -> None:
     assert (plan["batch_size"], plan["global_batch_size"], plan["lr"]) == (18, 36, 0.02)
 
 
+@pytest.mark.all
 def test_a_try_that_is_killed_ends_no_run() -> None:
     assert run("run", "data.batch_size=auto", "+model.how=killed").status == "done"
     assert read("run/plan.json")["batch_size"] == 18
@@ -168,6 +169,7 @@ def test_all_samples_are_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     assert "all training samples fit" in capsys.readouterr().out
 
 
+@pytest.mark.all
 def test_memory_of_a_host_is_the_limit() -> None:
     here = memory.held_by([os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]) / GIB
     limit = f"data.memory_limit_gib={here + 1.0:.3f}"
@@ -177,6 +179,7 @@ def test_memory_of_a_host_is_the_limit() -> None:
     assert 4 <= size <= 1024 // (2 * MIB_PER_SAMPLE), size
 
 
+@pytest.mark.all
 def test_other_errors_are_no_lack_of_memory() -> None:
     with pytest.raises(RunFailed, match=r"a try with 32 samples per worker failed: [\s\S]*no such luck"):
         run("run", "data.batch_size=auto", "+model.how=broken", most="[100]")
@@ -186,12 +189,14 @@ def test_other_errors_are_no_lack_of_memory() -> None:
     assert not log.exists()
 
 
+@pytest.mark.all
 def test_not_one_sample_fits() -> None:
     with pytest.raises(RunFailed, match=r"memory is not enough \(CUDA out of memory.*fewer samples are refused"):
         run("run", "data.batch_size=auto", most="[0]")
     assert read("run/result.json")["status"] == "failed" and not Path("run/.batch_size").exists()
 
 
+@pytest.mark.all
 def test_a_run_that_goes_on_keeps_its_number(capsys: pytest.CaptureFixture[str]) -> None:
     run("run", "data.batch_size=auto")
     capsys.readouterr()
@@ -247,6 +252,7 @@ class Told:
         pass
 
 
+@pytest.mark.all
 def test_the_tracked_run_has_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.errors import RunFailed
 from trainer.launch.forkserver import Meeting, launch
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 from trainer.strategies.contract import Seat
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.errors import Interrupted
 from trainer.launch.forkserver import Meeting, launch
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 
 if __name__ == "__main__":
     folder, deaf = Path(sys.argv[1]), "deaf" in sys.argv

@@ -13,7 +13,7 @@ from tests.notes import Notes
 from trainer.errors import Died, RunFailed
 from trainer.launch import first_failure
 from trainer.launch.process import Failure
-from trainer.launch.started import Role, StartedProcess
+from trainer.launch.started_process import Role, StartedProcess
 from trainer.launch.supervisor import LINGER_S, Supervisor
 from trainer.strategies.lost_workers import ADMITTED
 

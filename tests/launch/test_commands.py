@@ -16,7 +16,7 @@ from trainer.host.notes_board import NoNote
 from trainer.launch import supervisor, task_process
 from trainer.launch.forkserver import launch
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 from trainer.launch.task_process import main
 from trainer.launch.tasks import Commands, Task, TaskHandle
 
@@ -67,11 +67,11 @@ def test_process_that_has_begun_is_not_asked_again(tmp_path: Path) -> None:
     seconds, notes = iter([0.0, 1.0, 9.0]), Board()
     task = Task("worker", 1, "cpu", (), {}, tmp_path / "log")
     handle = TaskHandle(task, Own(lambda process: None), notes, 5, lambda: next(seconds))  # type: ignore[arg-type]
-    handle.look()
+    handle.poll()
     assert handle.failure is None and not handle.arrived
     notes.set("begun", "")
-    handle.look()
-    handle.look()
+    handle.poll()
+    handle.poll()
     assert handle.failure is None and handle.arrived
 
 

@@ -26,7 +26,7 @@ from trainer.host.notes_board import FolderLost, NoNote
 from trainer.launch import supervisor
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.process import Failure
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 from trainer.launch.supervisor import HostResults
 from trainer.strategies.pserver.worker.requests import Fenced
 
@@ -332,12 +332,12 @@ def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> N
 def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
     everybody: list[psutil.Process] = []
 
-    def look() -> None:
+    def poll() -> None:
         wait_for(lambda: len(list(tmp_path.glob("pids.*"))) == 2, 60, "the workers work")
         everybody.extend(started(tmp_path))
         (tmp_path / "seen").touch()
 
-    watch = threading.Thread(target=look)
+    watch = threading.Thread(target=poll)
     watch.start()
     with pytest.raises(RunFailed, match="worker 1:"):
         launch([workers("works_for_long")], at_work(tmp_path, fails=True), tmp_path / "logs", Meeting())

@@ -26,7 +26,7 @@ def test_what_has_changed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
         said.clear()
         for _ in range(3):
             now[0] += LOOK_S
-            watch.look()
+            watch.poll()
         return [*said]
 
     assert looked() == []

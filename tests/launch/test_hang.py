@@ -18,7 +18,7 @@ from trainer.launch import first_failure, hang
 from trainer.launch.hang import Hang
 from trainer.launch.process import Failure
 from trainer.launch.silent_workers import SilentWorkers
-from trainer.launch.started import Role, StartedProcess
+from trainer.launch.started_process import Role, StartedProcess
 from trainer.launch.supervisor import STAY_S, Supervisor
 from trainer.strategies.lost_workers import ADMITTED
 
@@ -35,7 +35,7 @@ class Worker(Scripted):
     done: bool = False
     stopped: bool = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.looks += 1
         self.returned = self.done
 
@@ -63,11 +63,11 @@ class History:
         self.at_work = {str(member): member for member in first}
         self.left, self.hung, self.hangs = self.draw.randint(5, 30), set[str](), self.draw.random() < 0.8
         pulses = {str(member): pulse.of(folder, "worker", member.rank) for member in first}
-        self.supervisor = Supervisor(first, [self.notes], self.wait, lambda: self.now, self.look, self.again)
+        self.supervisor = Supervisor(first, [self.notes], self.wait, lambda: self.now, self.poll, self.again)
         self.detector = Hang(self.supervisor.at_work, pulses, LIMIT_S, lambda: self.now)
 
-    def look(self) -> dict[int, str]:
-        self.detector.look()
+    def poll(self) -> dict[int, str]:
+        self.detector.poll()
         return {}
 
     def new(self, rank: int, returns: bool = False) -> StartedProcess:
@@ -182,11 +182,11 @@ def test_worker_that_hangs_when_all_others_have_done_their_work_is_killed_and_do
     pulses = {str(member): pulse.make(pulse.of(tmp_path, "worker", member.rank)) for member in members}
     pulse.Pulse(str(pulses["worker 1"])).update(5)
 
-    def look() -> dict[int, str]:
-        detector.look()
+    def poll() -> dict[int, str]:
+        detector.poll()
         return {}
 
-    watching = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: 0.0, look)
+    watching = Supervisor(members, [Notes()], lambda signs, wait: None, lambda: 0.0, poll)
     detector = Hang(watching.at_work, pulses, LIMIT_S, lambda: next(seconds), unneeded=watching.unneeded)
     if not (apart and ended):
         with pytest.raises(Died, match="worker 1 does not even answer: it is stopped, after 5 updates"):
@@ -211,12 +211,12 @@ class Host:
         elsewhere = SilentWorkers([notes], role.size, list(ranks), f"host {number}", role.apart)
         self.detector = Hang(lambda: self.workers, pulses, LIMIT_S, lambda: self.now, elsewhere)
 
-    def look(self, passed: float) -> None:
+    def poll(self, passed: float) -> None:
         """Look, some time after the last look."""
         self.now += passed
         try:
             if not self.who:
-                self.detector.look()
+                self.detector.poll()
         except Died as death:
             self.who = f"{death.who}: {str(death).splitlines()[0]}"
 
@@ -251,7 +251,7 @@ def test_on_several_hosts_all_name_the_worker_that_holds_up_the_others(seed: int
         if second < 15 and not (stopped or late):
             pulses[hung].sign()
         for host in draw.sample(hosts, len(hosts)):
-            host.look(1.0)
+            host.poll(1.0)
             assert not host.who or second > LIMIT_S
     update = 0 if late else 4
     how = "does not even answer: it is stopped" if stopped else "hangs"
@@ -270,7 +270,7 @@ def test_a_host_whose_workers_wait_for_others_that_work_finds_no_hang(tmp_path: 
         if second == 20:
             hosts[1].workers.clear()  # it has done its work
         for host in hosts:
-            host.look(1.0)
+            host.poll(1.0)
             assert not host.who or second > 29 + LIMIT_S
     assert (
         hosts[2].who.startswith("worker 2: worker 2 (host 2) hangs, after 0 updates") and hosts[0].who == hosts[2].who
@@ -282,8 +282,8 @@ def test_a_worker_that_others_can_do_without_is_found_although_they_work(tmp_pat
     one.pulses[0].update(1)
     for _ in range(int(3 * LIMIT_S)):
         other.pulses[1].sign()
-        one.look(1.0)
-        other.look(1.0)
+        one.poll(1.0)
+        other.poll(1.0)
     assert one.who.startswith("worker 0: worker 0 (host 0) hangs, after 1 update;") and not other.who
 
 

@@ -57,7 +57,7 @@ class World:
         """Begin a life with these hosts."""
         for number in numbers:
             self.tell(number)
-        self.lobby.look()
+        self.lobby.poll()
         self.lobby.begin([0, *numbers], 1, "")
 
 
@@ -98,7 +98,7 @@ def test_silent_host_is_lost_and_time_in_which_host_0_was_stopped_is_nobodys_sil
     assert lost.value.who == "host 2 in life 1" and not run.check([LEAVE])
     world.awake[2] = silent
     world.sleep(1)
-    world.lobby.look()
+    world.lobby.poll()
     assert world.lobby.lost() == [], "it was not killed, but stopped, and is there again"
 
 
@@ -196,7 +196,7 @@ def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     guest.tell()
     world.board.set(BEAT.format(guest.host.id), "0")
     world.board.set(NEWEST.format(1), guest.host.id)
-    world.lobby.look()
+    world.lobby.poll()
     world.lobby.begin([0, 1], 4321, "step-000000004")
     life = guest.next_life(0)
     assert (life.number, life.hosts, life.port, life.resume) == (1, (0, 1), 4321, "step-000000004")
@@ -302,7 +302,7 @@ def test_host_that_was_stopped_while_it_came_does_not_replace_the_one_that_has_c
     monkeypatch.setattr(stopped, "_check_alone", lambda: other.come(tmp_path, {"seed": 0}))
     with pytest.raises(RunFailed, match="there is another host 1 already"):
         stopped.come(tmp_path, {"seed": 0})
-    world.lobby.look()
+    world.lobby.poll()
     assert world.lobby.hosts[1].id == other.host.id and not other.replaced
     other.leave()
 
@@ -314,7 +314,7 @@ def test_host_with_another_secret_or_another_command_is_refused_and_nobody_hears
         Guest(SealedBoard(world.board.store, b"another"), 1, "there").come(tmp_path, {"seed": 0})
     with pytest.raises(RunFailed, match=r"another command: seed is 7 here and 0 on host 0.*The run goes on without"):
         Guest(world.board, 1, "there").come(tmp_path, {"seed": 7})
-    world.lobby.look()
+    world.lobby.poll()
     assert not world.lobby.hosts
 
 
@@ -375,12 +375,12 @@ def test_host_that_another_one_has_replaced_is_not_heard_and_ends(
     newest.come(tmp_path, {"seed": 0})
     wait_for(lambda: stopped.replaced, 20, "it looks")
     stopped.tell()  # as it does when it is stopped just before
-    world.lobby.look()
+    world.lobby.poll()
     assert world.lobby.hosts[1].id == newest.host.id and world.lobby.waiting() == [1]
     with pytest.raises(RunFailed, match="another host 1 has come in its place"):
         stopped.next_life(0)
     stopped.leave()
     assert not world.lobby.hosts[1].gone
     newest.leave()
-    world.lobby.look()
+    world.lobby.poll()
     assert world.lobby.hosts[1].gone

@@ -12,7 +12,7 @@ import pytest
 from tests.launch.entries import exits, tells
 from trainer.errors import RunFailed
 from trainer.launch.forkserver import Meeting, launch
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 
 pytestmark = pytest.mark.usefixtures("warm")
 TAKEN = 1030

@@ -13,7 +13,7 @@ from trainer.errors import AskedToLeave, RunFailed
 from trainer.launch.other_hosts import HEARD_S, LOOK_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.start import _leave_statistics
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 
 ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
@@ -29,13 +29,13 @@ def others(notes: Notes, number: int, apart: bool = True, workers: int = 2) -> O
 def test_host_that_ends_the_run_tells_all_others_why_and_they_do_not_tell_it_as_their_own() -> None:
     notes = Notes()
     first, second, third = (others(notes, number) for number in range(3))
-    assert third.look() == {}
+    assert third.poll() == {}
     second.end("server 1 was killed by SIGKILL\n  its log: somewhere")
     for host in (first, third):
         with pytest.raises(RunFailed, match=r"^host 1 \(10.0.0.2\) has ended the run: server 1 was killed by SIGKILL$"):
-            host.look()
+            host.poll()
         host.end("host 1 has ended the run")
-    assert second.look() == {} and notes["ended"].startswith("1 ")
+    assert second.poll() == {} and notes["ended"].startswith("1 ")
 
 
 def test_hosts_end_as_asked_to_leave_with_the_one_that_was() -> None:
@@ -44,7 +44,7 @@ def test_hosts_end_as_asked_to_leave_with_the_one_that_was() -> None:
     first, second = others(notes, 0), others(notes, 1)
     first.end("got SIGUSR1", asked=True)
     with pytest.raises(AskedToLeave, match=r"^host 0 \(10.0.0.1\) has ended the run: got SIGUSR1$") as left:
-        second.look()
+        second.poll()
     assert left.value.elsewhere
 
 
@@ -56,7 +56,7 @@ def test_host_0_ends_when_all_others_know_why_or_have_left_and_soon_if_they_do_n
     first.end("the disk is full")
     assert HEARD_S < first.clock() - began < 2 * HEARD_S
     with pytest.raises(RunFailed, match="the disk is full"):
-        second.look()
+        second.poll()
     first, began = others(notes, 0), 0.0
     first.end("the disk is full")
     assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
@@ -68,7 +68,7 @@ def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_th
     """What host 1 says is read in host 0's store, too."""
     notes = Notes({"fenced/worker/4": "silent", "fenced/worker/5": "silent"})
     first, second = others(notes, 0), others(notes, 1)
-    assert set(first.look()) == {4, 5}, "host 2 is lost with all its workers"
+    assert set(first.poll()) == {4, 5}, "host 2 is lost with all its workers"
     second.lose(["worker/2"], "its host has ended")
     began = first.clock()
     first.end("the disk is full")
@@ -77,7 +77,7 @@ def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_th
     first, second = others(notes, 0), others(notes, 1)
     second.end("the disk is full")
     with pytest.raises(RunFailed, match="the disk is full"):
-        first.look()
+        first.poll()
     began = first.clock()
     first.end("host 1 has ended the run")
     assert first.clock() - began > HEARD_S, "host 2 has not looked yet"
@@ -87,14 +87,14 @@ def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_th
 def test_host_0_tells_each_lost_worker_of_other_hosts_once() -> None:
     notes = Notes({"fenced/worker/1": "its own", "fenced/worker/5": "nothing was heard of it for 8 s"})
     first = others(notes, 0)
-    assert first.look() == {5: "worker 5 on host 2 (10.0.0.3) is lost: nothing was heard of it for 8 s"}
-    assert first.look() == {} and others(notes, 1).look() == {} and others(notes, 0, apart=False).look() == {}
+    assert first.poll() == {5: "worker 5 on host 2 (10.0.0.3) is lost: nothing was heard of it for 8 s"}
+    assert first.poll() == {} and others(notes, 1).poll() == {} and others(notes, 0, apart=False).poll() == {}
 
 
 def test_host_0_waits_for_the_others_has_what_their_servers_returned_and_waits_for_no_lost_host() -> None:
     notes = Notes({"fenced/worker/4": "silent", "fenced/worker/5": "silent"})
     first, second = others(notes, 0), others(notes, 1)
-    assert set(first.look()) == {4, 5}
+    assert set(first.poll()) == {4, 5}
     second.leave({"worker": {2: {}}, "server": {1: {"version": 12}}})
     results = {"worker": {0: {}}, "server": {0: {"version": 12}}}
     first.leave(results)

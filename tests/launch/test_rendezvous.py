@@ -84,6 +84,7 @@ def test_same_command_on_each_of_two_hosts_is_one_job_even_if_one_comes_late(
     assert not (hosts.at(1) / "run" / "result.json").exists(), "a folder that hosts share belongs to host 0"
 
 
+@pytest.mark.all
 def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_host: dict[str, float]) -> None:
     both = [
         hosts.start(n, *DIGITS, "strategy=pserver_sync", "launch.servers=2", "launch.server_hosts=first", *node(n))
@@ -99,6 +100,7 @@ def test_servers_on_host_0_serve_the_workers_of_all_hosts(hosts: Hosts, on_one_h
             assert SECRET.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.all
 def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secret(hosts: Hosts) -> None:
     gate = "callbacks=[{_target_:tests.faults.gate.Gate,at:10,until:go,rank:0}]"
     served = ("strategy=pserver_async", "launch.servers=1", "max_steps=100", gate)
@@ -123,6 +125,7 @@ def test_program_that_reaches_the_store_between_hosts_changes_no_run_with_a_secr
     assert "lost/worker/0 in the launcher's store is not of this run and is ignored" in said
 
 
+@pytest.mark.all
 def test_hosts_with_different_secrets_do_not_start(hosts: Hosts) -> None:
     both = [hosts.start(n, *DIGITS, *node(n), secret=secret) for n, secret in enumerate((SECRET, SECRET[::-1]))]
     assert [host.wait(PATIENCE_S) for host in both] == [1, 1], hosts.screen(0) + hosts.screen(1)
@@ -130,6 +133,7 @@ def test_hosts_with_different_secrets_do_not_start(hosts: Hosts) -> None:
     assert "host 0 knows another secret than this host" in hosts.screen(1)
 
 
+@pytest.mark.all
 def test_host_that_never_comes_is_named_in_time_and_nothing_is_left(hosts: Hosts) -> None:
     alone = hosts.start(0, *DIGITS, f"launch.ips={','.join(ADDRESSES)}", "launch.timeout_s=4")
     assert alone.wait(PATIENCE_S) == 1
@@ -140,6 +144,7 @@ def test_host_that_never_comes_is_named_in_time_and_nothing_is_left(hosts: Hosts
     assert read(hosts.at(0) / "run" / "result.json")["status"] == "failed"
 
 
+@pytest.mark.all
 def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
     patience = ("strategy.timeout_s=12", "strategy=collective")
     both = [hosts.start(n, *DIGITS, *LONG, *patience, *node(n)) for n in range(2)]
@@ -154,6 +159,7 @@ def test_host_that_is_cut_off_is_named_and_all_hosts_end(hosts: Hosts) -> None:
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
+@pytest.mark.all
 def test_worker_that_breaks_is_shown_by_its_host_and_named_by_the_other(hosts: Hosts) -> None:
     broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=3")
     both = [hosts.start(n, *DIGITS, *LONG, *broken, *node(n)) for n in range(2)]

@@ -19,8 +19,8 @@ from tests.runs import environment, read, trainer, zygote
 from tests.zygote import Started
 from trainer.errors import RunFailed
 from trainer.launch.in_process import alone
-from trainer.launch.whereabouts import VARIABLES
-from trainer.launch.whereabouts import environment as environment_of_this_process
+from trainer.launch.process_reports import VARIABLES
+from trainer.launch.process_reports import environment as environment_of_this_process
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 
 DIGITS = (
@@ -114,6 +114,7 @@ def test_commands_in_any_order_are_the_ordinary_run_and_the_plan_tells_where_all
     assert {p.name for p in mine.run.glob("*log.?")} == {"workerlog.0", "workerlog.1", "serverlog.0", "serverlog.1"}
 
 
+@pytest.mark.all
 def test_fleets_environment_starts_collective_workers(tmp_path: Path) -> None:
     mine = commands(tmp_path, 2, 0)
     told = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": ",".join(mine.workers)}
@@ -153,6 +154,7 @@ def test_fleets_environment_starts_servers_and_workers(tmp_path: Path, mode: str
         assert f" of worker {rank} (" in mine.screen(f"worker {rank}"), "each tells of its own updates"
 
 
+@pytest.mark.all
 def test_one_that_never_comes_is_named_with_its_endpoint_by_all(tmp_path: Path) -> None:
     mine = commands(tmp_path, 2, 1)
     for who in ("worker 0", "worker 1"):
@@ -196,6 +198,7 @@ def test_port_that_is_taken_meanwhile_is_named() -> None:
             ServerSocket(bytes(32), 3, 1, "127.0.0.1", 1 << 20, port=port)
 
 
+@pytest.mark.all
 def test_ordinary_servers_listen_at_fixed_ports_and_are_as_before(tmp_path: Path) -> None:
     first = ports(1)[0]
     fixed = ordinary(tmp_path / "one", "strategy=pserver_sync", "launch.workers=1", f"launch.server_ports={first}")
@@ -218,6 +221,7 @@ def test_worker_alone_has_the_variables_of_every_process_while_it_works(tmp_path
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:4,until:go,rank:0}]"
 
 
+@pytest.mark.all
 def test_worker_that_died_cannot_come_back_and_the_others_end_without_it(tmp_path: Path) -> None:
     mine = commands(tmp_path, 2, 1)
     how = ("strategy=pserver_async", "epochs=2", "max_steps=null", GATE)

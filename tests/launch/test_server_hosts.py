@@ -101,6 +101,7 @@ def test_servers_on_both_hosts_give_the_results_of_one_host(hosts: Hosts, on_one
     assert "host 0: 2, host 1: 1" in hosts.screen(0)
 
 
+@pytest.mark.all
 def test_only_server_on_host_1_gives_the_results_of_one_host(hosts: Hosts, on_one_host: dict[str, float]) -> None:
     started = both(hosts, "strategy=pserver_sync", "launch.servers=1", "launch.server_hosts=1", ips())
     assert ended(hosts, started) == [0, 0], hosts.screen(0) + hosts.screen(1)
@@ -109,6 +110,7 @@ def test_only_server_on_host_1_gives_the_results_of_one_host(hosts: Hosts, on_on
     assert f"server 0 listens at tcp://{ADDRESSES[1]}:" in (hosts.at(1) / "run" / "serverlog.0").read_text()
 
 
+@pytest.mark.all
 def test_servers_on_both_hosts_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
     started = both(hosts_6, "strategy=pserver_sync", "launch.servers=2", ips(ADDRESSES_6))
     assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
@@ -118,6 +120,7 @@ def test_servers_on_both_hosts_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, 
     assert f"server 1 listens at tcp://[{ADDRESSES_6[1]}]:" in said
 
 
+@pytest.mark.all
 def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
     started = both(hosts_6, "strategy=collective", ips(ADDRESSES_6))
     assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
@@ -160,6 +163,7 @@ def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
     assert read(hosts_6.at(0) / "run" / "result.json")["status"] == "done"
 
 
+@pytest.mark.all
 def test_server_that_dies_on_host_1_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts) -> None:
     started = both(hosts, *LONG, "strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
     wait_until_they_train(hosts, started)
@@ -180,6 +184,7 @@ def test_server_that_dies_on_host_0_ends_the_run_on_all_hosts_and_is_named(hosts
     wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
 
 
+@pytest.mark.all
 def test_servers_of_a_host_whose_only_worker_dies_go_on_for_the_others(hosts: Hosts) -> None:
     spread = ("strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
     started = both(hosts, "max_steps=null", "epochs=2", *spread, GATE)
@@ -212,6 +217,7 @@ def process_of(hosts: Hosts, host: int, who: str) -> psutil.Process:
     raise AssertionError(f"nobody writes {wanted}")
 
 
+@pytest.mark.all
 def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_go_on(hosts: Hosts) -> None:
     patience = ("strategy.lost_after_s=8", "strategy.timeout_s=20")
     first = ("strategy=pserver_async", "launch.servers=2", "launch.server_hosts=first", ips())
@@ -234,6 +240,7 @@ def test_host_without_servers_that_is_cut_off_loses_its_workers_and_the_others_g
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mode", "lost_after_s"),
     [

@@ -13,7 +13,7 @@ import pytest
 from tests.notes import Notes
 from trainer.errors import Died, RunFailed
 from trainer.launch.process import Failure
-from trainer.launch.started import Role, StartedProcess
+from trainer.launch.started_process import Role, StartedProcess
 from trainer.launch.supervisor import LINGER_S, HostResults, Supervisor, end
 
 
@@ -38,7 +38,7 @@ class Scripted:
     def well(self) -> bool:
         return self.exitcode == 0 and self.returned
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.looks += 1
         self.returned = self.looks >= self.after and self.code == 0
 
@@ -194,7 +194,7 @@ def test_what_a_worker_sends_as_it_is_ended_for_its_silence_counts(tmp_path: Pat
     def says(number: signal.Signals) -> None:
         kill(number)
         wakes.value, wakes.failure = 2, Failure(time.monotonic_ns(), words, True, ends_run=True) if words else None
-        wakes.look = lambda: setattr(wakes, "returned", not words)  # type: ignore[method-assign]
+        wakes.poll = lambda: setattr(wakes, "returned", not words)  # type: ignore[method-assign]
 
     wakes.signal = says  # type: ignore[method-assign]
     if words:

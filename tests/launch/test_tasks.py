@@ -20,9 +20,9 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import RunFailed, UserError
 from trainer.job.ready import get_ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
+from trainer.launch.process_reports import VARIABLES, WHERE_SEVERAL
 from trainer.launch.start import start_here
 from trainer.launch.tasks import Commands, Task
-from trainer.launch.whereabouts import VARIABLES, WHERE_SEVERAL
 from trainer.planning.launcher import launcher_of
 
 DIGITS = (

@@ -11,8 +11,8 @@ import pytest
 
 from trainer.host import files
 from trainer.run_folder import lives
-from trainer.run_folder.back_to_checkpoint import bring
 from trainer.run_folder.lives import Life
+from trainer.run_folder.reset_files import copy_points
 
 
 def status(run_dir: Path, state: str, step: int, life: int = 1, seconds: float = 2e9) -> None:
@@ -72,9 +72,9 @@ def test_what_a_run_takes_along_from_another_is_of_the_checkpoints_time(tmp_path
     source.mkdir()
     (source / "metrics.jsonl").write_text("1\n2\n3\n")
     run.mkdir()
-    bring(source, run, 4, said.append)
+    copy_points(source, run, 4, said.append)
     assert (run / "metrics.jsonl").read_text() == "1\n2\n" and not said
-    bring(source, run, 99, said.append)
+    copy_points(source, run, 99, said.append)
     assert (run / "metrics.jsonl").read_text() == "1\n2\n3\n" and "not whole" in said[0]
 
 

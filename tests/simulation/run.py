@@ -414,7 +414,7 @@ class Play:
             self.board.set(note, what)
 
     def _starts_again(self, rank: int) -> None:
-        """As launch/returns.py: another process begins in the place of one that has died."""
+        """As launch/process_restarts.py: another process begins in the place of one that has died."""
         before = self.workers[rank]
         self.board.set(f"lost/worker/{rank}/{before.life}", "its process ended")
         self.board.set(f"fenced/worker/{rank}", "its process ended")

@@ -20,7 +20,7 @@ SOON_S, LATE_S = 1.0, 15.0
 
 
 class ServerReturns:
-    """As trainer/launch/returns.py."""
+    """As trainer/launch/process_restarts.py."""
 
     def __init__(self, play: Play) -> None:
         self.play, self.world = play, play.world

@@ -24,7 +24,7 @@ from trainer.config import schema
 from trainer.config.keys import key_of
 from trainer.job.ready import Ready, get_ready
 from trainer.launch.forkserver import Meeting, launch
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 
 
 def vocabulary() -> str:

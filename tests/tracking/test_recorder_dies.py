@@ -23,9 +23,9 @@ from tests.faults.test_restarts import sent
 from tests.pace import wait_for
 from tests.runs import losses, mlflow_runs, read, start
 from tests.tracking.test_resumed_points import Store, again, counts, message, write
-from trainer.run_folder import hold as hold_module
-from trainer.run_folder.back_to_checkpoint import go_back
-from trainer.run_folder.hold import Hold
+from trainer.run_folder import folder_lock as hold_module
+from trainer.run_folder.folder_lock import FolderLock
+from trainer.run_folder.reset_files import reset_to_checkpoint
 from trainer.tracking import client, recorder
 from trainer.tracking.client import for_another
 from trainer.tracking.mlflow_run import Follower
@@ -77,7 +77,7 @@ class Played:
         del self.ends[kept + 1 :]
         path = self.folder / "metrics.jsonl"
         cut = path.read_bytes()[self.ends[-1][0] :].decode() if path.exists() else ""
-        go_back(self.folder, self.ends[-1][0], lambda _: None)
+        reset_to_checkpoint(self.folder, self.ends[-1][0], lambda _: None)
         self.messages.append({"back": str(self.folder), "points": self.ends[-1][0], "cut": cut})
         if alive:
             self.born(self.messages[-1])
@@ -218,7 +218,7 @@ def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked:
     """
     way, its = socket.socketpair()
     monkeypatch.setattr(client.Tracker, "_start", lambda self: (SimpleNamespace(), way))
-    launcher, tracker = Hold(folder), client.Tracker(print)
+    launcher, tracker = FolderLock(folder), client.Tracker(print)
     assert launcher.share()
     for run_dir in opened:
         tracker.open(run_dir, message(run_dir, secrets=[]))
@@ -232,7 +232,7 @@ def test_a_killed_launcher_leaves_the_folder_to_its_recorder(tmp_path: Path, mon
     """Also where the recorder, which imports MLflow, has read nothing yet."""
     inbox, following = killed(tmp_path, monkeypatch, tmp_path), dict[str, Follower]()
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    next_life, store = Hold(tmp_path), Store()
+    next_life, store = FolderLock(tmp_path), Store()
     assert not next_life.take(), "the recorder is about to tell in it how the run ended"
     while not inbox.ended:
         for told, hold in inbox.read():
@@ -275,7 +275,7 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
 ) -> None:
     monkeypatch.setattr(recorder, "ENDING_S", 60.0 if ends else 0.2)
     monkeypatch.setattr(hold_module, "LOOK_S", 0.01)
-    launcher, worker = Hold(tmp_path), Hold(tmp_path)
+    launcher, worker = FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
     follower = Follower(tmp_path, message(tmp_path))
     follower.client, follower.hold = Store(), launcher
@@ -296,13 +296,13 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
 def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher, worker, next_life = Hold(tmp_path), Hold(tmp_path), Hold(tmp_path)
+    launcher, worker, next_life = FolderLock(tmp_path), FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
     follower, store = Follower(tmp_path, message(tmp_path)), Store()
     follower.client, follower.hold = store, launcher
-    take = Hold.take
+    take = FolderLock.take
 
-    def taken_between(self: Hold) -> bool:
+    def taken_between(self: FolderLock) -> bool:
         """The worker ends when the recorder has just seen it."""
         found = take(self)
         if self is launcher:
@@ -311,7 +311,7 @@ def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
         return found
 
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    monkeypatch.setattr(Hold, "take", taken_between)
+    monkeypatch.setattr(FolderLock, "take", taken_between)
     recorder._mark_killed(follower)
     assert read(tmp_path / "status.json") == {"state": "running"} and not store.runs
 
@@ -320,9 +320,9 @@ def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inbox = killed(tmp_path, monkeypatch, tmp_path)
-    assert not Hold(tmp_path).take()
+    assert not FolderLock(tmp_path).take()
     inbox.way.close()
-    assert Hold(tmp_path).take()
+    assert FolderLock(tmp_path).take()
 
 
 def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,16 +331,16 @@ def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monke
     for folder in folders[1:]:
         folder.mkdir()
     inbox = killed(tmp_path, monkeypatch, *folders)
-    held = dict[str, Hold | None]()
+    held = dict[str, FolderLock | None]()
     while not inbox.ended:
         held |= {told["open"]: hold for told, hold in inbox.read()}
     assert list(held) == list(map(str, folders)) and held[str(folders[0])] is None
     for folder in folders[1:]:
         hold = held[str(folder)]
         assert hold is not None and os.fstat(hold.descriptor).st_ino == (folder / ".lock").stat().st_ino
-        assert not Hold(folder).take()
+        assert not FolderLock(folder).take()
         hold.leave()
-        assert Hold(folder).take()
+        assert FolderLock(folder).take()
     inbox.way.close()
 
 

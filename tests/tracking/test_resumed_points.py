@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from trainer.run_folder import tracking_file
-from trainer.run_folder.back_to_checkpoint import go_back
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.folder_lock import FolderLock
+from trainer.run_folder.reset_files import reset_to_checkpoint
 from trainer.tracking import recorder
 from trainer.tracking.mlflow_run import Follower
 
@@ -163,7 +163,7 @@ def first_life(run_dir: Path, store: Store, failing: list[str], parts: int = 3) 
 def cut(run_dir: Path, kept: int) -> None:
     """What the next life's launcher does."""
     tracking_file.cut(run_dir, kept)
-    go_back(run_dir, kept, print)
+    reset_to_checkpoint(run_dir, kept, print)
 
 
 SENT: list[list[str]] = [
@@ -282,7 +282,7 @@ def test_resend_of_a_run_that_goes_on_is_refused_and_sends_nothing(
     again(followed(tmp_path, store))
     write(tmp_path, 0, 9, 1000)
     monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: store)
-    launcher, before = Hold(tmp_path), (tmp_path / "tracking.json").read_bytes()
+    launcher, before = FolderLock(tmp_path), (tmp_path / "tracking.json").read_bytes()
     assert launcher.share()
     assert recorder.main(["resend", str(tmp_path)]) == 2
     said = capsys.readouterr().err

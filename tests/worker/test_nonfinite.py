@@ -16,7 +16,7 @@ from torch import nn
 
 from tests.checkpoint.saving import saver
 from tests.worker.test_loop import Lines
-from trainer.data.batch_reordering import Turn, turned
+from trainer.data.batch_reordering import Rewind, reordered
 from trainer.data.feed import Batch
 from trainer.errors import NotFinite
 from trainer.metrics.classification import Classification
@@ -268,13 +268,13 @@ def test_turned_epoch_leaves_the_bad_update_out_and_repeats_no_order(merge: int,
     cuts = [(update, part) for update in range(updates) for part in range(merge)] + [("short", 0)] * (merge - 1)
     for first in range(updates):
         for bad in range(first, updates):
-            order = turned(cuts, merge, 2, [Turn(2, first, 2, bad)])
+            order = reordered(cuts, merge, 2, [Rewind(2, first, 2, bad)])
             assert len(order) == len(cuts) and order[: first * merge] == cuts[: first * merge]
             assert order[updates * merge :] == cuts[updates * merge :]
             done = [update for update, part in order[first * merge : updates * merge : merge]]
             if others := [*range(bad + 1, updates), *range(first, bad)]:
                 assert done == [*others, others[0]], "those after it, those before it, and the first of these once more"
-    assert turned(cuts, merge, 1, [Turn(2, 0, 2, 0)]) == cuts, "another epoch"
+    assert reordered(cuts, merge, 1, [Rewind(2, 0, 2, 0)]) == cuts, "another epoch"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_all_from_the_checkpoint_to_a_bad_update_of_a_later_epoch_comes_in_anoth
     epoch: int, order: list[int]
 ) -> None:
     """Of what lies between them the second half comes first; epochs before and after are as they were."""
-    assert turned(range(6), 1, epoch, [Turn(1, 2, 3, 1)]) == order
+    assert reordered(range(6), 1, epoch, [Rewind(1, 2, 3, 1)]) == order
 
 
 @pytest.mark.parametrize("kind", ["skip", "rewind"])

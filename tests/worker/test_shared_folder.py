@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.of_life import of_life
+from trainer.checkpoint.life_folder import life_folder
 from trainer.host.notes_board import SealedBoard
 from trainer.worker.shared_folder import is_shared, life_of
 
@@ -30,7 +30,7 @@ def test_all_processes_of_a_life_on_several_hosts_have_one_name_for_it_and_the_n
 ) -> None:
     (first,), (second,) = life(tmp_path), life(tmp_path)
     assert first != second
-    left = of_life(store.folder_of(tmp_path, 10), first)
+    left = life_folder(store.folder_of(tmp_path, 10), first)
     durable_folder.write(left, "worker-1.safetensors", lambda path: path.write_text("part"))
     store.forget_unfinished(tmp_path)
     assert not list(tmp_path.iterdir()), "what a life before has left is known by its name"

@@ -127,7 +127,7 @@ class Remote:
         """
         with self._told(name):
             text = self.files.cat_file(self._at(name, store.ABOUT))
-        return store.told_by(text, f"{self.address}/{name}/{store.ABOUT}")
+        return store.parse_about(text, f"{self.address}/{name}/{store.ABOUT}")
 
     def size(self, name: str) -> int:
         """Bytes of a checkpoint's own files.

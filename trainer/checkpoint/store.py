@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import durable_folder
-from trainer.checkpoint.of_life import place_of
+from trainer.checkpoint.life_folder import final_folder
 from trainer.errors import UserError, why
 from trainer.host import files, json_text
 from trainer.wording import quoted
@@ -257,10 +257,10 @@ def about(folder: Path) -> About:
         text = path.read_bytes()
     except OSError as error:
         raise UserError(str(path), f"it cannot be read ({why(error)})") from error
-    return told_by(text, str(path))
+    return parse_about(text, str(path))
 
 
-def told_by(text: bytes, path: str) -> About:
+def parse_about(text: bytes, path: str) -> About:
     """Parse the JSON in which a checkpoint tells about itself (step, epoch, metric, config); returns :class:`About`.
 
     What a newer version tells besides is left out: what this one could not do without would have another format number.
@@ -314,7 +314,7 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     """
     linked = [path.name for path in sorted(durable_folder.partial_of(folder).glob(LINKED))]
     beside = [name for name in (*linked, BEST) if durable_folder.is_written(folder, name)]
-    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, place_of(folder))
+    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, final_folder(folder))
     try:
         durable_folder.durable_text(folder.parent / LATEST, found(folder.parent)[0].name + "\n")
     except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there

@@ -45,16 +45,16 @@ def of(array: np.ndarray) -> Streamed:
     return Streamed(array.shape, array.dtype, lambda: [array])
 
 
-def taken(array: np.ndarray, places: Callable[[], np.ndarray], count: int) -> Streamed:
+def rows_of(array: np.ndarray, places: Callable[[], np.ndarray], count: int) -> Streamed:
     """A tensor to write piece by piece: rows of an array (N, ...), copied when their piece is written.
 
     Args:
         places: (count,) which rows, asked for when the first are written.
     """
-    return Streamed((count, *array.shape[1:]), array.dtype, partial(_taken, array, places))
+    return Streamed((count, *array.shape[1:]), array.dtype, partial(_row_pieces, array, places))
 
 
-def _taken(array: np.ndarray, places: Callable[[], np.ndarray]) -> Iterable[np.ndarray]:
+def _row_pieces(array: np.ndarray, places: Callable[[], np.ndarray]) -> Iterable[np.ndarray]:
     which = places()
     step = max(1, PIECE // max(1, prod(array.shape[1:]) * array.dtype.itemsize))
     for first in range(0, len(which), step):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.of_life import place_of
+from trainer.checkpoint.life_folder import final_folder
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.errors import UserError, why
 from trainer.host.files import replace_file
@@ -89,9 +89,9 @@ def complete(
         durable_folder.write(folder, store.ABOUT, lambda path: path.write_text(about))
         store.complete(folder, names)
     except (OSError, UserError) as error:
-        return (
-            str(error) if isinstance(error, UserError) else f"{place_of(folder).name} cannot be written: {why(error)}"
-        )
+        if isinstance(error, UserError):
+            return str(error)
+        return f"{final_folder(folder).name} cannot be written: {why(error)}"
     return ""
 
 

@@ -16,8 +16,8 @@ from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.remote import Remote, Retired, named, nothing_at
 from trainer.errors import UserError
 from trainer.job.fetch_checkpoints import bring
-from trainer.run_folder.back_to_checkpoint import CARRIED
-from trainer.run_folder.hold import Hold, refusal
+from trainer.run_folder.folder_lock import FolderLock, refusal
+from trainer.run_folder.reset_files import CARRIED
 from trainer.terminal.screen import Screen
 from trainer.wording import sized
 
@@ -180,7 +180,7 @@ def fetched(address: str, run_dir: Path) -> int:
     remote, step = named(address)
     run_dir = run_dir.expanduser().absolute()
     durable_folder.make_folder(run_dir)
-    hold = Hold(run_dir)
+    hold = FolderLock(run_dir)
     try:
         if not hold.take():
             raise refusal(hold, str(run_dir), "another folder")

@@ -194,7 +194,7 @@ def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 def _no_training_said(vocabulary: Vocabulary) -> UserError:
     """Saved weights are there and not the recipe that they were trained with: their run's folder has the config."""
     mode = next(o for o in vocabulary.overrides if o.startswith("mode="))
-    weights = Path(str(vocabulary.given("weights") or "."))
+    weights = Path(str(vocabulary.typed_value("weights") or "."))
     why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
     verb, more = mode.removeprefix("mode="), " INPUT" if mode == "mode=predict" else ""
     if any((folder / "plan.json").is_file() for folder in (weights, *weights.parents[:2])):
@@ -278,7 +278,7 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER",
             "hydra.run.dir=FOLDER resume=auto",
         )
-    given = vocabulary.given(path)
+    given = vocabulary.typed_value(path)
     if group in keys.OF_OTHERS:
         return UserError(what, *keys.OF_OTHERS[group])
     if option is None:

@@ -62,7 +62,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     if output := ready.checked.config.predict.output:
         out.fact("guesses", shown(Path(output)), INDENT, "")
     if ready.plan.tracking and result.run_id is not None:
-        out.fact("look", _look(ready.plan.tracking, result), INDENT, "")
+        out.fact("look", _ui_command(ready.plan.tracking, result), INDENT, "")
     again = repeatable(overrides, result.chosen.get("batch_size"))
     if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):
         out.command("repeat", words, INDENT)
@@ -146,7 +146,7 @@ def _left(folder: Path, mode: str) -> list[str]:
     return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
 
 
-def _look(uri: str, result: Result) -> str:
+def _ui_command(uri: str, result: Result) -> str:
     """How MLflow's pages are opened, on those of trainings."""
     page = f"#/experiments/{result.experiment_id}/runs?{TRAINING_VIEW}" if result.experiment_id else ""
     if uri.startswith("http"):

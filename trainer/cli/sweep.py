@@ -39,7 +39,7 @@ from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
 from trainer.planning.kept_runs import AUTO
 from trainer.planning.tracking_store import try_tracking
-from trainer.run_folder.back_to_checkpoint import POINTS
+from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen
 from trainer.tracking.client import tracking
 

@@ -14,7 +14,7 @@ from trainer.errors import PREEMPTED
 from trainer.job.result import Result
 from trainer.metrics.best import falls
 from trainer.run_folder import csv_files
-from trainer.run_folder.back_to_checkpoint import POINTS
+from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen
 from trainer.wording import counted
 

@@ -47,7 +47,7 @@ class Vocabulary:
                 return override
         return path
 
-    def given(self, path: str) -> Any:
+    def typed_value(self, path: str) -> Any:
         """The value that the user typed for a key; None if none was typed, or several to sweep over."""
         found = [o for o in map(self.parsed, self.overrides) if o is not None and o.key_or_group == path]
         if len(found) != 1 or found[0].is_sweep_override() or found[0].is_delete():

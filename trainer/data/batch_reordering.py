@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 Cut = TypeVar("Cut")
 
 
-class Turn(NamedTuple):
+class Rewind(NamedTuple):
     """A return to a checkpoint, after which the batches come in another order, to avoid the same NaN again.
 
     Attributes:
@@ -22,8 +22,8 @@ class Turn(NamedTuple):
     bad_update: int
 
 
-def turned(cuts: Sequence[Cut], merge: int, epoch: int, turns: Sequence[Turn]) -> list[Cut]:
-    """Return the batches of an epoch in their new order, after each return to a checkpoint in ``turns``.
+def reordered(cuts: Sequence[Cut], merge: int, epoch: int, rewinds: Sequence[Rewind]) -> list[Cut]:
+    """Return the batches of an epoch in their new order, after each return to a checkpoint in ``rewinds``.
 
     In the epoch of the update that was not finite, the updates after it come first, then those before it. Its own
     batches are left out, and the first of the others come twice, so that the epoch is as long as before. In epochs
@@ -35,15 +35,15 @@ def turned(cuts: Sequence[Cut], merge: int, epoch: int, turns: Sequence[Turn]) -
     """
     whole = len(cuts) // merge * merge
     updates = [list(cuts[start : start + merge]) for start in range(0, whole, merge)]
-    for turn in turns:
-        if turn.epoch <= epoch <= turn.bad_epoch:
-            first = turn.update if epoch == turn.epoch else 0
-            bad = turn.bad_update - first if epoch == turn.bad_epoch else None
-            updates[first:] = _turned(updates[first:], bad)
+    for rewind in rewinds:
+        if rewind.epoch <= epoch <= rewind.bad_epoch:
+            first = rewind.update if epoch == rewind.epoch else 0
+            bad = rewind.bad_update - first if epoch == rewind.bad_epoch else None
+            updates[first:] = _reordered(updates[first:], bad)
     return [cut for update in updates for cut in update] + list(cuts[whole:])
 
 
-def _turned(rest: list[list[Cut]], bad: int | None) -> list[list[Cut]]:
+def _reordered(rest: list[list[Cut]], bad: int | None) -> list[list[Cut]]:
     if bad is None or bad >= len(rest):
         half = len(rest) // 2
         return rest[half:] + rest[:half]

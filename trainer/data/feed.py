@@ -13,7 +13,7 @@ import torch
 
 from trainer.data.auto_num_workers import Growth
 from trainer.data.batch_inputs import Inputs
-from trainer.data.batch_reordering import Turn
+from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
 from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
@@ -226,9 +226,9 @@ class Feed:
     def _denominator(self, labels: torch.Tensor) -> float:
         return BY_SAMPLES if self.denominator is None else self.denominator(labels.cpu())
 
-    def turn(self, turns: Sequence[Turn]) -> None:
+    def reorder(self, rewinds: Sequence[Rewind]) -> None:
         """Reorder the training batches of some epochs (:mod:`trainer.data.batch_reordering`)."""
-        self.sampler.turn(turns, self.merge, self.train_addresses.limit)
+        self.sampler.reorder(rewinds, self.merge, self.train_addresses.limit)
 
     def numbers(self, epoch: int, batch: int) -> list[int] | None:
         """The sample indices of this worker's training batch ``batch`` of an epoch; None if work is leased."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainer.config.run_config import RunConfig
-from trainer.data.batch_reordering import Turn, turned
+from trainer.data.batch_reordering import Rewind, reordered
 from trainer.data.epoch_order import EpochOrder, epoch_order
 from trainer.data.sample_orders import EachOnce
 
@@ -52,16 +52,17 @@ class TrainingSampler(ABC):
         self.world_size = world_size
         self.whole = order or EpochOrder(num_samples, seed, EachOnce(shuffle))
         self.epoch = 0
-        self.turns: tuple[Turn, ...] = ()
-        self.turned_batches = 1, len(self.whole)
+        self.rewinds: tuple[Rewind, ...] = ()
+        self.reordered_batches = 1, len(self.whole)
 
-    def turn(self, turns: Sequence[Turn], merge: int, limit: int | None) -> None:
+    def reorder(self, rewinds: Sequence[Rewind], merge: int, limit: int | None) -> None:
         """Reorder the batches of some epochs (:mod:`trainer.data.batch_reordering`).
 
         Args:
             merge: batches of an update; limit: so many batches of an epoch are used; None: all.
         """
-        self.turns, self.turned_batches = tuple(turns), (merge, len(self) if limit is None else min(limit, len(self)))
+        self.rewinds = tuple(rewinds)
+        self.reordered_batches = merge, len(self) if limit is None else min(limit, len(self))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose order is used next."""
@@ -76,11 +77,11 @@ class TrainingSampler(ABC):
         """Batches per epoch, the same for all workers."""
 
     def cuts(self) -> Iterator[tuple[int, int, int]]:
-        """The epoch's global batches as :meth:`cuts_in_order` gives them, after any reordering by :meth:`turn`."""
-        if not self.turns:
+        """The epoch's global batches as :meth:`cuts_in_order` gives them, after any reordering by :meth:`reorder`."""
+        if not self.rewinds:
             return self.cuts_in_order()
-        cuts, (merge, used) = list(self.cuts_in_order()), self.turned_batches
-        return iter([*turned(cuts[:used], merge, self.epoch, self.turns), *cuts[used:]])
+        cuts, (merge, used) = list(self.cuts_in_order()), self.reordered_batches
+        return iter([*reordered(cuts[:used], merge, self.epoch, self.rewinds), *cuts[used:]])
 
     @abstractmethod
     def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:

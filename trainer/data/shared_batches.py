@@ -71,7 +71,7 @@ class SharedBatches:
         self.file = os.memfd_create("batches")
         weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, readers * SLOTS * ROOM)  # a file without content takes no memory
-        self.taken = mmap.mmap(-1, readers * SLOTS)
+        self.occupied = mmap.mmap(-1, readers * SLOTS)
         self.maps: dict[int, mmap.mmap] = {}
         self.reader = 0
 
@@ -93,7 +93,7 @@ class SharedBatches:
             return batch
         memory = torch.frombuffer(self._mapped(slot, ends[-1]), dtype=torch.uint8)
         placed = [_placed(tensor, start, memory) for tensor, start in zip(tensors, [0, *ends], strict=False)]
-        self.taken[slot] = 1
+        self.occupied[slot] = 1
         *first, last = placed
         return Parcel(
             slot, ends[-1], dict(zip(named, first, strict=True)) if isinstance(inputs, dict) else first[0], last
@@ -110,11 +110,11 @@ class SharedBatches:
 
     def _release(self, slot: int, holder: int) -> None:
         if os.getpid() == holder:  # a process that was forked meanwhile has a copy of the holder's objects
-            self.taken[slot] = 0
+            self.occupied[slot] = 0
 
     def _free_slot(self) -> int | None:
         first = self.reader * SLOTS
-        free = self.taken.find(b"\0", first, first + SLOTS)
+        free = self.occupied.find(b"\0", first, first + SLOTS)
         return None if free < 0 else free
 
     def _mapped(self, slot: int, size: int) -> mmap.mmap:

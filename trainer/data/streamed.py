@@ -183,13 +183,13 @@ class Streamed(Dataset[Any]):
     def _ended(self) -> str:
         part, read = self.part, self.next
         if not read:
-            return f"{self.name} is empty: it yields no sample" + self._whose()
+            return f"{self.name} is empty: it yields no sample" + self._worker_hint()
         needs = f"an epoch of {part.epoch // part.update} updates takes {part.epoch // part.sharing}"
         enough = read * part.sharing // part.update
         instead = f"Type data.steps_per_epoch={enough}" if enough else "Type a smaller data.batch_size"
-        return f"{self.name} ended after {read} samples{self._whose()}, and {needs}. {instead}"
+        return f"{self.name} ended after {read} samples{self._worker_hint()}, and {needs}. {instead}"
 
-    def _whose(self) -> str:
+    def _worker_hint(self) -> str:
         return f" of worker {self.part.rank} (data.shard=files)" if self.part.shard == "files" else ""
 
     # --- batches ---------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class SealedBoard:
         self._secret = secret
         self._seen: dict[str, tuple[int, str]] = {}
         self._written: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def under(self, prefix: str) -> SealedBoard:
         """Return a part of this board in the same store, whose keys get a prefix."""
@@ -185,7 +185,7 @@ class SealedBoard:
     def send(self, key: str, value: str) -> None:
         """As ``set``, but the note may come later: whoever keeps the store may be stopped."""
         if key not in self._written:
-            self._look(key)
+            self._latest(key)
         before = max(self._written.get(key, 0), self._seen.get(key, (0, ""))[0])
         self._written[key] = at = max(time.time_ns(), before + 1)
         self.store.set(self.prefix + key, f"{self._seal(key, at, value)} {at} {value}")
@@ -193,20 +193,20 @@ class SealedBoard:
     def get(self, key: str) -> bytes:
         """Wait for a note with a valid hash, and return it."""
         self.wait([key])
-        found = self._look(key)
+        found = self._latest(key)
         assert found is not None, "what was seen once counts on"
         return found.encode()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have notes with valid hashes."""
-        return all(self._look(key) is not None for key in keys)
+        return all(self._latest(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta = FOREVER) -> None:
         """Poll until all these keys have notes with valid hashes."""
         missing = list(keys)
 
         def there() -> bool:
-            while missing and self._look(missing[0]) is not None:
+            while missing and self._latest(missing[0]) is not None:
                 missing.pop(0)
             return not missing
 
@@ -214,9 +214,9 @@ class SealedBoard:
 
     def forged(self, key: str) -> bool:
         """Whether a key has a note, but none with a valid hash."""
-        return bool(self.store.check([self.prefix + key])) and self._look(key) is None
+        return bool(self.store.check([self.prefix + key])) and self._latest(key) is None
 
-    def _look(self, key: str) -> str | None:
+    def _latest(self, key: str) -> str | None:
         """The note that counts now."""
         if self.store.check([self.prefix + key]):
             self._take(key, self.store.get(self.prefix + key))
@@ -236,8 +236,8 @@ class SealedBoard:
 
     def _tell(self, key: str) -> None:
         """Once for each key."""
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             print(f"ATTENTION: {key} in the launcher's store is not of this run and is ignored", flush=True)
 
     def _seal(self, key: str, at: int, value: str) -> str:

@@ -57,7 +57,7 @@ def make(path: Path) -> Path:
     return path
 
 
-def look(path: Path) -> Beat:
+def read(path: Path) -> Beat:
     """Read a process's pulse; all zeros if it has no pulse file."""
     try:
         return Beat(*FORM.unpack(path.read_bytes()))

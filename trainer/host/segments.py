@@ -30,7 +30,7 @@ def make(size: int) -> tuple[int, mmap.mmap]:
         raise
 
 
-def look_into(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mmap:
+def attach(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mmap:
     """Map the shared memory that another process has made, and that cannot shrink.
 
     Raises:
@@ -55,7 +55,7 @@ def what_lacks() -> str:
     except OSError as error:
         return error.strerror or str(error)
     try:
-        look_into(os.getpid(), descriptor, os.fstat(descriptor).st_ino, writable=True).close()
+        attach(os.getpid(), descriptor, os.fstat(descriptor).st_ino, writable=True).close()
     except OSError as error:
         return error.strerror or str(error)
     finally:

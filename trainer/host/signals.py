@@ -141,8 +141,8 @@ class StopRequest:
         tell: called with the signal's name when the request has come, in a thread.
     """
 
-    def __init__(self, taken: Callable[[], bool], grace_s: float | None, tell: Callable[[str], None]) -> None:
-        self.taken, self.grace_s, self.tell = taken, grace_s, tell
+    def __init__(self, accepts: Callable[[], bool], grace_s: float | None, tell: Callable[[str], None]) -> None:
+        self.accepts, self.grace_s, self.tell = accepts, grace_s, tell
         self.name = ""
         self.before: dict[int, Any] = {}
         self._at = 0.0
@@ -164,7 +164,7 @@ class StopRequest:
 
     def handle(self, number: int, frame: Any) -> None:
         """The signal handler: take the first signal as a request, and later ones as before."""
-        if not self.name and self.taken():
+        if not self.name and self.accepts():
             self.name, self._at = signal.Signals(number).name, time.monotonic()
             self._names.put(self.name)
         elif not self.name or self._late or time.monotonic() - self._at >= early_signals.AGAIN_S:
@@ -202,7 +202,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def requests(
-    taken: Callable[[], bool] = lambda: True,
+    accepts: Callable[[], bool] = lambda: True,
     grace_s: float | None = None,
     tell: Callable[[str], None] = lambda name: None,
 ) -> Iterator[StopRequest]:
@@ -211,7 +211,7 @@ def requests(
 
     A later one, or the end of the grace time, does what SIGTERM did before. See :class:`StopRequest` for the arguments.
     """
-    request = StopRequest(taken, grace_s, tell)
+    request = StopRequest(accepts, grace_s, tell)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -17,10 +17,10 @@ from trainer.job.ready import Ready
 from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
 from trainer.run_folder import lives, tracking_file
-from trainer.run_folder.back_to_checkpoint import bring, go_back
-from trainer.run_folder.hold import Hold, refusal
+from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
+from trainer.run_folder.reset_files import copy_points, reset_to_checkpoint
 
 PATIENCE_S = 30.0
 """Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its
@@ -35,7 +35,7 @@ def alone(run_dir: Path, say: Callable[[str], None], make: bool = True) -> Itera
     Raises:
         UserError: they do not end.
     """
-    hold = Hold(run_dir, make)
+    hold = FolderLock(run_dir, make)
     try:
         _take(hold, run_dir, PATIENCE_S, say)
         yield
@@ -66,7 +66,7 @@ def held(ready: Ready) -> Iterator[None]:
     if ready.plan.node_rank:
         yield
         return
-    run_dir, hold = Path(ready.plan.run_dir), Hold(Path(ready.plan.run_dir))
+    run_dir, hold = Path(ready.plan.run_dir), FolderLock(Path(ready.plan.run_dir))
     try:
         patience_s = 0.0 if ready.resume is not None else PATIENCE_S
         _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
@@ -95,7 +95,7 @@ def _check_still_free(ready: Ready, run_dir: Path) -> None:
         raise UserError(str(error.filename or run_dir), f"cannot be read: {error.strerror or error}") from error
 
 
-def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], None]) -> None:
+def _take(hold: FolderLock, run_dir: Path, patience_s: float, say: Callable[[str], None]) -> None:
     def waiting() -> None:
         who = hold.holder()
         say(f"waits for the end of the run that is in {run_dir}{f': {who}' if who else ''}")
@@ -104,7 +104,7 @@ def _take(hold: Hold, run_dir: Path, patience_s: float, say: Callable[[str], Non
         raise _busy(hold, run_dir)
 
 
-def _busy(hold: Hold, run_dir: Path) -> UserError:
+def _busy(hold: FolderLock, run_dir: Path) -> UserError:
     instead = (
         "another folder" if hold.shut is not None else "another folder, or the same command when that run has ended"
     )
@@ -136,14 +136,14 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
     if resume.here:
         tracking_file.cut(run_dir, points)
         put_back(run_dir, resume.folder, say)
-        go_back(run_dir, points, say)
+        reset_to_checkpoint(run_dir, points, say)
         return before
     if resume.folder.name.startswith(store.GIVEN_UP):
         say(
             f"ATTENTION: the training of {resume.folder.name} was given up: the points before it in {source} "
             f"are those of the training in its place"
         )
-    bring(source, run_dir, points, say)
+    copy_points(source, run_dir, points, say)
     put_back(run_dir, resume.folder, say)
     return lives.until(before, resume.step)
 

@@ -18,7 +18,7 @@ from trainer.host.cache import cache_root
 from trainer.planning.kept_runs import AUTO, FRESH, instead, own
 from trainer.planning.plan import Plan
 from trainer.run_folder import tracking_file
-from trainer.run_folder.back_to_checkpoint import CARRIED
+from trainer.run_folder.reset_files import CARRIED
 from trainer.terminal.status import read_status
 from trainer.wording import quoted
 

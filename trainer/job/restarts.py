@@ -13,12 +13,12 @@ from trainer.checkpoint.best_weights import put_back
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
-from trainer.data.batch_reordering import Turn
+from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
 from trainer.planning.assignment import Assignment
 from trainer.planning.deaths import Deaths, LostAtServer
 from trainer.run_folder import lives
-from trainer.run_folder.back_to_checkpoint import POINTS, REPORT, go_back
+from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def _again(
     result.lost_updates += lost
     told = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
     say(f"{which}: all processes are started again, {whence(resume)}{order}{told}\n")
-    turns = last.turns if resume == last.resume else ()  # a newer checkpoint knows those before it
+    rewinds = last.rewinds if resume == last.resume else ()  # a newer checkpoint knows those before it
     if bad is not None:
         begun = (about.epoch, about.update) if about is not None else (0, 0)
-        turns = (*turns, Turn(*begun, bad.epoch, bad.update))
-    return replace(ready.assignment, again=True, resume=resume, turns=turns)
+        rewinds = (*rewinds, Rewind(*begun, bad.epoch, bad.update))
+    return replace(ready.assignment, again=True, resume=resume, rewinds=rewinds)
 
 
 def screen() -> Callable[[str], None]:
@@ -211,6 +211,6 @@ def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Call
     """Cut metrics.jsonl to so many bytes, and tell who sends its points."""
     path = run_dir / POINTS
     cut = path.read_bytes()[points:] if path.is_file() else b""
-    go_back(run_dir, points, say)
+    reset_to_checkpoint(run_dir, points, say)
     if tracker is not None:
         tracker.go_back(run_dir, points, cut.decode(errors="replace"))

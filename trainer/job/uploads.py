@@ -15,7 +15,7 @@ from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.kept_runs import AUTO, FRESH
 from trainer.planning.resume import keeps
-from trainer.run_folder.back_to_checkpoint import CARRIED
+from trainer.run_folder.reset_files import CARRIED
 from trainer.wording import counted
 
 LOOK_S = 0.5

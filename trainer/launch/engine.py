@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainer.host.notes_board import OwnBoard
 from trainer.launch.meeting_place import Place
-from trainer.launch.started import Handle, Role
+from trainer.launch.started_process import Handle, Role
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from trainer.host.signals import signal_name
 
 if TYPE_CHECKING:
     from trainer.launch.process import Failure
-    from trainer.launch.started import StartedProcess
+    from trainer.launch.started_process import StartedProcess
 
 POLL_S = 0.1
 """Longest time between two looks at the processes."""
@@ -33,7 +33,7 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     failures: dict[str, Failure] = {}
     for member in members:
         handle = member.handle
-        handle.look()
+        handle.poll()
         code = handle.exitcode
         if handle.failure is not None:
             died = str(member) if handle.failure.again else ""

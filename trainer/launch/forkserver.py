@@ -27,19 +27,19 @@ from trainer.host.signals import LEAVE, NUMBERS, Grace, StopRequest, requests, s
 from trainer.launch.engine import Engine, Start
 from trainer.launch.full_disk import FullDisk
 from trainer.launch.hang import Hang
-from trainer.launch.log_on_screen import Shown
+from trainer.launch.log_echo import LogEcho
 from trainer.launch.meeting_place import Place, open_store
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver, why_ended
 from trainer.launch.process import Child, resolve
+from trainer.launch.process_reports import ProcessReports, tell
+from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.rendezvous import Meeting, meet
-from trainer.launch.returns import Returns
 from trainer.launch.silent_workers import SilentWorkers
-from trainer.launch.started import Handle, Role, StartedProcess
+from trainer.launch.started_process import Handle, Role, StartedProcess
 from trainer.launch.supervisor import END_S, HostResults, Supervisor, end
-from trainer.launch.whereabouts import Whereabouts, tell
 from trainer.planning.deaths import Deaths
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import new_life
@@ -59,7 +59,7 @@ def launch(
     verbosity: str = "normal",
     grace: Grace | None = None,
     hang_s: float | None = None,
-    noted: Whereabouts | None = None,
+    noted: ProcessReports | None = None,
     deaths: Deaths | None = None,
     restarts: bool = False,
 ) -> HostResults:
@@ -85,7 +85,7 @@ def launch(
     """
     _place_sockets()
     scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()
-    members, shown = list[StartedProcess](), list[Shown]()
+    members, shown = list[StartedProcess](), list[LogEcho]()
     here: list[Any] = []  # the stores: the frames of an error would keep them open
     try:
         (engine := engine or Forked()).prepare(scratch)
@@ -97,7 +97,7 @@ def launch(
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
                 singly = deaths if engine.again else None
-                returned = Returns(singly, starts, begin, members, noted, log_dir / CHECKPOINTS)
+                returned = ProcessRestarts(singly, starts, begin, members, noted, log_dir / CHECKPOINTS)
                 with _asked_to_leave(grace, here) as request:
                     others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
                     results = _watched(members, here, others, scratch, hang_s, returned, disk, restarts)
@@ -149,7 +149,7 @@ def _watched(
     others: OtherHosts,
     scratch: Path,
     hang_s: float | None,
-    returns: Returns,
+    returns: ProcessRestarts,
     disk: FullDisk,
     restarts: bool,
 ) -> HostResults:
@@ -160,21 +160,21 @@ def _watched(
     """
     pulses = {str(m): pulse.of(scratch, m.role.name, m.rank) for m in members}
 
-    def look() -> Mapping[int, str]:
-        hang.look()
-        disk.look()
+    def poll() -> Mapping[int, str]:
+        hang.poll()
+        disk.poll()
         if returns.noted is not None:
-            returns.noted.look(here[0])
-        return others.look()
+            returns.noted.poll(here[0])
+        return others.poll()
 
-    supervisor = Supervisor(members, here, multiprocessing.connection.wait, look=look, again=returns.again)
+    supervisor = Supervisor(members, here, multiprocessing.connection.wait, poll=poll, again=returns.again)
     elsewhere = _elsewhere(members, here, others.meeting)
     hang = Hang(supervisor.at_work, pulses, hang_s, elsewhere=elsewhere, unneeded=supervisor.unneeded)
     try:
         with hang.found_by_others(supervisor.running, restarts and others.meeting.hosts == 1):
             results = supervisor.watch()
         if returns.noted is not None:
-            returns.noted.look(here[0], now=True)
+            returns.noted.poll(here[0], now=True)
         others.leave(results.of)
         return results
     except FolderLost as error:
@@ -183,7 +183,7 @@ def _watched(
         raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         if isinstance(error, Died):
-            error.done = {name: pulse.look(path).update for name, path in pulses.items()}
+            error.done = {name: pulse.read(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
         why = str(error) or BY_CTRL_C
         asked = isinstance(error, AskedToLeave)  # all hosts, as where there is something to save
@@ -206,15 +206,15 @@ def _elsewhere(members: Sequence[StartedProcess], here: Sequence[Any], meeting: 
     )
 
 
-def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path, int]) -> list[Shown]:
+def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path, int]) -> list[LogEcho]:
     """Who is seen on the screen, but for what logs have from before; where it is more than the first worker, all say
     who they are."""
     if verbosity == "quiet":
         return []
     if verbosity == "debug":
-        return [Shown(m.handle.log, f"{m} | ", kept.get(m.handle.log, 0)) for m in members]
+        return [LogEcho(m.handle.log, f"{m} | ", kept.get(m.handle.log, 0)) for m in members]
     workers = [m for m in members if m.role.name == "worker" and (not m.rank or verbosity == "workers")]
-    return [Shown(m.handle.log, since=kept.get(m.handle.log, 0), only=OWN if m.rank else "") for m in workers]
+    return [LogEcho(m.handle.log, since=kept.get(m.handle.log, 0), only=OWN if m.rank else "") for m in workers]
 
 
 def _place_sockets() -> None:
@@ -334,7 +334,7 @@ def enter(start: Start) -> Any:
     # of this process, would not notice its death.
     multiprocessing.set_start_method("fork", force=True)
     streams.confide(start.payload)
-    Hold(start.log.parent).share()  # until this process ends
+    FolderLock(start.log.parent).share()  # until this process ends
     role = start.role
     for number in NUMBERS:  # of a scheduler, to the whole process group: workers save, and need the servers for that
         signal.signal(number, signal.SIG_DFL if role.name == "worker" else signal.SIG_IGN)

@@ -22,7 +22,7 @@ class FullDisk:
         self.looked = clock()
         self.full = ""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look, and tell what has changed."""
         if self.clock() - self.looked < LOOK_S:
             return

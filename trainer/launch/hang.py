@@ -14,7 +14,7 @@ from trainer.host import pulse
 from trainer.host.patience import LONGEST_LOOK_S
 from trainer.host.pulse import Beat
 from trainer.launch.silent_workers import Silent, SilentWorkers
-from trainer.launch.started import StartedProcess
+from trainer.launch.started_process import StartedProcess
 from trainer.wording import counted
 
 LOOK_S = 0.5
@@ -50,7 +50,7 @@ class Hang:
         self.found: dict[int, Silent] = {}
         """What was told of the workers here, while they are silent."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check the pulses; call it again and again.
 
         Raises:
@@ -61,7 +61,7 @@ class Hang:
             return
         passed, self.looked = now - self.looked, now
         members = self.at_work()
-        beats = {str(member): pulse.look(self.pulses[str(member)]) for member in members}
+        beats = {str(member): pulse.read(self.pulses[str(member)]) for member in members}
         self.begun = self.begun or any(beat.total for beat in beats.values()) or self._others_wait()
         idle = self.begun and bool(beats) and beats == self.seen
         self.silent = self.silent + min(passed, LONGEST_LOOK_S) if idle else 0.0
@@ -124,7 +124,7 @@ class Hang:
             who = [name for name in error.who if name in map(str, running)]
             if not (restarts and who and {*who} <= {str(m) for m in silent}):
                 raise
-            beats = {str(member): pulse.look(self.pulses[str(member)]) for member in silent}
+            beats = {str(member): pulse.read(self.pulses[str(member)]) for member in silent}
             found = _silent_ones(silent, beats)
             raise _death(found, who, who, first_line(error), silent[0].handle.log.parent) from error
 

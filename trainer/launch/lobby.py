@@ -121,7 +121,7 @@ class Lobby:
         self.how = "done"
         self._looked = clock()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what the hosts have written, and note how long each has been silent."""
         passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
         for number in range(1, self.most):
@@ -185,7 +185,7 @@ class Lobby:
         """
         patience, enough = Patience(timeout_s, self.clock), None
         while True:
-            self.look()
+            self.poll()
             found = [0, *sorted(self.waiting())]
             now = self.clock()
             enough = None if len(found) < least else now if enough is None else enough
@@ -216,7 +216,7 @@ class Lobby:
             Died: a host is lost.
             RunFailed: a host has left.
         """
-        self.look()
+        self.poll()
         if lost := self.lost():
             if all(self.parts()[number].gone for number in lost):
                 raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
@@ -239,7 +239,7 @@ class Lobby:
         A host that has died is silent until it counts as lost: so long is waited at least."""
         patience = Patience(max(timeout_s, LOST_S + LONGEST_LOOK_S), self.clock)
         while True:
-            self.look()
+            self.poll()
             lost, parts = self.lost(), self.parts()
             late = [n for n, part in parts.items() if n not in lost and part.ended != self.life.number]
             if patience.left() <= 0.0 or not late:
@@ -251,7 +251,7 @@ class Lobby:
         self.board.set(OVER, json.dumps([how, why]))
         until = self.clock() + GOODBYE_S
         while self.clock() < until:
-            self.look()
+            self.poll()
             if not any(self.is_there(number) for number in self.hosts):
                 return
             self.sleep(LOOK_S)

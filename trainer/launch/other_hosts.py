@@ -14,7 +14,7 @@ from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.patience import Patience
 from trainer.launch.rendezvous import Meeting
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 
 ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
 LOOK_S = 0.5
@@ -56,7 +56,7 @@ class OtherHosts:
         self._workers_here = max((role.here for role in roles if role.name == "worker"), default=1)
         self._lost_hosts: dict[int, int] = {}
 
-    def look(self) -> Mapping[int, str]:
+    def poll(self) -> Mapping[int, str]:
         """Return lost processes of other hosts without which the run goes on (rank -> why), each once; host 0 only.
 
         Raises:

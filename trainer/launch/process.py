@@ -164,7 +164,7 @@ class Child:
         """The child's pipe and sentinel, which become ready when there is something to read."""
         return [self.process.sentinel] if self.hung_up else [self.process.sentinel, self.pipe]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what the child has sent about how it ended."""
         while not self.hung_up and self.pipe.poll():
             try:

@@ -29,7 +29,7 @@ from trainer.planning.started_one_by_one import peers
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
-    from trainer.launch.started import Role
+    from trainer.launch.started_process import Role
 
 
 SERVED = "served until its workers had left"
@@ -58,8 +58,8 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     """
     from trainer.launch.forkserver import Forked, launch
     from trainer.launch.preload import modules_of
+    from trainer.launch.process_reports import ProcessReports
     from trainer.launch.rendezvous import Meeting
-    from trainer.launch.whereabouts import Whereabouts
 
     plan, config = assignment.plan, assignment.config
     told = config.launch
@@ -94,7 +94,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         seen,
         grace,
         told.hang_timeout_s if config.mode == "train" else None,
-        Whereabouts(plan),
+        ProcessReports(plan),
         assignment.deaths,
         plan.restarts > 0,
     )
@@ -112,7 +112,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     """What to start on this host."""
-    from trainer.launch.started import Role
+    from trainer.launch.started_process import Role
 
     roles, survives = [], plan.traits.survives
     # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had

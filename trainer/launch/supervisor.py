@@ -14,7 +14,7 @@ from trainer.errors import Died, RunFailed
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.signals import LEAVE
 from trainer.launch.first_failure import POLL_S, failed_first
-from trainer.launch.started import Handle, StartedProcess
+from trainer.launch.started_process import Handle, StartedProcess
 from trainer.strategies.lost_workers import ADMITTED, SILENT, note_of
 
 LINGER_S = 5
@@ -68,11 +68,11 @@ class Supervisor:
         board: Sequence[Board],
         wait: Callable[[list[Any], float], object],
         clock: Callable[[], float] = time.monotonic,
-        look: Callable[[], Mapping[int, str]] = dict,
+        poll: Callable[[], Mapping[int, str]] = dict,
         again: Callable[[StartedProcess, RunFailed], StartedProcess | None] = lambda member, death: None,
     ) -> None:
         self.board, self.wait, self.clock = board, wait, clock
-        self.look, self.again = look, again
+        self.poll, self.again = poll, again
         self.members, self.running = list(members), list(members)
         """Without those that the run went on without; without all that have ended."""
         self.results: dict[str, dict[int, Any]] = {member.role.name: {} for member in members}
@@ -96,7 +96,7 @@ class Supervisor:
         """
         while self.running:
             for member in list(self.running):
-                member.handle.look()
+                member.handle.poll()
                 if member.handle.exitcode is not None:
                     self._ended(member)
             for member in filter(_lingers, self.running):
@@ -105,7 +105,7 @@ class Supervisor:
                 member.handle.signal(signal.SIGKILL)  # its own words count then, and not how it ended
             self._end_dismissed()
             self._end_silent()
-            for rank, why in self.look().items():
+            for rank, why in self.poll().items():
                 self.lost[rank] = why
                 print(f"\nATTENTION: {why}\n  the others go on without it\n", flush=True)
             self._dismiss()
@@ -123,7 +123,7 @@ class Supervisor:
 
     def _ended(self, member: StartedProcess) -> None:
         """Keep what it returned, or go on without it."""
-        member.handle.look()  # what it sent before it ended
+        member.handle.poll()  # what it sent before it ended
         if member.handle.failure is not None:
             self._silent.pop(_which(member), None)  # its own words count
         self.running.remove(member)
@@ -220,7 +220,7 @@ class Supervisor:
 
     def _goes_on(self, member: StartedProcess) -> bool:
         """Whether a process takes part, and has neither died as well, which may not be seen yet, nor is silent."""
-        member.handle.look()
+        member.handle.poll()
         has_died = member.handle.exitcode is not None and not self._well(member)
         if has_died and (member.handle.failure is None or _ends_alone(member)):
             return False

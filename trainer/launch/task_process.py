@@ -15,7 +15,7 @@ from trainer.launch.engine import Start
 from trainer.launch.forkserver import enter
 from trainer.launch.meeting_place import Place
 from trainer.launch.process import Failure, returned, to_log
-from trainer.launch.started import Role
+from trainer.launch.started_process import Role
 from trainer.launch.tasks import BEGUN, place_of
 from trainer.planning.assignment import Assignment
 

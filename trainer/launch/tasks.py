@@ -135,7 +135,7 @@ class TaskHandle:
         """Whether the process has ended successfully."""
         return self.exitcode == 0 and self.returned
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what the process has left on the board; a process that has not begun in time has failed."""
         if not self.arrived:
             self.arrived = self.board.check([BEGUN])

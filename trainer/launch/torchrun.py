@@ -16,8 +16,8 @@ from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import files
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
+from trainer.launch.process_reports import environment, leave_plan
 from trainer.launch.torchrun_handover import Handover, handover
-from trainer.launch.whereabouts import environment, leave_plan
 from trainer.planning.assignment import Assignment
 from trainer.terminal import streams
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.run_config import RunConfig
-from trainer.data.batch_reordering import Turn
+from trainer.data.batch_reordering import Rewind
 from trainer.host.notes_board import Board
 from trainer.planning.deaths import Deaths
 from trainer.planning.plan import Plan
@@ -20,7 +20,7 @@ class Assignment:
     Attributes:
         files: of mode=predict, what it looks at, relative to predict.input. secrets: what is never printed. imported:
         packages that the launcher has imported while it checked the config. resume: folder of the checkpoint that the
-        run goes on from; empty: it begins. turns: since that checkpoint, how the batches come in another order
+        run goes on from; empty: it begins. rewinds: since that checkpoint, how the batches come in another order
         (:mod:`trainer.data.batch_reordering`). deaths: counts those of the run for the launcher, which starts single
         processes again as long as it allows that; None: it does
             not. No process gets it.
@@ -36,7 +36,7 @@ class Assignment:
     secrets: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     resume: str = ""
-    turns: tuple[Turn, ...] = ()
+    rewinds: tuple[Rewind, ...] = ()
     data: str = ""
     tested: tuple[int, dict[str, float]] = (0, {})
     again: bool = False
@@ -57,7 +57,7 @@ class Assignment:
             "secrets": self.secrets,
             "imported": self.imported,
             "resume": self.resume,
-            "turns": self.turns,
+            "rewinds": self.rewinds,
             "data": self.data,
             "tested": self.tested,
             "again": self.again,
@@ -73,7 +73,7 @@ class Assignment:
             Plan.of(plain["plan"]),
             **lists,
             resume=plain["resume"],
-            turns=tuple(Turn(*turn) for turn in plain.get("turns", ())),
+            rewinds=tuple(Rewind(*rewind) for rewind in plain.get("rewinds", ())),
             data=str(plain.get("data", "")),
             tested=(step, tested),
             again=bool(plain.get("again", False)),

@@ -12,7 +12,7 @@ from trainer.host import json_text
 from trainer.run_folder.json_files import leave
 
 FILE = "lives.json"
-TOLD, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
+REPORTED, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
 """How a life ends, as its launcher tells it; ``lost``: it could not."""
 
 
@@ -102,7 +102,7 @@ def _ended(run_dir: Path, life: Life) -> Life:
         return replace(life, how=LOST)
     if when < life.began:  # of the life before: this one came to nothing
         return replace(life, how=LOST)
-    how = state if state in TOLD else LOST
+    how = state if state in REPORTED else LOST
     last = max(step, _last_point(run_dir), life.first) if its_own else life.first
     return replace(life, ended=when, how=how, last=last)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from trainer.checkpoint.durable_folder import sync
 from trainer.host import json_text
-from trainer.run_folder.back_to_checkpoint import POINTS
 from trainer.run_folder.json_files import leave
+from trainer.run_folder.reset_files import POINTS
 
 FILE = "tracking.json"
 NO_END = 1 << 62

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.host import json_text
 from trainer.host.signals import signal_name
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.tracking_file import read
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -183,7 +183,7 @@ def _line(message: Mapping[str, Any]) -> bytes:
 
 
 def _send_with_hold(way: socket.socket, message: Mapping[str, Any], run_dir: Path) -> None:
-    hold = Hold(run_dir)
+    hold = FolderLock(run_dir)
     try:
         if hold.descriptor >= 0 and hold.share():
             hold.send(way, _line({**message, "held": True}))

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config import redact
 from trainer.errors import first_line
 from trainer.run_folder import tracking_file
-from trainer.run_folder.hold import Hold
+from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.tracking_file import Remembered
 from trainer.tracking import experiment_view, mlflow_settings, reopened_run
 from trainer.tracking.points import Point, Sent, metrics_of, points_of, without
@@ -61,7 +61,7 @@ class Follower:
     secrets: list[str] = field(default_factory=list, repr=False)
     again: tuple[int, int] | None = None
     counted: Sent | None = field(default=None, repr=False)
-    hold: Hold | None = field(default=None, repr=False)
+    hold: FolderLock | None = field(default=None, repr=False)
 
     def try_once(self) -> None:
         """Open the MLflow run if need be, and send what is new; after an error, pause before the next try.

@@ -20,7 +20,7 @@ from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
 from trainer.host import interpreter, json_text
 from trainer.run_folder import tracking_file
-from trainer.run_folder.hold import Hold, refusal
+from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.tracking_file import Remembered
 from trainer.tracking import mlflow_settings, reopened_run
@@ -46,7 +46,7 @@ class Inbox:
         self.locks: deque[int] = deque()
         self.ended = False
 
-    def read(self) -> Iterator[tuple[dict[str, Any], Hold | None]]:
+    def read(self) -> Iterator[tuple[dict[str, Any], FolderLock | None]]:
         """Yield the messages that are there, after the first of them has come."""
         data, locks, _, _ = socket.recv_fds(self.way, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
         self.locks.extend(locks)
@@ -54,7 +54,7 @@ class Inbox:
         *lines, self.buffered = (self.buffered + data).split(b"\n")
         for line in lines:
             message = json_text.loads(line)
-            yield message, Hold.received(self.locks.popleft()) if message.pop("held", False) else None
+            yield message, FolderLock.received(self.locks.popleft()) if message.pop("held", False) else None
 
 
 def _follow(parent: int, way: socket.socket) -> None:
@@ -89,7 +89,7 @@ def _get_ready(packs: bool) -> None:
     gc.enable()
 
 
-def _obey(message: dict[str, Any], followers: dict[str, Follower], hold: Hold | None = None) -> None:
+def _obey(message: dict[str, Any], followers: dict[str, Follower], hold: FolderLock | None = None) -> None:
     if "open" in message:
         parent = followers.get(message.get("parent") or "")
         if parent is not None and parent.run_id is None:
@@ -171,7 +171,7 @@ def resend(run_dir: Path) -> int:
         UserError: the folder is of no tracked run, or of one that goes on.
     """
     _finished(run_dir)  # a folder of no run gets no lock
-    hold = Hold(run_dir)
+    hold = FolderLock(run_dir)
     try:
         if not hold.take():
             raise refusal(hold, f"resend {run_dir}", "the same command when that run has ended")

@@ -38,7 +38,7 @@ class StateDict:
     said: str = ""
 
 
-def taken(content: Any, what: str) -> StateDict:
+def find_state_dict(content: Any, what: str) -> StateDict:
     """Find the state_dict in what ``torch.load`` has read, at whichever key it is.
 
     Args:

@@ -57,7 +57,7 @@ def _state_dict(path: Path, what: str, mapped: bool = False) -> state_dicts.Stat
     except Exception as error:  # a zip, a pickle, or neither: each breaks in its own way
         reason = "cannot be read by torch.load(weights_only=True), which takes tensors by name alone"
         raise UserError(what, f"{reason}: {first_line(error)[:200]}", "torch.save(model.state_dict(), ...)") from error
-    return state_dicts.taken(content, what)
+    return state_dicts.find_state_dict(content, what)
 
 
 def _is_safetensors(path: Path, what: str) -> bool:

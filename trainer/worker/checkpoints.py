@@ -13,7 +13,7 @@ import torch
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
-from trainer.checkpoint.of_life import of_life, place_of
+from trainer.checkpoint.life_folder import final_folder, life_folder
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -281,7 +281,7 @@ class Checkpoints:
                 return
             self.writer.wait()
         number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
-        folder = of_life(store.folder_of(self.folder, number), self.life)
+        folder = life_folder(store.folder_of(self.folder, number), self.life)
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
@@ -310,7 +310,7 @@ class Checkpoints:
             about: for checkpoint.json; empty: another worker completes the checkpoint.
             names: of the checkpoint's files.
         """
-        began, name, place = self.clock(), store.part_of(self.seat.rank), place_of(folder)
+        began, name, place = self.clock(), store.part_of(self.seat.rank), final_folder(folder)
         failed = write_part(folder, name, packed)
         if not about:
             if failed:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from trainer.data.batch_reordering import Turn
+from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import VAL
 from trainer.data.feed import Feed
 from trainer.errors import Interrupted
@@ -83,7 +83,7 @@ class Training:
         what the next line of training will average. compiling: what is said to be done in the first update, where that
         is long. skeleton: of a model of the user's own, see :mod:`trainer.models.skeleton`; None: it is built again
         where it is needed. guard: what is done about numbers that are not finite. skipped, in_a_row: updates that were
-        left out, and the last of them without another between. turns: the epochs whose batches come in another order,
+        left out, and the last of them without another between. rewinds: the epochs whose batches come in another order,
         see :mod:`trainer.data.batch_reordering`.
     """
 
@@ -120,7 +120,7 @@ class Training:
     guard: Stop = field(default_factory=Stop)
     skipped: int = 0
     in_a_row: int = 0
-    turns: tuple[Turn, ...] = ()
+    rewinds: tuple[Rewind, ...] = ()
     line: Line = field(init=False)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer.errors import NotFinite
-from trainer.run_folder.back_to_checkpoint import REPORT
+from trainer.run_folder.reset_files import REPORT
 from trainer.wording import counted
 from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report, not_finite
 

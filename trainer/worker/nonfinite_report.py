@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from trainer.errors import first_line
-from trainer.run_folder.back_to_checkpoint import REPORT
 from trainer.run_folder.json_files import leave
+from trainer.run_folder.reset_files import REPORT
 from trainer.strategies.contract import FullModel
 
 if TYPE_CHECKING:

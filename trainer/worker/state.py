@@ -16,7 +16,7 @@ from trainer.errors import RunFailed
 from trainer.strategies.contract import Share
 from trainer.worker.loop import Training
 
-PROGRESS = ("update", "step", "samples", "validated", "examined", "skipped", "in_a_row", "turns", "closed")
+PROGRESS = ("update", "step", "samples", "validated", "examined", "skipped", "in_a_row", "rewinds", "closed")
 """How far the training is, besides the epoch. Older checkpoints lack the last of them."""
 LINE = ("batches", "printed", "due", "lr", "number", "before", "epoch", "earlier")
 """Of the line of the log that is being averaged, besides its sums."""

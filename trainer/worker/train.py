@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.of_another_run import still_there
+from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
-from trainer.data.batch_reordering import Turn
+from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import VAL
 from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import training_sampler
@@ -67,11 +67,11 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if seat.returns:
             come_back(run, seat)
         elif assignment.resume:
-            with still_there(assignment.resume, run_dir):
+            with not_removed_meanwhile(assignment.resume, run_dir):
                 resume(run, Path(assignment.resume), seat, _shown(assignment), assignment.data)
-        if turns := (*run.turns, *assignment.turns):
-            run.turns = tuple(Turn(*turn) for turn in turns)
-            run.feed.turn(run.turns)
+        if rewinds := (*run.rewinds, *assignment.rewinds):
+            run.rewinds = tuple(Rewind(*rewind) for rewind in rewinds)
+            run.feed.reorder(run.rewinds)
         try:
             with memory_named(run, assignment.plan, seat):
                 fit(run)

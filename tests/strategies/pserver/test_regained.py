@@ -347,5 +347,5 @@ def test_what_a_worker_takes_for_done_the_launcher_counts_as_lost(first: Played,
     acknowledged = 3 + len(first.answers) - answered
     part = durable_folder.partial_of(tmp_path / "checkpoints" / "step-1") / "server-0.safetensors"
     assert ServerFile(0, part).version == 1
-    assert acknowledged <= pulse.look(path).update <= 4, "of these the snapshot has one, and the others are told"
+    assert acknowledged <= pulse.read(path).update <= 4, "of these the snapshot has one, and the others are told"
     assert acknowledged == (4 if death == "after the answer" else 3)

@@ -265,4 +265,4 @@ def test_nothing_is_left_of_processes_that_are_killed() -> None:
     shared = [(os.stat("/dev/shm").st_dev, file.inode()) for file in os.scandir("/dev/shm")]  # of others, too
     assert (device, where[1]) not in shared
     with pytest.raises(FileNotFoundError):
-        segments.look_into(child, *where, writable=True)
+        segments.attach(child, *where, writable=True)

@@ -13,7 +13,7 @@ from typing import IO
 
 import numpy as np
 
-from trainer.data.criteo.ailments import EMPTY_WORDS, ailment_of
+from trainer.data.criteo.format_diagnosis import EMPTY_WORDS, diagnose
 from trainer.data.criteo.parse import DENSE, FIELDS, REFERENCE, Parsed, Spans, parse
 from trainer.data.regular_files import open_regular
 from trainer.errors import UserError, why
@@ -148,17 +148,17 @@ class RowCounts:
         """
         total = self.rows + self.bad
         if self.bad > most * total:
-            ailment = None if self.broken is None else ailment_of(self.broken)
+            diagnosis = None if self.broken is None else diagnose(self.broken)
             share = min(1.0, self.bad / total * 1.1)
             left_out = f"data.max_bad_fraction={share:.2g} if they may be left out"
-            what = "" if ailment is None else f"{ailment.what}; "
+            what = "" if diagnosis is None else f"{diagnosis.what}; "
             raise UserError(
                 f"data.max_bad_fraction={most:g}",
                 (
                     f"{what}{self.bad} of {total} lines are not rows of a label, 13 integers and 26 tokens: "
                     f"{'; '.join(self.named)}"
                 ),
-                left_out if ailment is None else ailment.remedy,
+                left_out if diagnosis is None else diagnosis.remedy,
             )
         if not self.rows:
             raise UserError("data.path", "there is not one row in it")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.criteo.ailments import ailment_of
 from trainer.data.criteo.blocks import Block, RowCounts, SplitRows, is_packed, pieces, sampled
+from trainer.data.criteo.format_diagnosis import diagnose
 from trainer.data.criteo.parse import DENSE
 from trainer.errors import UserError
 
@@ -74,15 +74,15 @@ def check(found: FirstRows, path: Any, most_bad: float) -> None:
     lines = tally.bad + tally.rows
     if tally.bad <= max(most_bad, MOST_BAD) * lines:
         return
-    ailment = None if tally.broken is None else ailment_of(tally.broken)
-    if ailment is None and tally.bad <= tally.rows:  # perhaps the beginning of a file is worse than the rest
+    diagnosis = None if tally.broken is None else diagnose(tally.broken)
+    if diagnosis is None and tally.bad <= tally.rows:  # perhaps the beginning of a file is worse than the rest
         return
-    what = "" if ailment is None else f": {ailment.what}"
+    what = "" if diagnosis is None else f": {diagnosis.what}"
     raise UserError(
         f"data.path={path}",
         (
             f"is not in Criteo's format, a label, 13 integers and 26 tokens separated by tabs{what}: "
             f"{'; '.join(tally.named[:2])}"
         ),
-        "" if ailment is None else ailment.remedy,
+        "" if diagnosis is None else diagnosis.remedy,
     )

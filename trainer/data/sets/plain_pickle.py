@@ -120,7 +120,7 @@ class _Machine:
     def run(self) -> Any:
         """All operations up to the last."""
         for _ in range(MOST_STEPS):
-            operation = self.taken(1)
+            operation = self.read_bytes(1)
             if operation == b".":
                 return self.stack.pop()
             known = OPERATIONS.get(operation)
@@ -129,7 +129,7 @@ class _Machine:
             known(self)
         raise NotPlain(f"it has more than {MOST_STEPS:,} operations")
 
-    def taken(self, length: int) -> bytes:
+    def read_bytes(self, length: int) -> bytes:
         """The next bytes."""
         if not 0 <= length <= len(self.content) - self.place:
             raise NotPlain("it is cut off")
@@ -145,7 +145,7 @@ class _Machine:
 
     def number(self, form: str) -> int:
         """The next bytes as a number."""
-        return int(struct.unpack(form, self.taken(struct.calcsize(form)))[0])
+        return int(struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0])
 
     def push(self, value: Any) -> None:
         """Onto the stack."""
@@ -245,7 +245,7 @@ class _Machine:
         """A number of so many bytes."""
         if length > MOST_DIGITS:
             raise NotPlain("it holds a number of very many digits")
-        self.push(int.from_bytes(self.taken(length), "little", signed=True))
+        self.push(int.from_bytes(self.read_bytes(length), "little", signed=True))
 
 
 def _text(key: str | bytes) -> str:
@@ -290,8 +290,8 @@ MAKERS: dict[tuple[str, str], Callable[..., Any]] = {
 _Run = Callable[[_Machine], object]
 
 OPERATIONS: dict[bytes, _Run] = {
-    b"\x80": lambda m: m.taken(1),  # protocol
-    b"\x95": lambda m: m.taken(8),  # frame
+    b"\x80": lambda m: m.read_bytes(1),  # protocol
+    b"\x95": lambda m: m.read_bytes(8),  # frame
     b"(": lambda m: m.push(_MARK),
     b"0": lambda m: m.stack.pop(),
     b"N": lambda m: m.push(None),
@@ -305,16 +305,16 @@ OPERATIONS: dict[bytes, _Run] = {
     b"\x8a": lambda m: m.long_of(m.number("<B")),
     b"\x8b": lambda m: m.long_of(m.number("<i")),
     b"S": lambda m: m.quoted(m.line()),
-    b"T": lambda m: m.push(m.taken(m.number("<i")).decode("latin-1")),
-    b"U": lambda m: m.push(m.taken(m.number("<B")).decode("latin-1")),
+    b"T": lambda m: m.push(m.read_bytes(m.number("<i")).decode("latin-1")),
+    b"U": lambda m: m.push(m.read_bytes(m.number("<B")).decode("latin-1")),
     b"V": lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    b"X": lambda m: m.push(m.taken(m.number("<I")).decode()),
-    b"\x8c": lambda m: m.push(m.taken(m.number("<B")).decode()),
-    b"\x8d": lambda m: m.push(m.taken(m.number("<Q")).decode()),
-    b"B": lambda m: m.push(m.taken(m.number("<I"))),
-    b"C": lambda m: m.push(m.taken(m.number("<B"))),
-    b"\x8e": lambda m: m.push(m.taken(m.number("<Q"))),
-    b"\x96": lambda m: m.push(m.taken(m.number("<Q"))),  # a bytearray
+    b"X": lambda m: m.push(m.read_bytes(m.number("<I")).decode()),
+    b"\x8c": lambda m: m.push(m.read_bytes(m.number("<B")).decode()),
+    b"\x8d": lambda m: m.push(m.read_bytes(m.number("<Q")).decode()),
+    b"B": lambda m: m.push(m.read_bytes(m.number("<I"))),
+    b"C": lambda m: m.push(m.read_bytes(m.number("<B"))),
+    b"\x8e": lambda m: m.push(m.read_bytes(m.number("<Q"))),
+    b"\x96": lambda m: m.push(m.read_bytes(m.number("<Q"))),  # a bytearray
     b")": lambda m: m.push(()),
     b"t": lambda m: m.push(tuple(m.since_mark())),
     b"\x85": lambda m: m.tuple_of(1),

@@ -303,7 +303,7 @@ class Channel:
         """
         if inode in self.maps:
             return self.maps[inode]
-        found = segments.look_into(self.process, fd, inode, self.writable)
+        found = segments.attach(self.process, fd, inode, self.writable)
         while len(self.maps) >= MOST:
             del self.maps[next(iter(self.maps))]
         self.maps[inode] = found

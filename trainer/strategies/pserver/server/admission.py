@@ -99,8 +99,8 @@ class Waiting:
         count = len(self)
         return {
             "waiting_ids": Streamed((count,), np.dtype(np.int64), lambda: [ids()]),
-            "waiting_seen": streamed.taken(self._seen, slots, count),
-            "waiting_touched": streamed.taken(self._touched, slots, count),
+            "waiting_seen": streamed.rows_of(self._seen, slots, count),
+            "waiting_touched": streamed.rows_of(self._touched, slots, count),
         }
 
     def load(self, state: Mapping[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:

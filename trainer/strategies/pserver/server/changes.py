@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainer.checkpoint.streamed import Streamed, taken
+from trainer.checkpoint.streamed import Streamed, rows_of
 
 NOBODY = -1
 
@@ -76,9 +76,9 @@ class Changes:
         count)."""
         held = Streamed((self.workers, count), self._held.dtype, lambda: [self._held.take(slots(), axis=1)])
         return {
-            "version": taken(self._version, slots, count),
-            "writer": taken(self._writer, slots, count),
-            "version_of_others": taken(self._version_of_others, slots, count),
+            "version": rows_of(self._version, slots, count),
+            "writer": rows_of(self._writer, slots, count),
+            "version_of_others": rows_of(self._version_of_others, slots, count),
             "held": held,
         }
 

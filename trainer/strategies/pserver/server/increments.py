@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.of_life import place_of
+from trainer.checkpoint.life_folder import final_folder
 from trainer.errors import UserError, why
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_files import ServerFile, full_name, part_name
@@ -62,7 +62,7 @@ class Increments:
             return None
         if (found := self._linked(folder)) is not None:
             self.shares.append(share)
-            self._homes.append(place_of(folder))
+            self._homes.append(final_folder(folder))
         return found
 
     def pays(self, share: float) -> bool:
@@ -90,7 +90,7 @@ class Increments:
     def begin(self, folder: Path, shard: Shard) -> None:
         """Note that a full part is written into that checkpoint, and mark changes from now on."""
         counts = self.wanted and _bytes_of(shard) >= LEAST
-        self._version, self.shares, self._homes = shard.applied, [1.0], [place_of(folder)] * counts
+        self._version, self.shares, self._homes = shard.applied, [1.0], [final_folder(folder)] * counts
         for table in shard.tables.values():
             table.count_changes() if counts else table.since.end()
 

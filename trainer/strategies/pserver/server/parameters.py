@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.of_another_run import still_there
+from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.config.run_config import RunConfig
 from trainer.optim.schedules import Plateau
 from trainer.strategies.builtin import PserverDeclaration
@@ -128,7 +128,7 @@ class Parameters:
         shard = self._shard(layout)
         rule = RULES[self.mode](shard, self.members, self.strategy)
         if self.resume:
-            with still_there(self.resume, Path(self.plan.run_dir)):
+            with not_removed_meanwhile(self.resume, Path(self.plan.run_dir)):
                 self._go_on(shard, rule, Path(self.resume))
         elif folder := self.strategy.load_from:
             self._load(shard, Path(folder))

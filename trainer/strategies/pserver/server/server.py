@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.of_another_run import still_there
+from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.config.instantiate import call_target
 from trainer.errors import RunFailed
 from trainer.host import descriptors
@@ -74,7 +74,7 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     )
     assert seat.store is not None
     try:
-        with still_there(run.resume, Path(run.plan.run_dir)):
+        with not_removed_meanwhile(run.resume, Path(run.plan.run_dir)):
             _check_part(seat, run)
             kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
             clock, life = time.monotonic, seat.life

@@ -184,8 +184,8 @@ class SparseTable:
         slots = cache(lambda: self._index.find(ids()))
         return {
             "ids": Streamed((count,), np.dtype(np.int64), lambda: [ids()]),
-            "rows": streamed.taken(self._rows.numpy(), slots, count),
-            "touched": streamed.taken(self._touched, slots, count),
+            "rows": streamed.rows_of(self._rows.numpy(), slots, count),
+            "touched": streamed.rows_of(self._touched, slots, count),
             **more,
             **self._waiting.state(),
         }

@@ -38,7 +38,7 @@ def user_name(number: int) -> str:
         return str(number)
 
 
-def refusal(hold: Hold, what: str, instead: str) -> UserError:
+def refusal(hold: FolderLock, what: str, instead: str) -> UserError:
     """The refusal of a command that needs the folder to itself: who holds it, or why its lock cannot be opened.
 
     Args:
@@ -79,7 +79,7 @@ def _shut(path: Path) -> Shut | None:
     return Shut(why, f"rm -f {file} ({'you' if mine else owner} can), once no run of {owner} works there")
 
 
-class Hold:
+class FolderLock:
     """One process's lock on a run's folder.
     Launcher, workers, servers, and who sends the points, share it; a run begins with it alone.
 
@@ -148,7 +148,7 @@ class Hold:
         way.sendall(message[sent:])
 
     @classmethod
-    def received(cls, descriptor: int) -> Hold:
+    def received(cls, descriptor: int) -> FolderLock:
         """The lock that came with a message."""
         hold = cls.__new__(cls)
         hold.path, hold.descriptor, hold.shut = Path(FILE), descriptor, None

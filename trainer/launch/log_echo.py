@@ -9,7 +9,7 @@ from pathlib import Path
 LOOK_EVERY_S = 0.1
 
 
-class Shown:
+class LogEcho:
     """Prints the lines of a log on the screen as they appear, from now until :meth:`end`.
 
     Args:

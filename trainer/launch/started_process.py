@@ -57,7 +57,7 @@ class Handle(Protocol):
     def well(self) -> bool:
         """Whether the process has ended successfully."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what the process has sent."""
 
     def signs(self) -> list[Any]:

@@ -9,16 +9,16 @@ from pathlib import Path
 from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
+from trainer.launch.process_reports import ProcessReports
 from trainer.launch.server_snapshot import snapshot_of
-from trainer.launch.started import Handle, StartedProcess
+from trainer.launch.started_process import Handle, StartedProcess
 from trainer.launch.supervisor import END_S, end
-from trainer.launch.whereabouts import Whereabouts
 from trainer.planning.deaths import Deaths, LostAtServer
 from trainer.strategies.lost_workers import new_life
 from trainer.wording import counted
 
 
-class Returns:
+class ProcessRestarts:
     """Restarts single processes of a run that have died, while the others go on.
 
     Args:
@@ -36,7 +36,7 @@ class Returns:
         starts: dict[str, Start],
         begin: Callable[[Start], Handle],
         members: list[StartedProcess],
-        noted: Whereabouts | None = None,
+        noted: ProcessReports | None = None,
         checkpoints: Path | None = None,
     ) -> None:
         self.noted, self.checkpoints = noted, checkpoints
@@ -53,7 +53,7 @@ class Returns:
         """
         end([member.handle], END_S)
         start = self.starts[str(member)]
-        this = str(member), pulse.look(Path(start.pulse)).update
+        this = str(member), pulse.read(Path(start.pulse)).update
         if not (member.role.again and isinstance(death, Died) and this != self.before):
             return None
         if self.deaths is None or self.deaths.left() <= 0:

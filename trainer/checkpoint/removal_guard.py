@@ -12,7 +12,7 @@ from trainer.errors import RunFailed
 
 
 @contextmanager
-def still_there(resume: str, run_dir: Path) -> Iterator[None]:
+def not_removed_meanwhile(resume: str, run_dir: Path) -> Iterator[None]:
     """Context manager: a checkpoint that is read is whole from the beginning to the end, unless it is the run's own.
 
     Args:

@@ -27,7 +27,7 @@ CARRIED = (
 """Files of a run's folder that it takes, beside a checkpoint, to go on on another machine."""
 
 
-def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
+def reset_to_checkpoint(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
     """Cut metrics.jsonl to what it was at the checkpoint, and forget how the life before ended.
 
     Args:
@@ -50,7 +50,7 @@ def go_back(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
         say(f"ATTENTION: {path} is shorter than it was at the checkpoint: {points - kept} bytes of points are lost")
 
 
-def bring(source: Path, run_dir: Path, points: int, say: Callable[[str], None]) -> None:
+def copy_points(source: Path, run_dir: Path, points: int, say: Callable[[str], None]) -> None:
     """Copy the curves up to the checkpoint from the folder of the run that is resumed.
 
     Args:

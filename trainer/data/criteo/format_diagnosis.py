@@ -76,14 +76,14 @@ NO_LABEL = "rows have 39 fields: is it the label that they lack? mode=predict ta
 
 
 @dataclass(frozen=True)
-class Ailment:
+class Diagnosis:
     """What a file is instead of click rows, as a clause, and what to type so that it can be read ('' if nothing)."""
 
     what: str
     remedy: str = ""
 
 
-def ailment_of(path: Path) -> Ailment | None:
+def diagnose(path: Path) -> Diagnosis | None:
     """Say what most bad lines at the beginning of a file have in common; None if nothing is known."""
     try:
         with open_regular(path) as file:
@@ -94,7 +94,7 @@ def ailment_of(path: Path) -> Ailment | None:
         return None
     what, command = _of_file(head) or _of_lines(head)
     if not command:
-        return Ailment(what) if what else None
+        return Diagnosis(what) if what else None
     name, first, _ = shlex.quote(str(path)), *command.partition(" | ")[::2]
     rest = command[len(first) :]
     read = (
@@ -104,7 +104,7 @@ def ailment_of(path: Path) -> Ailment | None:
         if first == "unzip -p"
         else f"{first} < {name}{rest}"
     )
-    return Ailment(what, f"{read} > {NEW}, and then data.path={NEW}")
+    return Diagnosis(what, f"{read} > {NEW}, and then data.path={NEW}")
 
 
 def _of_file(head: bytes) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from tests.strategies.pserver.test_regained import Played
 from tests.strategies.pserver.test_start_fails import seat
 from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
-from trainer.checkpoint.of_another_run import still_there
+from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.errors import RunFailed
 from trainer.planning.assignment import Assignment
 from trainer.strategies.pserver.server import server as server_module
@@ -52,7 +52,7 @@ def replaced(folder: Path) -> None:
 def test_what_was_read_of_a_checkpoint_that_is_gone_is_not_taken(
     remove: Callable[[Path], None], fails: bool, other: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunFailed, match=gone(other)), still_there(str(other), tmp_path / "run"):
+    with pytest.raises(RunFailed, match=gone(other)), not_removed_meanwhile(str(other), tmp_path / "run"):
         remove(other)
         if fails:
             raise FileNotFoundError("worker-0.safetensors")
@@ -60,15 +60,15 @@ def test_what_was_read_of_a_checkpoint_that_is_gone_is_not_taken(
 
 def test_what_was_gone_before_it_was_read_is_not_taken(other: Path, tmp_path: Path) -> None:
     store._remove(other)
-    with pytest.raises(RunFailed, match=gone(other)), still_there(str(other), tmp_path / "run"):
+    with pytest.raises(RunFailed, match=gone(other)), not_removed_meanwhile(str(other), tmp_path / "run"):
         pass
 
 
 def test_other_errors_stay_what_they_are(other: Path, tmp_path: Path) -> None:
     for resume, run in ((str(other), "run"), (str(other), "other"), ("", "run")):
-        with pytest.raises(ValueError, match="another size"), still_there(resume, tmp_path / run):
+        with pytest.raises(ValueError, match="another size"), not_removed_meanwhile(resume, tmp_path / run):
             raise ValueError("the saved fc has another size")
-        with still_there(resume, tmp_path / run):
+        with not_removed_meanwhile(resume, tmp_path / run):
             pass
 
 

@@ -21,11 +21,11 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 """Set for every process of a run."""
 WHERE_SEVERAL = ("GLOO_SOCKET_IFNAME",)
 """Set where a launcher starts several processes."""
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Told:
+class ProcessReport:
     """What a process reports when it begins: process id, host address, environment variables, life."""
 
     pid: int
@@ -41,7 +41,7 @@ def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
         host: its address.
         life: number of this start of it.
     """
-    board.set(PROCESS.format(role, rank), json.dumps(asdict(Told(os.getpid(), host, environment(), life))))
+    board.set(PROCESS.format(role, rank), json.dumps(asdict(ProcessReport(os.getpid(), host, environment(), life))))
 
 
 def environment() -> dict[str, str]:
@@ -55,7 +55,7 @@ def leave_plan(plan: Plan) -> None:
         leave(path, plan.as_dict(), private=True)
 
 
-class Whereabouts:
+class ProcessReports:
     """Collects what the processes of a run report, into its plan.
 
     Args:
@@ -66,39 +66,42 @@ class Whereabouts:
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan, self.clock = plan, clock
         there = {} if plan.node_rank else {(p.role, p.rank): p for p in plan.processes}
-        self.untold, self.unheard = dict(there), {key: p for key, p in there.items() if p.role == "server"}
+        self.unreported, self.without_endpoint = dict(there), {key: p for key, p in there.items() if p.role == "server"}
         self.lives: dict[tuple[str, int], int] = {}
         """Of processes that were started again, the life that is to be told of."""
-        self._looked, self._unwritten = clock(), False
+        self._polled, self._unwritten = clock(), False
 
     def again(self, role: str, rank: int, life: int) -> None:
         """Expect another report: the process (role, rank) has been restarted."""
         self.lives[role, rank] = life
-        self.untold |= {(p.role, p.rank): p for p in self.plan.processes if (p.role, p.rank) == (role, rank)}
+        self.unreported |= {(p.role, p.rank): p for p in self.plan.processes if (p.role, p.rank) == (role, rank)}
 
-    def look(self, board: Board, now: bool = False) -> None:
+    def poll(self, board: Board, now: bool = False) -> None:
         """Take in new reports, and write them to plan.json.
 
         Args:
             now: also if it was looked at a moment ago.
         """
-        if not (self.untold or self.unheard or self._unwritten) or (self.clock() - self._looked < LOOK_S and not now):
+        if not (self.unreported or self.without_endpoint or self._unwritten):
             return
-        self._looked = self.clock()
-        told = {key: Told(**json_text.loads(note)) for key, note in self._noted(board, PROCESS, self.untold).items()}
-        told = {key: it for key, it in told.items() if it.life == self.lives.get(key, it.life)}
-        endpoints = self._noted(board, ENDPOINT, self.unheard)
-        if told or endpoints:
-            self._take(told, endpoints)
+        if self.clock() - self._polled < POLL_S and not now:
+            return
+        self._polled = self.clock()
+        notes = self._noted(board, PROCESS, self.unreported)
+        reports = {key: ProcessReport(**json_text.loads(note)) for key, note in notes.items()}
+        reports = {key: report for key, report in reports.items() if report.life == self.lives.get(key, report.life)}
+        endpoints = self._noted(board, ENDPOINT, self.without_endpoint)
+        if reports or endpoints:
+            self._take(reports, endpoints)
         if self._unwritten:
             with if_the_disk_takes():  # of a full disk the run tells, and this is tried again
                 leave_plan(self.plan)
                 self._unwritten = False
 
-    def _take(self, told: Mapping[tuple[str, int], Told], endpoints: Mapping[tuple[str, int], str]) -> None:
+    def _take(self, told: Mapping[tuple[str, int], ProcessReport], endpoints: Mapping[tuple[str, int], str]) -> None:
         """Into the plan."""
-        self.untold = {key: p for key, p in self.untold.items() if key not in told}
-        self.unheard = {key: p for key, p in self.unheard.items() if key not in endpoints}
+        self.unreported = {key: p for key, p in self.unreported.items() if key not in told}
+        self.without_endpoint = {key: p for key, p in self.without_endpoint.items() if key not in endpoints}
         processes = [_with(p, told.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes]
         first = {role: dict(one.environment) for (role, rank), one in told.items() if rank == 0}
         self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
@@ -111,7 +114,7 @@ class Whereabouts:
         return {key: board.get(note.format(*key)).decode() for key in found}
 
 
-def _with(process: Process, told: Told | None, endpoint: str | None) -> Process:
+def _with(process: Process, told: ProcessReport | None, endpoint: str | None) -> Process:
     """The process as it is; who does not listen is at its host's address."""
     if told is not None:
         process = replace(process, pid=told.pid, endpoint=process.endpoint or told.host)

@@ -21,9 +21,9 @@ from trainer.job.ready import Ready, get_ready
 from trainer.launch.engine import Start
 from trainer.launch.first_failure import failed_first
 from trainer.launch.process import Failure
-from trainer.launch.returns import Returns
+from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.start import _roles
-from trainer.launch.started import Role, StartedProcess
+from trainer.launch.started_process import Role, StartedProcess
 from trainer.planning.deaths import Deaths
 from trainer.worker import coming_back
 
@@ -46,7 +46,7 @@ def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_
         heard.append("begun")
         return Scripted(tmp_path / "1")
 
-    returns = Returns(Deaths(3), {"worker 0": told}, begin, [member])
+    returns = ProcessRestarts(Deaths(3), {"worker 0": told}, begin, [member])
     assert returns.again(member, Died("worker 0 ended with exit code 255", "worker 0")) is not None
     assert heard == ["ended", "begun"] and returns.before == ("worker 0", 9)
 
@@ -65,11 +65,11 @@ class Worker:
         self.start = Start(self.role, 0, payload, None, "", 0, "", {}, folder / "0", folder, str(self.pulse))  # type: ignore[arg-type]
         self.lives = 0
 
-    def returns(self, deaths: Deaths) -> Returns:
+    def returns(self, deaths: Deaths) -> ProcessRestarts:
         """As those of one life of all processes."""
-        return Returns(deaths, {"worker 0": self.start}, lambda start: Scripted(start.log), [])
+        return ProcessRestarts(deaths, {"worker 0": self.start}, lambda start: Scripted(start.log), [])
 
-    def dies(self, returns: Returns) -> bool:
+    def dies(self, returns: ProcessRestarts) -> bool:
         """Whether it is started again."""
         self.lives += 1
         pulse.Pulse(str(self.pulse)).update(self.lives)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def of_life(place: Path, life: str) -> Path:
-    """The folder for a checkpoint to come, which becomes ``place``.
+def life_folder(final: Path, life: str) -> Path:
+    """The folder for a checkpoint to come, which becomes ``final``.
 
     Args:
         life: its name, which all processes of this life know; empty: it is the only one that can be.
     """
-    return place.with_name(f"{place.name}.{life}") if life else place
+    return final.with_name(f"{final.name}.{life}") if life else final
 
 
-def place_of(folder: Path) -> Path:
-    """What a folder of :func:`of_life` becomes."""
+def final_folder(folder: Path) -> Path:
+    """The folder that a folder of :func:`life_folder` becomes."""
     return folder.with_name(folder.name.partition(".")[0])

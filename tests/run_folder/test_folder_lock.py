@@ -16,7 +16,7 @@ from tests.pace import wait_for
 from trainer.__main__ import main
 from trainer.errors import UserError
 from trainer.job import claim_folder
-from trainer.run_folder.hold import BUSY, Hold, refusal, user_name
+from trainer.run_folder.folder_lock import BUSY, FolderLock, refusal, user_name
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "execution.threads=1", "execution.log_every=1", "hydra.run.dir=run")
 STRANGER = 65534
@@ -25,28 +25,28 @@ FILES = ("config.yaml", "plan.json", "lives.json", ".hydra/overrides.yaml", ".hy
 
 
 def test_many_share_a_folder_and_one_takes_it(tmp_path: Path) -> None:
-    one, other, third = Hold(tmp_path), Hold(tmp_path), Hold(tmp_path)
+    one, other, third = FolderLock(tmp_path), FolderLock(tmp_path), FolderLock(tmp_path)
     waited: list[str] = []
     assert one.share() and other.share() and not third.take()
     assert not third.take_within(0.0, lambda: waited.append("told")) and waited == ["told"]
     one.leave()
     assert third.take_within(60.0, other.leave)
-    assert not Hold(tmp_path).share(), "it is taken"
+    assert not FolderLock(tmp_path).share(), "it is taken"
     third.leave()
-    assert Hold(tmp_path / "nowhere").take(), "there is nothing to hold"
+    assert FolderLock(tmp_path / "nowhere").take(), "there is nothing to hold"
 
 
 def test_a_stranger_who_may_read_the_folder_holds_nobody_up(tmp_path: Path) -> None:
     """A stranger can lock whatever file or folder he can open; of the lock's file only its owner is one who can."""
     reader = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(reader, fcntl.LOCK_EX)
-    hold = Hold(tmp_path)
+    hold = FolderLock(tmp_path)
     assert hold.take() and (tmp_path / ".lock").stat().st_mode & 0o777 == 0o600
     os.close(reader)
 
 
 def test_who_only_looks_makes_no_file_and_a_link_is_not_followed(tmp_path: Path) -> None:
-    assert Hold(tmp_path, make=False).take() and list(tmp_path.iterdir()) == []
+    assert FolderLock(tmp_path, make=False).take() and list(tmp_path.iterdir()) == []
     (tmp_path / ".lock").symlink_to(tmp_path / "other")
     refused(tmp_path, rf"\.lock in it is no ordinary file, .* rm -r {tmp_path}/\.lock; or another folder")
     assert not (tmp_path / "other").exists()
@@ -58,7 +58,7 @@ def test_a_folder_in_the_place_of_the_lock_is_refused(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_folder_is_named(tmp_path: Path) -> None:
-    one, other = Hold(tmp_path), Hold(tmp_path)
+    one, other = FolderLock(tmp_path), FolderLock(tmp_path)
     assert one.take() and refusal(other, "", "").why == BUSY
     one.sign()
     who = rf"process {os.getpid()} of user \S+ on host {re.escape(socket.gethostname())}, since \d{{4}}-\d\d-\d\d "
@@ -82,7 +82,7 @@ def test_a_lock_of_another_user_is_refused_at_once_with_his_name_and_what_remove
         refused(Path(), rf"\.lock in it belongs to user {user_name(0)}, .* Type instead: {advice}")
         if who_can == "you":
             os.remove(".lock")
-            assert Hold(Path()).take()
+            assert FolderLock(Path()).take()
     finally:
         os.seteuid(0)
 
@@ -94,7 +94,7 @@ def refused(folder: Path, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as caught, claim_folder.alone(folder, said.append):
         pass
     assert not said and time.monotonic() - began < claim_folder.PATIENCE_S / 3
-    assert BUSY not in str(caught.value) and not Hold(folder).share()
+    assert BUSY not in str(caught.value) and not FolderLock(folder).share()
 
 
 def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(
