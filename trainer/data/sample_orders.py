@@ -44,15 +44,15 @@ class ClassBalanced:
             raise UserError("sampler=class_balanced", why, "sampler=each_once")
         labels = np.asarray(labels)
         by_class = np.argsort(labels, kind="stable")
-        members = np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1)
+        by_label = np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1)
         random = np.random.default_rng((seed, epoch))
-        share, rest = divmod(samples, len(members))
-        extra = set(random.permutation(len(members))[:rest].tolist())
+        share, rest = divmod(samples, len(by_label))
+        extra = set(random.permutation(len(by_label))[:rest].tolist())
         chosen = []
-        for number, mine in enumerate(members):
+        for number, members in enumerate(by_label):
             wanted = share + (number in extra)
-            rounds = [random.permutation(mine) + use * samples for use in range(-(-wanted // len(mine)))]
-            chosen.append(np.concatenate(rounds)[:wanted] if rounds else mine[:0])
+            rounds = [random.permutation(members) + use * samples for use in range(-(-wanted // len(members)))]
+            chosen.append(np.concatenate(rounds)[:wanted] if rounds else members[:0])
         addresses = random.permutation(np.concatenate(chosen))
         return addresses % samples, addresses // samples
 

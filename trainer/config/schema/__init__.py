@@ -30,6 +30,7 @@ from trainer.config.schema.data import (
     SamplerConfig,
     ShardsData,
     SyntheticCriteoData,
+    TableData,
     WeightedSampler,
 )
 from trainer.config.schema.declare import LONG, key
@@ -180,6 +181,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         Flowers102Data,
         EmbeddedFlowersData,
         ImageFolderData,
+        TableData,
         ShardsData,
         ArraysData,
         Cifar10Data,

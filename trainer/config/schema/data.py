@@ -240,6 +240,28 @@ class ImageFolderData(ImagesData):
 
 
 @dataclass
+class TableData(ImagesData):
+    """data=table: images by the paths in a column of a CSV or Parquet file, labels by another column."""
+
+    _target_: str = key("trainer.data.sets.table.Table", "class, a trainer.data.source.DataSource")
+    path: str = key("???", "CSV (commas, semicolons or tabs; UTF-8) or Parquet file of the training images")
+    image: str = key("image", "column of the paths of images")
+    label: Any = key("label", "column of the labels, or a list of columns of numbers", texts=True)
+    label_kind: str = key(
+        "auto",
+        "classes or numbers (auto: whole numbers and texts are classes, other numbers are numbers)",
+        choices=("auto", "class", "number"),
+    )
+    label_separator: Optional[str] = key(None, "labels are sets of names with this between them", example="'|'")
+    root: Optional[str] = key(None, "folder from which the paths of images lead (null: the table's)")
+    split: Optional[str] = key(None, "column that says train, val or test (null: there is none)")
+    val_path: Optional[str] = key(None, "table of the validation images (null: data.split, else val_fraction)")
+    test_path: Optional[str] = key(None, "table of the test images (null: data.split, else none)")
+    val_fraction: float = key(0.2, "share of each class held out, where nothing names validation images", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+
+
+@dataclass
 class ShardsData(ImagesData):
     """data=shards: tar files in WebDataset's layout (NAME.jpg with NAME.cls or NAME.json)."""
 
