@@ -9,7 +9,7 @@ from typing import Any
 from trainer.data.epoch_order import epoch_order, needs_training_data, sampler_name
 from trainer.job.ready import Ready
 from trainer.planning.eval_and_predict import class_weights_of
-from trainer.planning.loss_checks import BALANCED, balanced_keys
+from trainer.planning.training_checks import BALANCED, balanced_keys
 from trainer.planning.user_class_checks import asked
 
 
@@ -35,7 +35,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.facts.classes) for name in keys
     ):
         weights = {name: known[name] for name in keys}
-        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
+        return replace(ready.with_plan(class_weights=weights), counted=True)
     try:
         train = _training_data(ready)
     except Exception:
@@ -52,7 +52,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
                 sampler_name(config), "order of an epoch", lambda: epoch_order(config, samples, train, labels).check()
             )
         weights = _weights(ready, keys, labels)
-        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
+        return replace(ready.with_plan(class_weights=weights), counted=True)
     return ready
 
 
