@@ -32,10 +32,10 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         return ready
     known = class_weights_of(config)
     if keys and all(
-        len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.facts.classes) for name in keys
+        len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.data.facts.classes) for name in keys
     ):
         weights = {name: known[name] for name in keys}
-        return replace(ready.with_plan(class_weights=weights), counted=True)
+        return replace(ready.with_plan(objective={"class_weights": weights}), counted=True)
     try:
         train = _training_data(ready)
     except Exception:
@@ -47,12 +47,12 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
 
         labels = labels_of(train)
         if of_samples:
-            samples = ready.plan.facts.train_samples
+            samples = ready.plan.data.facts.train_samples
             asked(
                 sampler_name(config), "order of an epoch", lambda: epoch_order(config, samples, train, labels).check()
             )
         weights = _weights(ready, keys, labels)
-        return replace(ready.with_plan(class_weights=weights), counted=True)
+        return replace(ready.with_plan(objective={"class_weights": weights}), counted=True)
     return ready
 
 
@@ -64,7 +64,7 @@ def _weights(ready: Ready, keys: Sequence[str], labels: Any) -> dict[str, list[f
     """
     from trainer.metrics.criterion import weights_of  # torch
 
-    found = weights_of({name: BALANCED for name in keys}, ready.plan.facts.classes, labels)
+    found = weights_of({name: BALANCED for name in keys}, ready.plan.data.facts.classes, labels)
     return {name: values.flatten().tolist() for name, values in found.items()}
 
 
@@ -73,5 +73,5 @@ def _training_data(ready: Ready) -> Any:
     from trainer.data.checked_splits import opened
     from trainer.planning.class_names import of_data
 
-    facts = of_data(ready.plan.facts, ready.plan.labels)
+    facts = of_data(ready.plan.data.facts, ready.plan.data.labels)
     return opened(ready.checked.source, facts, validates=False, tests=False).train

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
@@ -230,6 +231,57 @@ def test_all_rows_of_one_label_and_classes_of_validation_alone_are_refused(folde
     cats = written(folder / "cats.csv", [*rows[:20], (rows[20][0], "bird")])
     with pytest.raises(UserError, match="not in the training images: bird"):
         table(written(folder / "both.csv", rows), val_path=str(cats)).facts(8)
+
+
+NUMBERS = [((n * 7 % 10) / 4, n % 5 - 2) for n in range(26)]
+SETS = ["|".join(name for bit, name in enumerate(("red", "big", "old")) if n >> bit & 1) for n in range(26)]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_numbers_and_sets_are_labels_of_their_tasks(folder: Path, suffix: str) -> None:
+    images = [image for image, _ in rows_of(folder, "train")]
+    rows = [(image, *numbers) for image, numbers in zip(images, NUMBERS, strict=True)]
+    path = written(folder / f"numbers.{suffix}", rows, ("image", "x", "y"))
+    row = {image: n for n, image in enumerate(images)}
+    for label, expected in (("x", [x for x, _ in NUMBERS]), (["x", "y"], NUMBERS)):
+        facts, found = opened(table(path, label=label))
+        names = [found.train.sample_name(n) for n in range(facts.train_samples)]
+        assert facts.task == "regression" and facts.classes == (1 if label == "x" else 2)
+        truth = torch.tensor([expected[row[name]] for name in names], dtype=torch.float32)
+        assert torch.equal(found.train.labels, truth)
+    assert table(path, label="y").class_names(facts) == [] and table(path, label="x").class_names(facts) == ["x"]
+    assert table(path, label="y", label_kind="number").facts(8).task == "regression"
+    path = written(folder / f"sets.{suffix}", list(zip(images, SETS, strict=True)))
+    facts, found = opened(source := table(path, label_separator="|"))
+    assert facts.task == "multi_label" and source.class_names(facts) == ["big", "old", "red"]
+    for n in range(facts.train_samples):
+        members = {name for name, is_in in zip(source.class_names(facts), found.train.labels[n], strict=True) if is_in}
+        assert "|".join(sorted(members)) == "|".join(sorted(SETS[row[found.train.sample_name(n)]].split("|")))
+
+
+@pytest.mark.parametrize(
+    ("label", "keys", "why"),
+    [
+        ("nan", {"label_kind": "number"}, "row 26: the label 'nan' is not finite"),
+        ("tall", {"label_kind": "number"}, "no number"),
+    ],
+)
+def test_labels_that_are_no_numbers_are_refused(folder: Path, label: str, keys: dict[str, str], why: str) -> None:
+    rows = [(image, n) for n, (image, _) in enumerate(rows_of(folder, "train"))]
+    with pytest.raises(UserError) as caught:
+        table(written(folder / "wrong.csv", [*rows[:-1], (rows[-1][0], label)]), **keys).facts(8)
+    assert why in caught.value.why
+
+
+@pytest.mark.parametrize(("label", "metric"), [("x", "val/mae"), ("sets", "val/map")])
+def test_a_run_learns_numbers_and_sets_of_a_table(folder: Path, tmp_path: Path, label: str, metric: str) -> None:
+    rows = [
+        (image, x, names) for (image, _), (x, _), names in zip(rows_of(folder, "train"), NUMBERS, SETS, strict=True)
+    ]
+    path = written(folder / "tasks.csv", rows, ("image", "x", "sets"))
+    typed = [f"data.path={path}", f"data.label={label}", *(["data.label_separator='|'"] if label == "sets" else [])]
+    trainer.run([*SMALL, "data=table", *typed, f"hydra.run.dir={tmp_path}"])
+    assert len(points(tmp_path, metric)) == 2 and np.isfinite(points(tmp_path, metric)).all()
 
 
 def test_a_column_of_the_table_weighs_the_samples(folder: Path) -> None:

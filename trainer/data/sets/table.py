@@ -24,8 +24,6 @@ from trainer.errors import UserError
 from trainer.visible import one_line
 from trainer.wording import counted, some
 
-LEARNT = ("classification",)
-"""Kinds of labels that a task learns."""
 SPLITS = ("train", "val", "test")
 
 
@@ -56,9 +54,6 @@ class Table(ImageSource):
     def facts(self, global_batch_size: int) -> Facts:
         train, val, *rest = listings = self.listings(None)
         kind, what = self._kind, self._what()
-        if TASKS[kind.kind] not in LEARNT:
-            why = f"the labels are {'numbers' if not kind.separator else 'sets of names'}, which no task learns yet"
-            raise UserError(f"data.label={self.options.label}", why, "a column of classes")
         names, classes = list(kind.names), len(kind.names)
         if kind.kind == CLASS:
             classes = classes or int(np.concatenate([listing.labels for listing in listings]).max()) + 1
