@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,12 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     with settings(config, plan, seat):
         strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
         run = build(config, plan, seat, strategy, Report(Path(plan.run_dir), 10**9))
-        run.rhythm.total_steps = 10**9
+        run.schedule = replace(run.schedule, total_steps=10**9)
 
         def ours(number: int) -> int:
-            before = run.samples
+            before = run.progress.samples
             train_epoch(run, number)
-            return run.samples - before
+            return run.progress.samples - before
 
         loops: dict[str, Loop] = {"ours": ours} | {
             name: hand_written(config, plan, seat, name == "resident") for name in ("plain", "resident")

@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.worker.build import build
-from trainer.worker.loop import Training, train_epoch
+from trainer.worker.loop import train_epoch
+from trainer.worker.training import Training
 
 PLAIN = ["execution=plain", "precision=fp32", "tracking=none", "strategy=collective"]
 CASES = {
@@ -91,12 +93,12 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
     report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
     run = build(config, plan, seat, strategy, report)
-    run.rhythm.total_steps = 10**9
+    run.schedule = replace(run.schedule, total_steps=10**9)
 
     def ours(number: int) -> int:
-        before = run.step
+        before = run.progress.step
         train_epoch(run, number)
-        return run.step - before
+        return run.progress.step - before
 
     loops = {
         "ours": ours,
@@ -132,9 +134,9 @@ def where_it_goes(run: Training) -> dict[str, float]:
             update = clock()
             meter.add(loss, outputs, batch.labels, batch.samples)
             steps += 1
-            if steps % run.rhythm.log_every == 0:
+            if steps % run.schedule.log_every == 0:
                 sums = run.strategy.all_reduce_sum(meter.sums())
-                run.report.training(0, steps, steps, run.task.summary(sums), sums[-1].item(), 0.0, run.feed)
+                run.reporting.report.training(0, steps, steps, run.task.summary(sums), sums[-1].item(), 0.0, run.feed)
             end = clock()
             times = (data - start, forward - data, backward - forward, update - backward, end - update)
             for name, more in zip(spent, times, strict=True):

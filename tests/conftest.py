@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 
 from tests import composing, scheduling, undrawn, zygote
-from trainer.planning import several_tasks
+from trainer.planning.hosts import LAUNCHER_VARIABLES
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(
@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("any speed")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder's process
 
-for name in several_tasks.NAMES:  # the tests themselves may be a task of srun or of Kubernetes
+for name in LAUNCHER_VARIABLES:  # the tests themselves may be a task of srun or of Kubernetes
     os.environ.pop(name, None)
 
 FORKS = pytest.StashKey[zygote.Held]()

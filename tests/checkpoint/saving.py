@@ -18,7 +18,7 @@ from trainer.config.schema import CheckpointConfig
 from trainer.host.notes_board import SealedBoard
 from trainer.worker.checkpoints import Checkpoints
 
-RUN: Any = SimpleNamespace(report=SimpleNamespace(unwritten=lambda: ""))
+RUN: Any = SimpleNamespace(reporting=SimpleNamespace(report=SimpleNamespace(unwritten=lambda: "")))
 """A run whose points are all written."""
 
 

@@ -16,11 +16,11 @@ import torch
 from tests.checkpoint import disk, saving
 from tests.notes import Notes
 from tests.simulation import servers
+from tests.strategies.pserver.played import Played
 from tests.strategies.pserver.states import whole
-from tests.strategies.pserver.test_regained import Played
 from trainer.checkpoint import durable_folder, store, tensor_tree
 from trainer.config.schema import CheckpointConfig
-from trainer.strategies.pserver.protocol.messages import Kind, Record, Verb, text
+from trainer.strategies.pserver.protocol.messages import Verb, text
 from trainer.strategies.pserver.server import increments
 from trainer.strategies.pserver.server.sparse_table import SparseTable
 from trainer.weights.server_files import SINCE, ServerFile, full_name, parts_of
@@ -41,10 +41,7 @@ class Run:
         self.folder, self.checkpoints, self.keep_last = folder, folder / "checkpoints", keep_last
         self.lives, self.step, self.draw = 1, 0, np.random.default_rng(0)
         self.server = Played(folder, Notes())
-        for rank in (0, 1):
-            self.server.hello(rank)
-        layout = {"dtype": "float64", "last": True, "pieces": [["p", 0, 6]], "tables": [TABLE]}
-        self.server.asks(0, Verb.START, text(layout), Record(Kind.DENSE, np.zeros(6)))
+        self.server.starts(TABLE)
         self.push(range(100))
         self.truths: dict[int, Truth] = {}
 
@@ -80,12 +77,11 @@ class Run:
             durable_folder.begin(folder)
         return folder
 
-    def come_back(self, folder: Path) -> None:
-        """The server dies, and another one goes on from its part of a checkpoint."""
+    def go_back(self, folder: Path) -> None:
+        """The server dies, and all go back to a checkpoint."""
         self.lives += 1
         self.server = Played(self.folder, Notes(), self.lives, str(folder))
-        for rank in (0, 1):
-            self.server.hello(rank)
+        self.server.starts(TABLE)
 
     def check(self, folder: Path) -> ServerFile:
         """A checkpoint says of the table what the server had."""
@@ -126,11 +122,11 @@ def test_each_checkpoint_is_what_the_server_was_whatever_becomes_of_the_others(
             for kept in store.found(run.checkpoints):
                 run.check(kept)
             if draw.random() < 0.05 and (newest := store.newest_whole(run.checkpoints)) is not None:
-                kinds["came back from an increment" if is_increment(newest) else "came back from a full part"] += 1
-                run.come_back(newest)
+                kinds["went back to an increment" if is_increment(newest) else "went back to a full part"] += 1
+                run.go_back(newest)
                 mine, truth = whole(run.table.state()), run.truths[store.about(newest).step]
                 assert all(torch.equal(mine[name], truth[name]) for name in truth)
-    assert kinds.pop("came back from an increment") > 2 and kinds.pop("came back from a full part") > 2
+    assert kinds.pop("went back to an increment") > 2 and kinds.pop("went back to a full part") > 2
     assert min(kinds.values()) > 20, kinds
 
 
@@ -174,7 +170,7 @@ def test_without_a_full_part_that_is_sure_a_full_one_is_written(
     run = Run(tmp_path)
     first = run.save(complete=why != "given up")
     if why == "another life":
-        run.come_back(first)
+        run.go_back(first)
     if why == "not whole":
         (first / durable_folder.MARKER).unlink()
     if why == "no link":

@@ -17,6 +17,8 @@ from tests.ledgers import applied
 from trainer.checkpoint import store
 from trainer.optim.averaged import AveragedWeights
 from trainer.worker.before_validation import BeforeValidation
+from trainer.worker.nonfinite import Stop
+from trainer.worker.training import FinalTest, Watchers
 
 EVERYTHING = (
     *DIGITS,
@@ -61,7 +63,7 @@ def test_left_validation_is_done_by_the_next_life_as_if_nothing_had_happened(cas
 def test_state_before_a_validation_is_saved_also_while_the_averaged_weights_are_validated() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     ema = AveragedWeights(model, 0.5)
-    run: Any = SimpleNamespace(model=model, ema=ema, take_back=lambda: None)
+    run: Any = SimpleNamespace(model=model, watchers=Watchers(Stop(), ema=ema), final_test=FinalTest())
     for average in ema.average[: ema.buffers]:
         average.add_(1.0)
     weights, averages = ({n: p.detach().clone() for n, p in model.named_parameters()}, [a.clone() for a in ema.average])

@@ -15,6 +15,7 @@ from trainer.run_folder.report import Report
 from trainer.strategies.contract import Share
 from trainer.worker import checkpoints as module
 from trainer.worker.checkpoints import Checkpoints
+from trainer.worker.training import Progress, Reporting
 
 
 def of_worker(rank: int, board: Any, run_dir: Path) -> tuple[Checkpoints, Any]:
@@ -28,13 +29,9 @@ def of_worker(rank: int, board: Any, run_dir: Path) -> tuple[Checkpoints, Any]:
     run = SimpleNamespace(
         lockstep=False,
         over=False,
-        step=7 - rank,
-        epoch=0,
-        update=7,
-        run_dir=run_dir,
-        report=report,
+        progress=Progress(update=7, step=7 - rank),
+        reporting=Reporting(report, window=None, run_dir=run_dir),  # type: ignore[arg-type]
         strategy=strategy,
-        validated=(0, {}),
     )
     return kept, run
 
@@ -43,15 +40,15 @@ def test_who_is_no_longer_the_first_stops_reporting_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "check_parameters", lambda run: None)
-    monkeypatch.setattr(module, "part_of", lambda *arguments: SimpleNamespace())
+    monkeypatch.setattr(module, "save_state", lambda *arguments: SimpleNamespace())
     board = SealedBoard(dist.HashStore(), b"secret")
     (first, its_run), (second, other_run) = (of_worker(rank, board, tmp_path) for rank in (0, 1))
     other_run.strategy.save = lambda folder: Share(workers=(1,))  # worker 0 is lost, and comes back at this very stop
     second._copy(other_run, 0)
-    assert (its_run.report.run_dir, other_run.report.run_dir) == (None, tmp_path)
-    its_run.step = other_run.step = 12
+    assert (its_run.reporting.report.run_dir, other_run.reporting.report.run_dir) == (None, tmp_path)
+    its_run.progress.step = other_run.progress.step = 12
     for kept, run in ((first, its_run), (second, other_run)):
         run.strategy.save = lambda folder: Share(workers=(0, 1))
         kept._copy(run, 0)
-    assert (its_run.report.run_dir, other_run.report.run_dir) == (tmp_path, None)
-    assert other_run.report.points is None
+    assert (its_run.reporting.report.run_dir, other_run.reporting.report.run_dir) == (tmp_path, None)
+    assert other_run.reporting.report.points is None

@@ -14,7 +14,8 @@ from trainer.errors import Preempted
 from trainer.host.signals import LEAVE
 from trainer.worker import loop
 from trainer.worker.checkpoints import Checkpoints
-from trainer.worker.profiler import Unprofiled
+from trainer.worker.nonfinite import Stop
+from trainer.worker.training import Progress, Reporting, Schedule, Watchers
 
 UPDATES = 5
 
@@ -30,37 +31,28 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
         pass
 
     strategy = SimpleNamespace(
-        weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, all_reduce_sum=lambda values: values
+        weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, step=nothing, all_reduce_sum=lambda values: values
     )
     run: Any = SimpleNamespace(
-        epoch=0,
-        update=0,
-        step=0,
-        samples=0,
-        stop="",
+        progress=Progress(),
         over=False,
-        closed=False,
         lockstep=False,
-        callbacks=None,
-        checkpoints=None,
-        ema=None,
-        compiling="",
-        validated=(0, {}),
+        watchers=Watchers(Stop()),
         strategy=strategy,
         forward=SimpleNamespace(train=nothing),
         feed=SimpleNamespace(updates=updates),
-        report=SimpleNamespace(doing=nothing, progress=nothing),
-        guard=SimpleNamespace(begin=nothing, step=nothing),
-        line=SimpleNamespace(begin_epoch=nothing, batches=0, due=99, lr=0.0),
-        profile=Unprofiled(),
-        rhythm=loop.Rhythm(epochs=2, total_steps=99, log_every=99, val_every=1, val_every_steps=0),
+        reporting=Reporting(
+            SimpleNamespace(doing=nothing, progress=nothing),  # type: ignore[arg-type]
+            SimpleNamespace(begin_epoch=nothing, batches=0, next_log=99),  # type: ignore[arg-type]
+        ),
+        schedule=Schedule(epochs=2, total_steps=99, log_every=99, val_every=1, val_every_steps=0),
     )
     seen = []
-    monkeypatch.setattr(loop, "look", lambda run, epoch: seen.append((run.epoch, run.update)))
+    monkeypatch.setattr(loop, "validate", lambda run: seen.append((run.progress.epoch, run.progress.update)))
     monkeypatch.setattr(loop, "log_rest", nothing)
     loop._fit(run)
     assert seen == [(0, UPDATES), (1, UPDATES)], "where the epoch's last meeting is"
-    assert (run.epoch, run.update) == (1, UPDATES), "where the run's last meeting is"
+    assert (run.progress.epoch, run.progress.update) == (1, UPDATES), "where the run's last meeting is"
 
 
 class Worker(SimpleNamespace):
@@ -68,7 +60,7 @@ class Worker(SimpleNamespace):
 
     def __init__(self, meetings: int) -> None:
         strategy = SimpleNamespace(meetings=meetings, look=None, meet=lambda: None, members=lambda: (0, 2))
-        super().__init__(strategy=strategy, lockstep=False, step=7, epoch=1, over=False)
+        super().__init__(strategy=strategy, lockstep=False, progress=Progress(epoch=1, step=7), over=False)
 
 
 @pytest.mark.parametrize(("meetings", "stops"), [(3, False), (4, True)])
@@ -105,7 +97,7 @@ def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
     kept.told.every_epochs = 1
     worker.strategy.meet = lambda: order.append("meets")
     kept.after_epoch(worker)  # type: ignore[arg-type]
-    assert order == ["meets", worker.epoch + 1]
+    assert order == ["meets", worker.progress.epoch + 1]
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["the first waits", "all validate"])

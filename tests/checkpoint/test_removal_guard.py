@@ -13,7 +13,7 @@ import trainer
 from tests.checkpoint.test_identity import DIGITS
 from tests.notes import Notes
 from tests.strategies.pserver.harness import config
-from tests.strategies.pserver.test_regained import Played
+from tests.strategies.pserver.played import Played
 from tests.strategies.pserver.test_start_fails import seat
 from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER

@@ -13,6 +13,7 @@ import pytest
 from tests.checkpoint.saving import saver
 from trainer.worker import checkpoints
 from trainer.worker.checkpoints import Checkpoints
+from trainer.worker.training import Progress
 
 UPDATES = 9
 """Of an epoch, as ``saver`` has it."""
@@ -25,9 +26,7 @@ class Rhythm:
         self.now, self.taken, self.goes_on = 0.0, [], []
         self.run: Any = SimpleNamespace(
             lockstep=lockstep,
-            step=0,
-            epoch=0,
-            update=0,
+            progress=Progress(),
             over=False,
             strategy=SimpleNamespace(members=lambda: (0, 1), meetings=0, look=None),
         )
@@ -36,22 +35,23 @@ class Rhythm:
         vars(self.kept.told).update({"every_minutes": None, "every_epochs": None, "every_steps": None, **told})
 
         def take(kept: Checkpoints, run: Any, epoch: int) -> None:
-            self.taken.append(run.step)
+            self.taken.append(run.progress.step)
             self.goes_on.append(epoch)
-            kept.saved, kept.saved_after, kept.saved_at = run.step, run.step, self.now
+            kept.saved, kept.saved_after, kept.saved_at = run.progress.step, run.progress.step, self.now
 
         monkeypatch.setattr(Checkpoints, "_take", take)
 
     def update(self) -> None:
-        self.run.step += 1
-        self.run.update += 1
+        self.run.progress.step += 1
+        self.run.progress.update += 1
         self.kept.after_update(self.run)
 
     def epoch(self) -> None:
-        while self.run.update < UPDATES:
+        progress = self.run.progress
+        while progress.update < UPDATES:
             self.update()
         self.kept.after_epoch(self.run)
-        self.run.epoch, self.run.update = self.run.epoch + 1, 0
+        progress.epoch, progress.update = progress.epoch + 1, 0
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
@@ -91,9 +91,8 @@ def test_a_disk_that_is_still_writing_is_said(
     monkeypatch.setattr(checkpoints, "check_parameters", lambda run: None)
     kept.writer = SimpleNamespace(wait=lambda seconds=None: waits.append(seconds) or seconds is None)  # type: ignore[assignment]
     halt = Mock(side_effect=InterruptedError)
-    run: Any = SimpleNamespace(
-        step=40, over=False, lockstep=True, strategy=SimpleNamespace(halts=halts, halt=halt, members=lambda: (0,))
-    )
+    strategy = SimpleNamespace(halts=halts, halt=halt, members=lambda: (0,))
+    run: Any = SimpleNamespace(progress=Progress(step=40), over=False, lockstep=True, strategy=strategy)
     with pytest.raises(InterruptedError) if halts else nullcontext():
         kept._copy(run, 0)
     what, again = ("the checkpoint waits", [None]) if halts else ("no checkpoint", [])

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from trainer.config.schema import CheckpointConfig
 from trainer.host.notes_board import SealedBoard
 from trainer.worker.checkpoints import Checkpoints
+from trainer.worker.training import Progress
 
 
 def of_worker(rank: int, store: Any, folder: Path) -> Checkpoints:
@@ -21,7 +22,7 @@ def of_worker(rank: int, store: Any, folder: Path) -> Checkpoints:
 
 def at(step: int, index: int) -> Any:
     strategy = SimpleNamespace(members=lambda: (index, 2), next_meeting=lambda now: now + 2)
-    return SimpleNamespace(step=step, strategy=strategy, lockstep=True)
+    return SimpleNamespace(progress=Progress(step=step), strategy=strategy, lockstep=True)
 
 
 def test_an_update_that_is_past_is_waited_for_no_more(tmp_path: Path) -> None:

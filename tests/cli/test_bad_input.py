@@ -18,7 +18,7 @@ from tests.runs import environment
 from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.planning.devices import check_devices
+from trainer.planning.processes import check_devices
 
 DIGITS = "+recipe=digits_lenet"
 CONFTEST = Path(__file__).with_name("conftest.py")

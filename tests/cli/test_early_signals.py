@@ -19,7 +19,7 @@ from trainer.cli.sweep import Sweep
 from trainer.errors import AskedToLeave, Interrupted, RunPreempted
 from trainer.host import early_signals
 from trainer.host.signals import termination_raises
-from trainer.planning.resume import can_go_on
+from trainer.planning.find_checkpoint import can_go_on
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 AT_IMPORT = """

@@ -23,8 +23,7 @@ class Kill:
     Attributes:
         victim: its role. commands: how often the same command was typed again. restarts: how often the launcher started
             all processes again; returned: how often one of them. lost_updates: that were done again. lost_s: against a
-            run that nobody kills. lost_at_servers: updates that a server had done since its snapshot, and that were not
-            done again.
+            run that nobody kills.
     """
 
     strategy: str
@@ -34,7 +33,6 @@ class Kill:
     returned: int
     lost_updates: int
     lost_s: float
-    lost_at_servers: int = 0
 
 
 def leave(kill: Kill) -> None:
@@ -51,18 +49,15 @@ def table(kills: Iterable[Kill]) -> str:
     lines = [
         (
             "| strategy | launcher killed | worker | server | tracking process | another | not needed any more | "
-            "one process started again | all started again | command typed again | updates done again | updates "
-            "lost at one server | time lost, s |"
+            "one process started again | all started again | command typed again | updates done again | "
+            "time lost, s |"
         ),
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for strategy, them in sorted(rows.items()):
         killed = [sum(k.victim == victim for k in them) for victim in VICTIMS]
         harmed = [k.lost_s for k in them if k.commands or k.restarts or k.returned]
-        counts = [
-            sum(getattr(k, name) for k in them)
-            for name in ("returned", "restarts", "commands", "lost_updates", "lost_at_servers")
-        ]
+        counts = [sum(getattr(k, name) for k in them) for name in ("returned", "restarts", "commands", "lost_updates")]
         lost = f"{max(0.0, statistics.median(harmed)):.1f}" if harmed else "-"
         lines.append(f"| {' | '.join(map(str, [strategy, *killed, len(them) - len(harmed), *counts, lost]))} |")
     return "\n".join(lines)

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests import runs
 from tests.checkpoint.test_identity import check_equal
 from tests.faults.kills import FILE, Kill, leave
 from tests.faults.test_restarts import sent
-from tests.faults.test_returns import check_both_servers
 from tests.ledgers import applied
 
 BATCHES, EPOCHS = 36, 2
@@ -55,10 +53,7 @@ STRATEGIES = EXACT | {
     "pserver_ssp": ("strategy=pserver_ssp", "strategy.staleness=1", *LEASED),
     "pserver_geo": ("strategy=pserver_geo", "strategy.k_steps=3", *LEASED),
 }
-"""Of the others the ledgers tell that every batch counts once at every server, over all lives; a server that was
-killed, and that was started again by itself, may lack the updates that are told."""
-LOST = re.compile(r"(\d+) updates? of this server since then")
-"""What each command says of servers that it has started again."""
+"""Of the others the ledgers tell that every batch counts once at every server, over all lives."""
 MOST = 8
 """Times that a run is started again."""
 CI, LONG = 5, 63
@@ -107,40 +102,24 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(
         with contextlib.suppress(psutil.NoSuchProcess):  # what was to be killed has come to its end meanwhile
             victim = kill_one(process.pid, chance)
         process.wait(300)
-    again, screens = 0, [(tmp_path / "screen.txt").read_text()]
+    again = 0
     while process.poll() != 0:
         again += 1
         assert again <= MOST, (tmp_path / "screen.txt").read_text()
         process = runs.start(*command, "resume=auto", cwd=tmp_path)
         process.wait(300)
-        screens.append((tmp_path / "screen.txt").read_text())
     took, told = time.monotonic() - began, runs.read(tmp_path / "run" / "result.json")
     if strategy in EXACT:
         check_equal(whole, tmp_path / "run")
         if strategy == "tracked":
             check_tracked(tmp_path)
     else:
-        ledgers = [applied(tmp_path / "run" / f"ledger.{server}.tsv") for server in range(2)]
-        for found in ledgers:
-            assert sum(found.values()) == len(found), found.most_common(3)
-        assert max(map(len, ledgers)) == EPOCHS * 2 * BATCHES
-        lost = sum(int(number) for screen in screens for number in LOST.findall(screen))
-        check_both_servers(tmp_path / "run", lost, victim == "worker")
-        assert lost or len(ledgers[0]) == len(ledgers[1])
+        for server in range(2):
+            found = applied(tmp_path / "run" / f"ledger.{server}.tsv")
+            assert sum(found.values()) == len(found) == EPOCHS * 2 * BATCHES, found.most_common(3)
     if FILE in os.environ and victim:
         back = len(told["returned"])
-        leave(
-            Kill(
-                strategy,
-                victim,
-                again,
-                told["restarts"] - back,
-                back,
-                told["lost_updates"],
-                took - seconds,
-                told["lost_at_servers"],
-            )
-        )
+        leave(Kill(strategy, victim, again, told["restarts"] - back, back, told["lost_updates"], took - seconds))
 
 
 def check_tracked(folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.checkpoint.test_identity import back_at, check_equal
 from tests.faults.slow_disk import GO
 from tests.faults.test_lost import member, screen
-from tests.faults.test_returns import WORK, check_both_servers, check_ledgers
+from tests.faults.test_returns import WORK, check_ledgers
 from tests.pace import wait_for
 from tests.runs import alive, family, kill, points, read, start, trainer
 from tests.zygote import Started
@@ -160,25 +160,6 @@ def test_a_server_that_dies_while_its_copy_writes_takes_the_copy_with_it(tmp_pat
     assert process.returncode == 0, told
     assert "from the beginning: there is no checkpoint yet" in told
     check_ledgers(run)
-
-
-def test_a_server_that_comes_back_says_that_the_part_of_its_life_before_is_lost(tmp_path: Path) -> None:
-    with held(tmp_path, "async", "epochs=4") as (process, run):
-        [first] = run.glob("held.1.*")
-        (run / f"{GO}.{first.name.removeprefix('held.1.')}").touch()
-        wait_for(lambda: len(list(run.glob("held.1.*"))) == 2, 60, "another one is being written")
-        copy = psutil.Process(int(max(run.glob("held.1.*")).read_text()))
-        server = copy.parent()
-        assert server is not None and server in family(process.pid)
-        server.kill()
-        wait_for(lambda: "no checkpoint at" in (run / "workerlog.0").read_text(), 60, "it is given up")
-        assert not alive([copy])
-        (run / GO).touch()
-    told = screen(tmp_path)
-    assert process.returncode == 0, told
-    assert "server 1 was started again while it was written" in (run / "workerlog.0").read_text()
-    assert "server 1 is started again from step-" in told
-    check_both_servers(run, read(run / "result.json")["lost_at_servers"], worker_died=False)
 
 
 def test_a_launcher_that_is_killed_takes_the_copies_with_it_and_the_run_goes_on(tmp_path: Path) -> None:

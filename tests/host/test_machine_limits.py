@@ -47,7 +47,7 @@ def full(number: int) -> OSError:
 )
 def test_process_or_thread_that_cannot_be_started_is_put_down_to_the_limit(error: Exception) -> None:
     failure = Failure.of(error)
-    assert failure.told and failure.words.startswith("the machine starts no further process or thread")
+    assert failure.for_users and failure.words.startswith("the machine starts no further process or thread")
     assert "fewer launch.workers" in failure.words
 
 
@@ -61,7 +61,9 @@ def test_process_or_thread_that_cannot_be_started_is_put_down_to_the_limit(error
 def test_semaphore_or_tensor_without_room_is_put_down_to_shared_memory(error: Exception) -> None:
     failure = Failure.of(error)
     assert (
-        failure.told and failure.words.startswith("shared memory is full: /dev/shm") and "--shm-size" in failure.words
+        failure.for_users
+        and failure.words.startswith("shared memory is full: /dev/shm")
+        and "--shm-size" in failure.words
     )
 
 

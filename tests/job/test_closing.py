@@ -74,11 +74,11 @@ Execute = Callable[..., Executed]
 def execute(ready: job.Ready, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Execute:
     """Run a job whose processes do what is given; returns what was raised and said, the tracker, and what was shown."""
 
-    def execute(start: Callable[[Path], dict[str, Any]], folder: Path = tmp_path / "run") -> Executed:
+    def execute(
+        start: Callable[[Path], dict[str, Any]], folder: Path = tmp_path / "run", ready: job.Ready = ready
+    ) -> Executed:
         folder.mkdir(exist_ok=True)
-        mine = copy.copy(ready)
-        mine.plan = replace(ready.plan, run_dir=str(folder))
-        mine.checked = copy.deepcopy(ready.checked)
+        mine = replace(ready.in_folder(folder), checked=copy.deepcopy(ready.checked))
         tracker, raised = Tracker(), None
         try:
             job.execute(mine, lambda given: start(Path(given.plan.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
@@ -152,13 +152,12 @@ def test_what_workers_and_copies_have_lost_is_in_the_tags(execute: Execute, monk
         result.not_copied = ["step-000000003", "step-000000002"]
 
     monkeypatch.setattr(job, "uploading", uploading)
-    lost = {"skipped": 2, "lost_updates": 4, "lost_at_servers": 5, "lost_workers": {"1": "worker 1 was killed"}}
+    lost = {"skipped": 2, "lost_updates": 4, "lost_workers": {"1": "worker 1 was killed"}}
     _, _, tracker, _ = execute(lambda run_dir: {"steps": 3, **lost})
     told = {name: told for name, told in tracker.tags.items() if name.removeprefix("trainer.") in (*lost, "not_copied")}
     assert told == {
         "trainer.skipped": "2",
         "trainer.lost_updates": "4",
-        "trainer.lost_at_servers": "5",
         "trainer.lost_workers": "worker 1 was killed",
         "trainer.not_copied": "step-000000003, step-000000002",
     }
@@ -338,13 +337,13 @@ def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again
     tmp_path: Path,
 ) -> None:
     """Exit code 75 for that, unless a host does not see what host 0 has: its training may have begun."""
-    told, plan = ready.checked.config.checkpoint, ready.plan
+    told = ready.checked.config.checkpoint
     if not keeps:
         monkeypatch.setattr(
             ready.checked.config, "checkpoint", replace(told, every_steps=None, every_minutes=None, every_epochs=None)
         )
     host = 1 if before == "a life on this host" else 0
-    monkeypatch.setattr(ready, "plan", replace(plan, node_rank=host, nnodes=host + 1, restarts=1))
+    ready = ready.with_plan(node_rank=host, nnodes=host + 1, restarts=1)
     lives = []
 
     def start(run_dir: Path) -> dict[str, Any]:
@@ -354,7 +353,7 @@ def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again
         os.kill(os.getpid(), number)
         return {}
 
-    kind, said, tracker, _ = execute(start)
+    kind, said, tracker, _ = execute(start, ready=ready)
     preempted = not host
     assert kind is (RunPreempted if preempted else Interrupted)
     assert said == (
@@ -406,18 +405,12 @@ def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
 
 
 def test_what_a_run_has_lost_is_in_its_tags(ready: job.Ready, tmp_path: Path) -> None:
-    mine, tracker = copy.copy(ready), Tracker()
-    mine.plan = replace(ready.plan, run_dir=str(tmp_path))
+    mine, tracker = ready.in_folder(tmp_path), Tracker()
     lost = {"1": "worker 1 was killed by SIGKILL", "3": "nothing was heard of it for 10 s"}
-    result = Result("done", str(tmp_path), restarts=2, lost_updates=40, lost_at_servers=37, lost_workers=lost)
+    result = Result("done", str(tmp_path), restarts=2, lost_updates=40, lost_workers=lost)
     closing._close_tracking(result, tmp_path, mine, [], tracker)  # type: ignore[arg-type]
     told = {name.removeprefix("trainer."): tag for name, tag in tracker.tags.items() if name.startswith("trainer.")}
-    assert told == {
-        "restarts": "2",
-        "lost_updates": "40",
-        "lost_at_servers": "37",
-        "lost_workers": "; ".join(lost.values()),
-    }
+    assert told == {"restarts": "2", "lost_updates": "40", "lost_workers": "; ".join(lost.values())}
     closing._close_tracking(Result("done", str(tmp_path)), tmp_path, mine, [], tracker)  # type: ignore[arg-type]
     assert not [name for name in tracker.tags if name.startswith("trainer.")], "of nothing nothing is told"
 

@@ -235,7 +235,7 @@ def test_rank_whose_own_code_ends_the_process_has_failed(code: int, tmp_path: Pa
 def test_what_a_rank_says_of_its_failure_is_both_ends_of_a_long_text() -> None:
     failure = Failure.of(ValueError("first words " + "x" * 1_000_000 + " last words"))
     assert "first words" in failure.words and failure.words.endswith(" last words") and len(failure.words) < 40_000
-    assert not failure.told
+    assert not failure.for_users
 
 
 @pytest.mark.parametrize(("kind", "told"), [(RunFailed, True), (UserError, True), (ValueError, False)])
@@ -247,7 +247,7 @@ def test_error_made_for_users_counts_although_another_followed_from_it(kind: typ
             raise OSError("while closing")
     except OSError as error:
         failure = Failure.of(error)
-    assert failure.told == told and "its words" in failure.words
+    assert failure.for_users == told and "its words" in failure.words
     assert ("while closing" in failure.words) != told
 
 
@@ -260,7 +260,7 @@ def test_error_made_for_users_counts_although_another_followed_from_it(kind: typ
 )
 def test_a_lost_board_is_told_in_a_sentence(error: NoNote, words: str) -> None:
     failure = Failure.of(error)
-    assert failure.told and failure.words == words
+    assert failure.for_users and failure.words == words
 
 
 def test_launch_works_where_the_temporary_folder_is_too_long_for_sockets(tmp_path: Path) -> None:

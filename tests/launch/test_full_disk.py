@@ -45,11 +45,12 @@ def test_what_is_told_for_users_stays_what_it_is_though_a_full_disk_was_the_caus
     told = Failure.of(RunFailed("worker 1: no checkpoint: I/O error: No space left on device (os error 28)"))
     assert told.words.startswith("worker 1: no checkpoint") and told.ends_run
     bare = Failure.of(OSError("I/O error: No space left on device (os error 28)"))
-    assert (bare.words, bare.told) == ("a file cannot be written: No space left on device", True)
+    assert (bare.words, bare.for_users) == ("a file cannot be written: No space left on device", True)
 
 
 def test_folder_that_may_not_be_written_to_is_a_sentence_and_a_file_that_may_not_be_read_is_the_users_own() -> None:
     part = ".model.safetensors.10477-2b2a2faa"
-    for name, told in ((f"run/{part}", True), ("data/labels.csv", False), (None, False)):
+    for name, own in ((f"run/{part}", True), ("data/labels.csv", False), (None, False)):
         failure = Failure.of(PermissionError(errno.EACCES, "Permission denied", name))
-        assert (failure.told, failure.words == f"{name} cannot be written: Permission denied") == (told, told), name
+        assert failure.for_users == own, name
+        assert (failure.words == f"{name} cannot be written: Permission denied") == own, name

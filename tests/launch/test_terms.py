@@ -10,7 +10,7 @@ from tests.planning.test_assignment import MACHINE, MODEL
 from trainer.cli.compose import compose, hydra_app, plain
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
-from trainer.planning.plan import make_plan
+from trainer.planning.make_plan import make_plan
 from trainer.planning.validate import check
 
 BASE = ("+recipe=wide_and_deep", "launch.servers=1", "launch.workers=2")

@@ -28,8 +28,8 @@ from trainer.job.prepared_data import prepared
 from trainer.job.ready import Ready, get_ready
 from trainer.metrics.criterion import NEITHER, SAMPLES, WEIGHTS, stand_in
 from trainer.models.lenet import LeNet
-from trainer.planning.loss_checks import check_denominator
 from trainer.planning.plan import Plan
+from trainer.planning.training_checks import check_denominator
 from trainer.tracking.describe import tags
 from trainer.worker.loss_probe import denominator_of_classes
 from trainer.worker.probe import check_outputs

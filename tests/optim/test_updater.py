@@ -18,7 +18,8 @@ from trainer.optim.by_name import by_name
 from trainer.optim.schedules import Constant, Cosine, Step
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Seat
-from trainer.worker.loop import evaluate, fit
+from trainer.worker.loop import fit
+from trainer.worker.validation import validate
 
 STEPS = 60
 
@@ -173,7 +174,7 @@ def test_precision_is_used_and_the_loss_falls(precision: str, parameters: Any, o
     with taking_part(Seat("worker", 0, 1, 0, 1, "cpu", None), handed) as run:
         run.model.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
         assert {p.dtype for p in run.model.parameters()} == {parameters}
-        before = evaluate(run, 0)["loss"]
+        before = validate(run)["loss"]
         assert before == pytest.approx(np.log(7), rel=0.2)
         after = fit(run)["loss"]
         assert (run.strategy.updater.scaler is not None) == (precision == "fp16")

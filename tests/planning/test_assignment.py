@@ -15,7 +15,7 @@ from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import CollectiveStrategy, DigitsData
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
-from trainer.planning.plan import make_plan
+from trainer.planning.make_plan import make_plan
 from trainer.planning.validate import check
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml"))

@@ -17,11 +17,16 @@ from tests.strategies.launching import composed
 from trainer.checkpoint import store, tensor_tree
 from trainer.config.keys import Key, sections
 from trainer.errors import UserError
-from trainer.planning.callback_states import changes, moved, places_before
-from trainer.planning.changed_states import changed_states, check_ages
-from trainer.planning.config_before import completed
-from trainer.planning.measured_before import Measures
 from trainer.planning.resume import Resume
+from trainer.planning.resume_changes import (
+    Measures,
+    changed_states,
+    changes,
+    check_ages,
+    completed,
+    moved,
+    places_before,
+)
 
 COUNTING = "tests.planning.counting"
 CALLBACKS = f"callbacks=[{{_target_:{COUNTING}.Counting,begin:5}},{{_target_:{COUNTING}.Another}}]"

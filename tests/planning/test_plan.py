@@ -22,8 +22,8 @@ from trainer.job import plan_table
 from trainer.job.ready import get_ready
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
-from trainer.planning.elastic import restartable
 from trainer.planning.plan import Plan, Predicted
+from trainer.planning.restart_checks import restartable
 from trainer.tracking.describe import note
 from trainer.wording import counted
 

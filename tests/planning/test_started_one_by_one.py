@@ -14,8 +14,8 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.planning.endpoints import server_ports
+from trainer.planning.launch_role import on_roles
 from trainer.planning.run_secret import check_secret, secret_of_hosts
-from trainer.planning.started_one_by_one import on_roles
 
 HERE = "127.0.0.1:18101,127.0.0.1:18102"
 SERVERS = "127.0.0.1:18001,127.0.0.1:18002"

@@ -23,7 +23,6 @@ SIDES = {
         "answers",
         "members",
         "liveness",
-        "regained",
         "parameters",
         "pulls",
         "pushes",
@@ -42,7 +41,6 @@ SIDES = {
         "client",
         "worker",
         "halting",
-        "retelling",
         "held_blocks",
         "common_start",
         "async_and_ssp",
@@ -56,7 +54,7 @@ SIDES = {
         "clipping",
         "silent_servers",
     ),
-    "protocol": ("index_intervals", "server_lives"),
+    "protocol": ("index_intervals",),
 }
 """The files with the rules: of each side those that decide something."""
 OTHERS = {

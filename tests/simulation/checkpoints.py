@@ -80,7 +80,7 @@ class Before:
     Attributes:
         saved, disks: theirs. number: of the checkpoint that all go on from; None: there is none, and they begin anew.
         lost: workers of which work may be missing. dropped: blocks that were dropped.
-        pieces: by vector of the model, those that were lost with its server.
+        torn: by vector of the model, pieces that count as applied and are missing, since there were other servers.
         counts: of the checkpoint, by vector: its values, and how often each piece was applied to it.
     """
 
@@ -89,5 +89,5 @@ class Before:
     number: int | None
     lost: frozenset[int]
     dropped: int
-    pieces: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    torn: Mapping[str, frozenset[int]] = field(default_factory=dict)
     counts: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Deaths that come close together: a server dies with a worker, or again as it comes back, in the middle of what they
-do then."""
+"""Deaths that come close together: a server dies with a worker, or again when all have gone back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from trainer.strategies.pserver.protocol.messages import Verb
 if TYPE_CHECKING:
     from tests.simulation.run import Play
 
-AT = (Verb.HELLO, Verb.HELLO, Verb.PULL, Verb.PULL, Verb.MEET, Verb.SAVE, Verb.ADMIT, Verb.FENCE, Verb.LEASE, Verb.PUSH)
+AT = (Verb.HELLO, Verb.PULL, Verb.MEET, Verb.SAVE, Verb.ADMIT, Verb.FENCE, Verb.LEASE, Verb.PUSH)
 """A server dies soon after such a message has come to it."""
 
 
@@ -32,24 +31,20 @@ class CloseDeaths:
             server = self.random.choice(self.play.servers)
             self.play.world.after(2.0 * self.random.random() ** 2, self._kill, server)
 
-    def server_is_back(self, server: SimulatedServer) -> None:
-        """It dies again at a message, or at any time another one does, or a worker that it asks what it has."""
-        chance, when = self.random.random(), 3.0 * self.random.random()
+    def all_are_back(self) -> None:
+        """A server dies again at a message, or at any time, or a worker does."""
+        chance, when, server = self.random.random(), 3.0 * self.random.random(), self.random.choice(self.play.servers)
         if chance < 0.4:
             server.dies_at, server.die = self.random.choice(AT), self._kill
         elif chance < 0.55:
-            self.play.world.after(when, self._kill, self.random.choice(self.play.servers))
+            self.play.world.after(when, self._kill, server)
         elif chance < 0.7:
             self.play.world.after(when, self._kill_worker)
 
     def _kill(self, server: SimulatedServer) -> None:
-        """If it can be started again."""
+        """If all can go back."""
         play = self.play
-        if (
-            play.server_returns.done < play.scenario.server_returns
-            and not (server.dead or server.ended)
-            and play.saved.newest is not None
-        ):
+        if play.scenario.goes_back and not (server.dead or server.ended):
             play.world.injected["kill server"] += 1
             play.kill_server(server)
 

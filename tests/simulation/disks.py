@@ -80,13 +80,6 @@ class Disks:
         self.failures.pop((str(folder), server), None)
         self.files.pop((self.here, str(folder), part_name(server)), None)
 
-    def give_up(self, checkpoints: Path, server: int) -> None:
-        """As :func:`snapshot_parts.give_up`."""
-        begun = {folder for host, folder, name in self.files if host == WORKERS and name.startswith("shared.")}
-        for folder in begun - self.complete_folders:
-            if folder.startswith(f"{checkpoints}/step-") and not self.is_written(Path(folder), server):
-                self.leave_failure(Path(folder), server, "it was started again")
-
     def is_shared(self, folder: Path, name: str) -> bool:
         """As :func:`snapshot_parts.is_shared`."""
         return (self.here, str(folder), name) in self.files
@@ -183,11 +176,7 @@ class SavedPart(dict[str, torch.Tensor]):
     def __init__(self, server: int, meta: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().__init__(tensors)
         self.server, self.meta = server, meta
-        self.version, self.life, self.layout = (
-            meta["version"] - meta["skipped"],
-            meta.get("life", 0),
-            meta.get("layout", {}),
-        )
+        self.version, self.life, self.layout = meta["version"], meta.get("life", 0), meta.get("layout", {})
 
 
 def _seal(content: bytes) -> dict[str, Any]:

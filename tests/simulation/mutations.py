@@ -41,9 +41,7 @@ from trainer.strategies.pserver.worker import (
     client,
     connections,
     geo,
-    halting,
     held_blocks,
-    retelling,
     silent_servers,
     sync,
     worker,
@@ -331,7 +329,7 @@ def _with_ten_times_the_patience(
     original(self, done, 10.0 * (self.timeout_s + client.MARGIN_S if patience_s is None else patience_s), meanwhile)
 
 
-@replaces(liveness.Liveness, "look_after")
+@replaces(liveness.Liveness, "check_workers")
 def a_lost_goodbye_is_waited_for(original: Any, self: liveness.Liveness) -> None:
     check = self.board.check
 
@@ -466,14 +464,10 @@ def rows_of_a_checkpoint_are_taken_for_any_batch(original: Any, self: ahead.Ahea
     return original(self)
 
 
-@replaces(held_blocks.HeldBlocks, "lease_anew")
-def a_torn_block_is_leased_without_what_was_just_pushed(_: Any, self: Any, epoch: int, lease: Any) -> Any:
+@replaces(held_blocks.HeldBlocks, "lease")
+def pending_work_travels_with_a_block_that_only_some_servers_have(original: Any, self: Any, *told: Any) -> Any:
+    lease, self.torn = original(self, *told), False
     return lease
-
-
-@replaces(epoch_blocks.Leases, "state")
-def a_checkpoint_forgets_that_its_server_was_started_again(original: Any, self: epoch_blocks.Leases) -> Any:
-    return original(self) | {"unsure": False}
 
 
 # --- other numbers of processes go on, or as many in sync ----------------------------------------------------------
@@ -523,7 +517,7 @@ def a_server_reads_the_rows_of_one_part_alone(original: Any, self: shard.Shard, 
 
 @replaces(shard.Shard, "_load_tables")
 def a_server_takes_the_rows_of_others_too(original: Any, self: shard.Shard, parts: Any) -> None:
-    with patch.object(self, "mine", lambda number, ids: np.ones(len(ids), dtype=bool)):
+    with patch.object(self, "owns", lambda number, ids: np.ones(len(ids), dtype=bool)):
         original(self, parts)
 
 
@@ -556,108 +550,7 @@ def a_checkpoint_forgets_the_parameters(_: Any, self: shard.Shard, parts: Any) -
     pass
 
 
-# --- a server that comes back --------------------------------------------------------------------------------------
-
-
-@replaces(members.Members, "is_of_this_server")
-@replaces(machine, "first_incarnation", of="messages_to_the_life_before_of_a_server_are_taken")
-def messages_to_the_life_before_of_a_server_are_taken(_: Any, *arguments: Any) -> int:
-    return 0 if len(arguments) == 2 and isinstance(arguments[0], int) else 1
-
-
-@replaces(epoch_blocks.Leases, "told")
-def blocks_that_workers_hold_are_handed_out_again(original: Any, self: epoch_blocks.Leases, *told: Any) -> None:
-    holder, epoch, blocks, _, finished = told
-    original(self, holder, epoch, blocks, (), finished)
-
-
-@replaces(epoch_blocks.Leases, "ask")
-def blocks_that_nobody_tells_of_count_as_new(original: Any, self: epoch_blocks.Leases, *asked: Any) -> Any:
-    self.unsure = False
-    return original(self, *asked)
-
-
-@replaces(liveness.Liveness, "hello")
-def a_server_that_comes_back_does_not_know_who_was_let_in(
-    original: Any, self: liveness.Liveness, message: Message
-) -> Message:
-    check = self.board.check
-
-    def blind(keys: list[str]) -> bool:
-        return not any(key.startswith("admitted/") for key in keys) and bool(check(keys))
-
-    with patch.object(self.board, "check", blind):
-        return original(self, message)  # type: ignore[no-any-return]
-
-
-@replaces(lease_requests.LeaseRequests, "come_back")
-def a_server_that_comes_back_has_no_progress(original: Any, self: Any, progress: Any, leases: Any) -> None:
-    original(self, {"epoch": -1, "applied": {}}, leases)
-
-
-@replaces(client.Client, "acknowledged_after")
-def pushes_that_are_acknowledged_are_waited_for(_: Any, self: client.Client, *arguments: Any) -> Any:
-    return np.empty(0, dtype=np.int64)
-
-
-@replaces(totals_module.Meetings, "told")
-def sums_are_forgotten(_: Any, self: totals_module.Meetings, *told: Any) -> None:
-    pass
-
-
-@replaces(totals_module.Meetings, "_count_on")
-def a_stop_of_which_the_lost_alone_knew_is_refused(_: Any, self: totals_module.Meetings, message: Message) -> None:
-    pass
-
-
-@replaces(epoch_blocks.Epoch, "has_given")
-def a_block_that_is_kept_is_handed_out_as_new(_: Any, self: epoch_blocks.Epoch, block: int) -> bool:
-    return block in self.out or block in self.finished
-
-
-@replaces(rules.Ssp, "told")
-def a_server_that_comes_back_counts_steps_from_0(
-    _: Any, self: rules.Ssp, rank: int, clock: int | None, ahead: Any
-) -> None:
-    self.clocks[rank] = rules.NEVER if clock is None else 0
-
-
-@replaces(geo.PserverGeo, "asked_first")
-def a_worker_in_geo_keeps_its_base(_: Any, self: geo.PserverGeo, server: int) -> list[Any]:
-    return []
-
-
-@replaces(geo.PserverGeo, "go_on")
-def a_worker_in_geo_goes_on_from_its_base(original: Any, self: geo.PserverGeo, **saved: Any) -> None:
-    original(self, **saved | {"again": False})
-
-
-@replaces(client.Client, "_greet")
-def what_is_under_way_to_a_server_is_not_sent_again(original: Any, self: client.Client, server: int, life: int) -> None:
-    original(self, server, life)
-    for number, request in [*self.under_way.items()]:
-        if request.server == server and request.message.verb == Verb.PUSH:
-            del self.under_way[number]
-            request.answer = Message(Verb.DONE, clock=0)
-            if request.then is not None:
-                request.then(request.answer)
-
-
-@replaces(client.Client, "_some_server_lacks_pushes")
-def what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for(_: Any, self: client.Client) -> bool:
-    return {*self.watermarks} != {self.sequence}
-
-
-@replaces(client, "first_incarnation")
-def what_was_told_to_a_life_before_of_a_server_counts_for_the_next(_: Any, *arguments: Any) -> int:
-    return 0
-
-
-@replaces(halting.Halting, "_is_quiet")
-def a_stop_waits_for_what_a_life_of_a_server_was_asked_first(_: Any, self: halting.Halting) -> bool:
-    asked = self.__dict__.setdefault("asked_before", {})
-    asked |= {r.message.number: r for r in self.client.under_way.values() if r.message.verb in (Verb.PULL, Verb.PUSH)}
-    return all(request.answer is not None for request in asked.values())
+# --- lives that are over, stops, and waits -------------------------------------------------------------------------
 
 
 @replaces(liveness.Liveness, "_forget_life_before")
@@ -666,11 +559,6 @@ def blocks_of_a_life_that_a_server_never_heard_of_stay_its_own(
 ) -> None:
     if len(self.members.all[rank].lives) > 1:
         original(self, rank, hello)
-
-
-@replaces(liveness.Liveness, "_forget_kept_blocks")
-def blocks_of_the_life_before_are_kept_for_who_was_let_in(_: Any, self: liveness.Liveness, rank: int) -> None:
-    pass
 
 
 @replaces(lease_requests.LeaseRequests, "stood_still")
@@ -698,26 +586,12 @@ def who_gets_no_answer_does_not_ask_whether_the_server_writes(_: Any, self: clie
     return False
 
 
-@replaces(retelling.Retelling, "_last_sum")
-def a_meeting_at_which_the_first_comes_late_is_told_as_over(
-    original: Any, self: retelling.Retelling, stops: int
-) -> Any:
-    patient = [r for r in self.client.under_way.values() if r.message.verb == Verb.MEET and r.message.flags & SAVES]
-    with patch.object(self.client, "under_way", {n: r for n, r in self.client.under_way.items() if r not in patient}):
-        return original(self, stops)
-
-
-@replaces(halting.Halting, "pause")
-def who_waits_to_be_let_in_looks_for_no_server(_: Any, self: halting.Halting, seconds: float) -> None:
-    self.client.connections.sleep(seconds)
-
-
 @replaces(machine.Server, "answer")
 def what_is_done_is_told_after_the_answer(_: Any, self: machine.Server, request: Message) -> Message:
-    before, answer = self.parameters.applied, self._do(request)
-    if before != self.told_done:
-        self.tell_done(before)
-        self.told_done = before
+    before, answer = self.parameters.version, self._do(request)
+    if before != self.reported_done:
+        self.report_done(before)
+        self.reported_done = before
     return answer
 
 
@@ -732,11 +606,6 @@ def a_part_is_written_from_the_live_server(_: Any, self: part_writer.SlowWriter,
 @replaces(part_writer.SlowWriter, "busy")
 def a_part_is_begun_while_the_one_before_is_written(_: Any, self: part_writer.SlowWriter) -> bool:
     return False
-
-
-@replaces(saving.Saving, "come_back")
-def a_server_that_comes_back_does_not_give_up_its_part(_: Any, self: saving.Saving) -> None:
-    pass
 
 
 @replaces(saving.Saving, "has_written")
@@ -783,14 +652,9 @@ def time_in_a_turn_is_the_silence_of_others(_: Any, self: machine.Server, since:
     return self.ended_turn
 
 
-@replaces(silent_servers.SilentServers, "look")
+@replaces(silent_servers.SilentServers, "check")
 def who_waits_for_a_checkpoint_asks_no_server_for_a_sign_of_life(_: Any, *arguments: Any) -> None:
     pass
-
-
-@replaces(async_and_ssp.PserverSsp, "steps_at")
-def steps_under_way_count_at_a_server_that_was_started_again(original: Any, self: Any, server: int) -> Any:
-    return original(self, server) | {"done": self.done}
 
 
 # A patch inside of a function that waits would last while others run.

@@ -171,9 +171,9 @@ class Nonsense:
         if not self.shard.tables:
             return []
         ids = np.arange(len(self.shard.vector) + 1)
-        return ids[self.shard.mine(1, ids)][-1:].tolist()
+        return ids[self.shard.owns(1, ids)][-1:].tolist()
 
     def _foreign_row(self) -> list[int]:
         """A row that is at home at another server, if there is one."""
         ids = np.arange(len(self.shard.vector) + 1)
-        return ids[~self.shard.mine(1, ids)][-1:].tolist()
+        return ids[~self.shard.owns(1, ids)][-1:].tolist()

@@ -51,7 +51,7 @@ class Rows:
     def _begin(self, shard: Any) -> None:
         """What is there from the start on, or from a checkpoint."""
         table, scenario = shard.tables[TABLE], self.server.scenario
-        self.mine = shard.mine(TABLE, np.arange(scenario.batches * scenario.epochs + 1))
+        self.mine = shard.owns(TABLE, np.arange(scenario.batches * scenario.epochs + 1))
         self.before, self.aged = shard.vector.numpy().copy(), self.server.machine.parameters.age > 0
         self.there = {i: Row(value, 0, touched) for i, (value, touched) in _rows_of(table).items()}
         self.waiting = {i: Row(0.0, seen, touched) for i, (seen, touched) in _waiting_of(table).items()}

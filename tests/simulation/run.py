@@ -19,7 +19,6 @@ from tests.simulation.close_deaths import CloseDeaths
 from tests.simulation.disks import Disks
 from tests.simulation.hosts import Hosts
 from tests.simulation.scenario import CLOSE_BY, DEATHS, LOST_AFTER_S, OF_HOSTS, TIMEOUT_S, Fault, Scenario
-from tests.simulation.server_returns import ServerReturns
 from tests.simulation.servers import SimulatedServer, declared
 from tests.simulation.stage import STAGE
 from tests.simulation.waits import FETCHING_S, MARGIN_S, PARTS_S, WRITES
@@ -27,7 +26,7 @@ from tests.simulation.workers import KILLED, LEAVES, SimulatedWorker, step
 from tests.simulation.world import Network, Violation, World
 from trainer.errors import RunFailed
 from trainer.strategies.lost_workers import ADMITTED, SILENT, is_lost
-from trainer.strategies.pserver.protocol.messages import RESUMES, Message, Verb
+from trainer.strategies.pserver.protocol.messages import Message, Verb
 from trainer.strategies.pserver.server.liveness import Liveness
 from trainer.strategies.pserver.worker.geo import PserverGeo
 from trainer.strategies.pserver.worker.worker import PserverWorker
@@ -77,8 +76,9 @@ def simulate(scenario: Scenario, tracing: bool = False) -> Outcome:
     with STAGE.ready():
         try:
             play.run()
-            while play.end != "done" and play.life < len(scenario.ends):
-                play = Play(world, scenario.of_life(play.life + 1), play.life + 1, play.left())
+            while play.end != "done" and (play.goes_back or play.life < len(scenario.ends)):
+                following = play.gone_back() if play.goes_back else scenario.of_life(play.life + 1)
+                play = Play(world, following, play.life + 1, play.left())
                 play.run()
         except Violation as broken:
             violation = str(broken)
@@ -113,14 +113,9 @@ class Play:
             self.disks.parts[resume] = before.disks.parts[resume]
         self.servers = [self.make_server(n, n + 1, resume) for n in range(scenario.servers)]
         for server in self.servers:
-            server.lost = {p for name in server.vectors for p in before.pieces.get(name, ())} | self.torn(
-                server.vectors
-            )
-        self.moved = {p for pieces in before.pieces.values() for p in pieces if scenario.others} | self.torn(
-            before.counts
-        )
+            server.torn = {p for name in server.vectors for p in before.torn.get(name, ())} | self.torn(server.vectors)
+        self.moved = {p for pieces in before.torn.values() for p in pieces} | self.torn(before.counts)
         """Pieces that a row may lack which has come from another server."""
-        self.server_returns = ServerReturns(self)
         self.close_deaths = CloseDeaths(self) if scenario.close else None
         self.workers = [
             SimulatedWorker(
@@ -145,6 +140,9 @@ class Play:
         self.gone: dict[int, str] = {}
         self.came_back: list[int] = []
         self.killed_servers = 0
+        self.goes_back = False
+        self.happened: list[Fault] = []
+        """Deaths of servers, which do not happen again when all have gone back."""
         self.silent: set[tuple[int, int]] = set()
         self.postponed: list[tuple[float, Fault]] = []
         self.unneeded_since: float | None = None
@@ -154,6 +152,12 @@ class Play:
         world.after(1.0, self.look)
         for fault in scenario.faults:
             world.after(fault.at, self.happens, fault)
+        if self.close_deaths and life:
+            self.close_deaths.all_are_back()
+
+    def gone_back(self) -> Scenario:
+        """What those are told who are started again after a server's death."""
+        return replace(self.scenario.without(self.happened), goes_back=self.scenario.goes_back - 1)
 
     def run(self) -> None:
         """From the start to the end.
@@ -187,23 +191,23 @@ class Play:
         """What the next life goes on from: the newest checkpoint, of these processes or of those before."""
         self.close()
         self.world.begin_again()
+        if self.saved.newest is None:
+            return self.before
         dropped = self.before.dropped + self.servers[0].dropped
-        pieces = {name: frozenset(s.lost) for s in self.servers for name in s.vectors}
+        torn = {name: frozenset(s.torn) for s in self.servers for name in s.vectors}
         lost = self.before.lost | {rank for rank, why in self.gone.items() if why}
-        lost |= {r for r in range(len(self.workers)) if is_lost(self.board, r)}  # also with a life before of a server
+        lost |= {r for r in range(len(self.workers)) if is_lost(self.board, r)}
         newest = self.saved.newest
         if self.scenario.mode == "sync":  # a worker without a part was lost before
-            whose = None if newest is None else self.saved.whole[newest].share.workers
+            whose = self.saved.whole[newest].share.workers
             lost = self.before.lost if whose is None else frozenset(range(self.scenario.workers)) - {*whose}
-        if newest is None:
-            return replace(self.before, lost=lost, dropped=dropped, pieces=pieces)
         self.world.injected["goes on"] += 1
         counts = {}
         if self.scenario.others:
             self.world.injected["goes on with other numbers"] += 1
             parts = self.disks.parts[str(step(newest))]
             counts = {name: one for s in self.servers for name, one in s.counts_of(parts[s.number]).items()}
-        return Before(self.saved, self.disks, newest, frozenset(lost), dropped, pieces, counts)
+        return Before(self.saved, self.disks, newest, frozenset(lost), dropped, torn, counts)
 
     def torn(self, vectors: Iterable[str]) -> set[int]:
         """Pieces that the other servers of the checkpoint had and these vectors of the model lack. Where servers are
@@ -223,9 +227,8 @@ class Play:
             return []
         return [p for p in range(scenario.batches * scenario.epochs) if (p % scenario.batches) // scenario.each in lost]
 
-    def make_server(self, number: int, life: int, resume: str, again: bool = False) -> SimulatedServer:
-        """A server's process; ``resume``: the checkpoint that it goes on from; ``again``: it is started again by
-        itself."""
+    def make_server(self, number: int, life: int, resume: str) -> SimulatedServer:
+        """A server's process; ``resume``: the checkpoint that it goes on from."""
         server = SimulatedServer(
             self.world,
             number,
@@ -240,10 +243,8 @@ class Play:
             resume,
             self.unsure(),
             life,
-            again,
             self.hosts and self.hosts.of_server(number),
         )
-        server.resumes_at = partial(self._resumes_at, number)
         liveness = server.machine.liveness
         liveness.lose = partial(self._loses, liveness, liveness.lose)  # type: ignore[method-assign]
         return server
@@ -260,14 +261,6 @@ class Play:
             raise Violation(f"worker {rank} is taken for lost, and may wake")
         lose(rank, why)
 
-    def _resumes_at(self, server: int, rank: int) -> int:
-        """The steps from which a worker goes on, as long as it waits for that server to know; 0: it does not wait for
-        that."""
-        strategy = self.workers[rank].strategy
-        under_way = [] if strategy is None else strategy.client.under_way.values()
-        pushes = [r.message for r in under_way if r.server == server and r.message.verb == Verb.PUSH]
-        return max((push.clock for push in pushes if push.flags & RESUMES), default=0)
-
     # --- messages --------------------------------------------------------------------------------------------------
 
     def to_server(self, server: int, request: Message, address: bytes) -> None:
@@ -275,13 +268,12 @@ class Play:
         self.network.send(which[:2], which, self._reaches, server, request, address)
 
     def _reaches(self, server: int, request: Message, address: bytes) -> None:
-        """A request arrives at whichever life of the server is there: it may listen where the one before did."""
+        """A request arrives."""
         self.servers[server].deliver(request, address)
 
     def to_worker(self, server: int, answer: Message, address: bytes) -> None:
         which = answer.rank, server, answer.number
-        life = self.servers[server].life if self.servers[server].again else 0
-        self.network.send(which[:2], which, self.processes[address].deliver, answer, server, life)
+        self.network.send(which[:2], which, self.processes[address].deliver, answer)
 
     def heartbeats(self, server: int) -> list[int]:
         """Whose signs of life come to a server now. They may be lost, too, but not one after another."""
@@ -307,21 +299,12 @@ class Play:
             s.machine.members.present() != strategy.present for s in self.servers
         ):
             return
-        if (
-            strategy.regained
-            or strategy.client.greeting
-            or any(
-                s.dead or (s.life if s.again else 0) != self.workers[strategy.seat.rank].lives.get(s.number, 0)
-                for s in self.servers
-            )
-        ):
-            return
         for number, replica in strategy.replicas.items():
             for server in self.servers:
                 shard = server.machine.parameters.shard
                 assert shard is not None
                 ids = np.sort(replica.index.ids())
-                ids = ids[shard.mine(number, ids)]
+                ids = ids[shard.owns(number, ids)]
                 copies, kept = replica.look_up(ids).numpy(), shard.tables[number].pull(ids, create=False).numpy()
                 if np.abs(copies - kept).max(initial=0.0) > 1e-6:
                     raise Violation(
@@ -343,9 +326,9 @@ class Play:
             fault.kind.startswith(("kill", "torn"))
             and fault.seconds
             and self.saved.newest is None
-            and self.scenario.server_returns
+            and self.scenario.goes_back
         ):
-            self.postponed.append((self.world.now, fault))  # until it can be started again
+            self.postponed.append((self.world.now, fault))  # until there is a checkpoint to go back to
             return
         happened = 1
         match fault.kind.split()[0]:
@@ -356,6 +339,7 @@ class Play:
             case "kill" if process is worker:
                 worker.kill()
             case "kill":
+                self.happened.append(fault)
                 self.kill_server(server)
             case "cut":
                 self.world.say(f"worker {fault.worker} is cut off from server {fault.server} for {fault.seconds:g} s")
@@ -373,7 +357,14 @@ class Play:
     def kill_server(self, server: SimulatedServer) -> None:
         server.dead = True
         self.world.say(f"{server.name} is killed")
-        self.world.after(0.2, self.server_returns.died, server)
+        self.world.after(0.2, self._server_died, server)
+
+    def _server_died(self, server: SimulatedServer) -> None:
+        """As job/restarts.py: all processes are started again, from the newest checkpoint if there is one."""
+        self.killed_servers += 1
+        self.goes_back = self.scenario.goes_back > 0 and not self.end
+        self.world.injected["all go back"] += self.goes_back
+        self.fails(f"{server.name} was killed")
 
     # --- the launcher ----------------------------------------------------------------------------------------------
 
@@ -560,7 +551,7 @@ class Play:
         if np.delete(applied, server.unsure).max(initial=0) > 1:
             raise Violation(f"{server.name} has applied piece {int(applied.argmax())} {applied.max()} times")
         least = applied if len(server.vectors) == 1 else np.rint(server.by_vector().min(0))
-        if missing := self._missing([p for p in np.flatnonzero(least == 0).tolist() if p not in server.lost], lost):
+        if missing := self._missing([p for p in np.flatnonzero(least == 0).tolist() if p not in server.torn], lost):
             raise Violation(f"{server.name} has never applied piece {missing[0]}")
         self._check_rows(server, applied)
 
@@ -584,7 +575,7 @@ class Play:
             return
         table = shard.tables[1]
         own = np.arange(1, len(applied) + 1)
-        own = own[shard.mine(1, own) & ~np.isin(own - 1, [*self.moved])]
+        own = own[shard.owns(1, own) & ~np.isin(own - 1, [*self.moved])]
         worth = table.pull(own, create=False).numpy()[:, 0]
         if self.scenario.mode == "sync":  # a step's mean is of those who were there: of a row as of the dense values
             told_twice = np.abs(worth - shard.vector.numpy()[own - 1]).max(initial=0.0) < 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +21,12 @@ LONG_RUNS = 7, 30
 in less time."""
 WAKING_RUNS = 3, 30
 """Runs of ssp whose seeds end in it are made for workers that rest and wake."""
-RETURNING_SERVERS = (2, 14, 16)
-"""Runs whose seeds leave these in a division by 20 are made for servers that are killed and started again."""
+DYING_SERVERS = (2, 14, 16)
+"""Runs whose seeds leave these in a division by 20 are made for servers that are killed: all go back to the newest
+checkpoint."""
 CLOSE_DEATHS = (6, 11)
 """Runs whose seeds leave these in a division by 20 are made for workers and servers that die close together, and again
-as they come back."""
+as they begin from the checkpoint."""
 BEHIND = (0, 3)
 """Runs whose seeds leave these in a division by 4 have checkpoint.background=true."""
 RESUMED_RUNS = 19, 20
@@ -92,10 +94,10 @@ class Scenario:
         that are killed are started again. stops: batches of the first worker after which all stop for a
             checkpoint; 0: they stop only for one that has come back.
         validates: workers meet at the end of an epoch. Else they do for a checkpoint alone. ends: all processes die so
-        long after the first checkpoint of their lives, and others go on from the newest one. server_returns: so many
-        servers that are killed are started again from the newest checkpoint. others: how many workers and servers go on
-        in each life after the first, if not as many. vectors: of the model; 0: one per server. close: a server often
-        dies with a worker, and either may die again while a server that was started again asks all what they have.
+        long after the first checkpoint of their lives, and others go on from the newest one. goes_back: so often all
+        processes are started again from the newest checkpoint because a server was killed. others: how many workers
+        and servers go on in each life after the first, if not as many. vectors: of the model; 0: one per server. close:
+        a server often dies with a worker, and either may die again when all have gone back.
         places: the host of each worker, then of each server; empty: all on one. helpless: the launcher is stopped
         itself, and ends no silent worker. shares: workers divide the validation among themselves, and repeat it where
         one is lost meanwhile. options: of the strategy. table: the model has a sparse table. drop, double, late,
@@ -132,7 +134,7 @@ class Scenario:
     stops: int = 0
     ends: tuple[float, ...] = ()
     validates: bool = True
-    server_returns: int = 0
+    goes_back: int = 0
     close: bool = False
     writes_first: bool = False
     others: tuple[tuple[int, int], ...] = ()
@@ -184,7 +186,6 @@ class Scenario:
         return (
             scenario._drawn_later(random.Random(~seed))
             ._with_a_slow_disk(random.Random(f"a slow disk {seed}"))
-            ._with_an_end(random.Random(f"power cut 3 {seed}"))
             ._resumed(random.Random(f"other numbers {seed}"))
             ._with_admission_by_chance(random.Random(f"admission {seed}"))
             ._on_hosts(random.Random(f"hosts {seed}"))
@@ -212,11 +213,9 @@ class Scenario:
         if self.mode != "sync" and r.random() < (0.4 if more.get("ends") else 0.02):
             more |= {"epochs": 2, "validates": False}
         told = replace(told, **more)
-        if self.mode == "sync":
-            return told
-        if self.seed % 20 in CLOSE_DEATHS:
+        if self.seed % 20 in CLOSE_DEATHS and self.mode != "sync":
             return told._with_close_deaths(r)
-        return told._with_returning_servers(r) if self.seed % 20 in RETURNING_SERVERS else told
+        return told._with_dying_servers(r) if self.seed % 20 in DYING_SERVERS else told
 
     def _with_a_kill(self, r: random.Random) -> tuple[Fault, ...]:
         """Whoever comes back has died before."""
@@ -241,7 +240,7 @@ class Scenario:
         ends = tuple(10 ** r.uniform(-2.5, 0.7) for _ in range(r.choice((1, 1, 2))))
         return {"ends": ends, "stops": more.get("stops") or r.choice((1, 1, 2, 3)), "epochs": r.choice((1, 2))}
 
-    def _with_returning_servers(self, r: random.Random) -> Scenario:
+    def _with_dying_servers(self, r: random.Random) -> Scenario:
         """All stop for checkpoints often, batches take their time, and servers are killed, most of them when there is
         one."""
         kills = [
@@ -254,7 +253,7 @@ class Scenario:
             )
         return replace(
             self,
-            server_returns=r.choice((1, 4, 4)),
+            goes_back=r.choice((1, 4, 4)),
             ends=(),
             hosts=(),
             slow_s=min(self.slow_s, 3.0),
@@ -265,7 +264,7 @@ class Scenario:
         )._with_blocks_of_the_lost(r)
 
     def _with_close_deaths(self, r: random.Random) -> Scenario:
-        """A worker dies at a stop or at any time, a server dies at about that time, and so on while processes come
+        """A worker dies at a stop or at any time, a server dies at about that time, and so on when all have gone
         back."""
         workers = self.workers if self.workers > 1 else r.choice((2, 3))
         rank, at = r.randrange(workers), r.uniform(0.1, 3.0)
@@ -279,7 +278,7 @@ class Scenario:
             workers=workers,
             leased=True,
             returns=3,
-            server_returns=4,
+            goes_back=4,
             ends=(),
             hosts=(),
             slow_s=min(self.slow_s, 3.0),
@@ -287,26 +286,6 @@ class Scenario:
             blocks=max(self.blocks, r.choice((2, 4, 6))),
             pace=tuple(r.choice((0.05, 0.5, 1.0, 3.0)) for _ in range(workers)),
             faults=tuple(sorted([*self.faults[:1], *kills], key=lambda fault: fault.at)),
-        )._with_a_slow_worker(r)
-
-    def _with_a_slow_worker(self, r: random.Random) -> Scenario:
-        """In geo a server comes back, which waits for all before it answers what they ask first; the first worker goes
-        on and has all stop; the server dies once more before the slow one has come."""
-        if self.mode != "geo" or r.random() < 0.5:
-            return self
-        at, server = r.uniform(1.0, 6.0), r.randrange(self.servers)
-        kills = (
-            Fault(at, "kill server", 0, server, 0.05),
-            Fault(at + r.uniform(0.7, 3.0), "kill server", 0, server, 0.05),
-        )
-        return replace(
-            self,
-            pace=(r.choice((0.1, 0.3)), *(r.choice((1.0, 3.0)) for _ in self.pace[1:])),
-            stops=r.choice((1, 2, 3)),
-            faults=kills,
-            options=self.options | {"k_steps": 5},
-            blocks=max(4, self.blocks),
-            block=max(4, self.block),
         )
 
     def _resumed(self, r: random.Random) -> Scenario:
@@ -348,6 +327,11 @@ class Scenario:
         """Those of other numbers of processes."""
         return tuple(replace(f, worker=f.worker % self.workers, server=f.server % self.servers) for f in faults)
 
+    def without(self, faults: Iterable[Fault]) -> Scenario:
+        """The same, but for faults that have happened and do not happen again when all go back."""
+        happened = {*faults}
+        return replace(self, faults=tuple(fault for fault in self.faults if fault not in happened))
+
     def of_life(self, life: int) -> Scenario:
         """What the processes of one life are told."""
         if not (life and self.others):
@@ -358,8 +342,8 @@ class Scenario:
         return replace(told, faults=told._faults_of(self.faults))
 
     def _with_blocks_of_the_lost(self, r: random.Random) -> Scenario:
-        """A worker dies with a part of a block, of which server 1 knows, and server 0 dies before another worker has
-        it. Or server 1 dies before and after the worker, so that it has parts of a block that are not the others'."""
+        """A worker dies with a part of a block, of which server 1 knows, and a server dies before another worker has
+        it."""
         if not self.leased or self.workers < 2 or r.random() > 0.3:
             return self
         at, twice = r.uniform(0.5, 3.0), r.random() < 0.5
@@ -380,7 +364,7 @@ class Scenario:
             late=0.3,
             slow_s=r.choice((0.1, 3.0)),
             returns=r.choice((0, 3)),
-            server_returns=4,
+            goes_back=4,
         )
 
     def _with_a_slow_disk(self, r: random.Random) -> Scenario:
@@ -389,16 +373,6 @@ class Scenario:
         if often or not (self.saves or self.stops) or r.random() > 0.1:
             return replace(self, writes_first=True) if self.seed % WRITES_FIRST == 0 else self
         return replace(self, disk_s=1.25 * TIMEOUT_S, writes_first=True)
-
-    def _with_an_end(self, r: random.Random) -> Scenario:
-        """All die after a checkpoint that has parts of servers that were started again, perhaps in the middle of its
-        stop."""
-        geo = self.mode == "geo"  # whose workers have copies of a server's rows
-        if not self.server_returns or r.random() > (0.25 if geo else 0.1):
-            return self
-        return replace(
-            self, table=self.table or geo, ends=tuple(10 ** r.uniform(-2.5, 1.0) for _ in range(r.choice((1, 1, 2))))
-        )
 
     def _with_admission_by_chance(self, r: random.Random) -> Scenario:
         """An id becomes a row at each push with a probability."""

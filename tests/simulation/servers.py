@@ -39,7 +39,7 @@ from trainer.strategies.pserver.protocol.messages import (
     pack,
     unpack,
 )
-from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.machine import CHECK_S, Server
 
 IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
@@ -106,8 +106,8 @@ class SimulatedServer(Process):
     Args:
         strategy: the run's. resume: the checkpoint that it goes on from. unsure: pieces that may be applied twice.
         send: takes (server, an answer, which process gets it). heartbeats: ranks whose signs of life come now. life: of
-        the process. again: it is started again by itself. place: the board's store, and its host; None: all are on one
-        host. ended: told when the process has ended, and with which error.
+        the process. place: the board's store, and its host; None: all are on one host. ended: told when the process
+        has ended, and with which error.
     """
 
     def __init__(
@@ -125,15 +125,12 @@ class SimulatedServer(Process):
         resume: str,
         unsure: list[int],
         life: int = 0,
-        again: bool = False,
         place: tuple[Store, int] | None = None,
     ) -> None:
         super().__init__(world, f"server {number}")
-        self.life, self.resume, self.again = life, resume, again
-        self.lost: set[int] = set()
-        """Pieces that the lives before had applied, and that were lost with them."""
-        self.pushes_at: dict[str, int] = {resume: 0}
-        self.dropped_before = 0
+        self.life, self.resume = life, resume
+        self.torn: set[int] = set()
+        """Pieces that count as applied, and that this server's vectors lack."""
         self.number, self.scenario, self.send, self.heartbeats, self.tell_end = (
             number,
             scenario,
@@ -152,9 +149,6 @@ class SimulatedServer(Process):
         self.dies_at: Verb | None = None
         self.die: Callable[[SimulatedServer], None] = lambda server: None
         """How it dies, soon after a message of that kind has come."""
-        self.resumes_at: Callable[[int], int] = lambda rank: 0
-        """From which steps a worker goes on that waits for this server to know. One that was started again knows it
-        from its HELLO."""
         self.failed = False
         self.nonsense: Message | None = None
         self.answer_to_nonsense: Message | None = None
@@ -170,14 +164,14 @@ class SimulatedServer(Process):
             board if place is None else FarBoard(FarStore(place[0], place[1], self._real_time, self._waits))
         )
         run = Run(scenario, resume)
-        self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, again, self.writer)
+        self.machine = Server(number, run, strategy, self, board, self.clock, 1 << 26, None, life, self.writer)
         self.pulse = 0
         """Updates that the launcher knows of."""
-        self.machine.tell_done = partial(setattr, self, "pulse")
+        self.machine.report_done = partial(setattr, self, "pulse")
         self.save = self.machine.verbs[Verb.SAVE]
         self.machine.verbs[Verb.SAVE] = self._save
-        self.news, self.look_after = (-1, -1), self.machine.liveness.look_after
-        self.machine.liveness.look_after = self._look_after  # type: ignore[method-assign]
+        self.news, self.check_workers = (-1, -1), self.machine.liveness.check_workers
+        self.machine.liveness.check_workers = self._check_workers  # type: ignore[method-assign]
         world.after(IDLE_S * world.random.random(), self.idle)
 
     @cached_property
@@ -232,7 +226,7 @@ class SimulatedServer(Process):
     def _has_polled(self) -> None:
         """A real server has had turns without any message until now."""
         if not self.missed_turns and not self.stopped:
-            self.machine.ended_turn = max(self.machine.ended_turn, self.clock() - LOOK_S)
+            self.machine.ended_turn = max(self.machine.ended_turn, self.clock() - CHECK_S)
 
     def turn(self, beats: bool = False) -> None:
         """One turn of the machine for each message, as its loop has them."""
@@ -282,7 +276,7 @@ class SimulatedServer(Process):
         self.busy = self.waited = 0.0
         self.world.at(self.stopped_until, self.goes_on)
 
-    def _look_after(self) -> None:
+    def _check_workers(self) -> None:
         """Who is missing: looked for only if there is a new note, a new life, a silence or its end, because nothing
         else tells it."""
         members = self.machine.members
@@ -290,13 +284,12 @@ class SimulatedServer(Process):
         far = isinstance(self.board, FarBoard) and self.board.disturbed
         if news != self.news or members.silent() or self.machine.liveness.asked or far:
             self.news = news
-            self.look_after()
+            self.check_workers()
 
     def _save(self, message: Message) -> Message:
         folder = str(self.machine.saving.run_dir.resolve() / message.mapping()["folder"])
         began, self.world.moved = self.writer.count, self.world.now
         answer = self.save(message)
-        self.pushes_at[folder] = self.machine.count["pushes"]
         self.disks.moments[folder, self.number] = Moment.of(self)
         if self.writer.count == began:  # a server that writes in its turn does nothing else
             self.world.injected["slow disk"] += self.scenario.disk_s > 0
@@ -324,10 +317,10 @@ class SimulatedServer(Process):
             self.answer_to_nonsense = answer
             return
         self._look()
-        if self.pulse < self.machine.parameters.applied and answer.verb == Verb.DONE:
+        if self.pulse < self.machine.parameters.version and answer.verb == Verb.DONE:
             raise Violation(
                 f"{self.name} answers {request.verb.name} of worker {request.rank} when its launcher knows of "
-                f"{self.pulse} of {self.machine.parameters.applied} updates: a death now would lose the "
+                f"{self.pulse} of {self.machine.parameters.version} updates: a death now would lose the "
                 f"others unsaid"
             )
         self.truth.answered(request, answer)
@@ -374,15 +367,13 @@ class SimulatedServer(Process):
         parameters, member = self.machine.parameters, self.machine.members.all[rank]
         if self.stopped or parameters.shard is None or not parameters.ready or not member.present or not member.lives:
             return 0
-        if self.again and self.machine.members.awaited():  # everything waits
-            return 0
         if any(
             w.request.verb == Verb.SAVE for w in self.machine.turns.waiting
         ):  # done with the next message, whichever it is
             return 0
         for _ in range(NONSENSE_AT_ONCE):
             saved = self.machine.saving.saver is not None
-            comes = None if self.again else next((m.rank for m in self.machine.members.all if m.coming), 0)
+            comes = next((m.rank for m in self.machine.members.all if m.coming), 0)
             nonsense = Nonsense(
                 parameters.shard, self.scenario.mode, member.watermark.greatest + 1, rank == 0, saved, comes
             )
@@ -423,8 +414,8 @@ class SimulatedServer(Process):
 
     @property
     def dropped(self) -> int:
-        """Blocks that were dropped with lost workers, by all lives of this server."""
-        return self.dropped_before + self.machine.leases.dropped
+        """Blocks that were dropped with lost workers."""
+        return self.machine.leases.dropped
 
     def applied(self) -> np.ndarray:
         """How often each piece of work is applied here."""
@@ -515,7 +506,7 @@ class Truth:
         for piece in pieces:
             times = applied.item(piece)
             known = round(times) if piece not in server.unsure else min(1, round(times))
-            if known != 1 and piece not in server.lost:
+            if known != 1 and piece not in server.torn:
                 raise Violation(
                     f"{server.name} has acknowledged piece {piece} of worker {request.rank} and applied it "
                     f"{times:g} times"
@@ -533,7 +524,7 @@ class Truth:
         bound = int(self.server.scenario.options["staleness"])
         for rank in machine.members.present():
             steps = self._steps(rank, machine.members.all[rank].life)
-            if steps is not None and request.clock - max(steps, self.server.resumes_at(rank)) > bound:
+            if steps is not None and request.clock - steps > bound:
                 raise Violation(
                     f"{self.server.name} gave worker {request.rank} parameters for a step after "
                     f"{request.clock}; worker {rank} has {steps}"

@@ -97,16 +97,7 @@ class Stage(io.TextIOBase):
                 snapshot_parts,
                 **{
                     name: self._on_disks(name)
-                    for name in (
-                        "mark",
-                        "is_shared",
-                        "piece",
-                        "forget",
-                        "receive",
-                        "leave_failure",
-                        "begin_anew",
-                        "give_up",
-                    )
+                    for name in ("mark", "is_shared", "piece", "forget", "receive", "leave_failure", "begin_anew")
                 },
             ),
             patch.object(export, "leave_failure", self._on_disks("save_failed")),

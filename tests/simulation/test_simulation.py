@@ -15,8 +15,6 @@ from tests.simulation.mutations import MUTATIONS, mutated
 from tests.simulation.run import simulate
 from tests.simulation.scenario import FAULTS, MODES, OF_HOSTS, Scenario
 from tests.simulation.seeds import SHOWN, found_by, many, one, part
-from tests.simulation.stage import STAGE
-from tests.simulation.world import World
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
 SEEDS = 300
@@ -72,11 +70,8 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "a_checkpoint_forgets_the_blocks_that_are_out": (None, 28),
     "a_block_of_nobody_comes_before_one_s_own": (None, 7319),
     "rows_of_a_checkpoint_are_taken_for_any_batch": (None, 1010722),
-    "a_torn_block_is_leased_without_what_was_just_pushed": (None, 1007902),
-    "a_checkpoint_forgets_that_its_server_was_started_again": (None, 1007902),
     "a_checkpoint_forgets_which_batches_are_applied": (None, 28),
     "a_checkpoint_forgets_what_is_computed_and_not_pushed": (None, 421),
-    "blocks_that_nobody_tells_of_count_as_new": (None, 116),
     "blocks_of_workers_that_are_no_more_are_forgotten": (None, 279),
     "blocks_of_workers_that_are_no_more_count_as_finished": (None, 279),
     "a_kept_block_is_handed_out_twice": (None, 2159),
@@ -89,41 +84,23 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
     "in_sync_all_stop_after_the_next_update": (None, 799),
     "in_sync_a_checkpoint_forgets_the_steps": (None, 179),
     "a_checkpoint_forgets_the_parameters": (None, 19),
-    "messages_to_the_life_before_of_a_server_are_taken": (None, 116),
-    "blocks_that_workers_hold_are_handed_out_again": (None, 722),
-    "a_server_that_comes_back_has_no_progress": (None, 96),
-    "sums_are_forgotten": (None, 76),
-    "a_stop_of_which_the_lost_alone_knew_is_refused": (None, 1263634),
-    "a_block_that_is_kept_is_handed_out_as_new": (None, 1355314),
-    "a_server_that_comes_back_counts_steps_from_0": (None, 554),
-    "a_worker_in_geo_keeps_its_base": (None, 462),
-    "what_is_under_way_to_a_server_is_not_sent_again": (None, 34),
-    "who_waits_to_be_let_in_looks_for_no_server": (None, 946),
-    "a_server_that_comes_back_does_not_know_who_was_let_in": (None, 1122),
-    "a_stop_waits_for_what_a_life_of_a_server_was_asked_first": (None, 18806),
     "blocks_of_a_life_that_a_server_never_heard_of_stay_its_own": (None, 115274),
-    "what_a_server_lost_after_its_answer_to_who_comes_back_is_waited_for": (None, 233206),
-    "pushes_that_are_acknowledged_are_waited_for": ("ssp", 502),
     "what_is_done_is_told_after_the_answer": (None, 0),
     "who_waits_for_a_worker_that_saves_has_no_more_patience": (None, 3194),
     "who_stands_still_for_a_checkpoint_is_awaited_at_other_meetings": (None, 1261576),
     "who_waits_at_the_end_of_an_epoch_holds_the_others_up": (None, 1410216),
     "who_gets_no_answer_does_not_ask_whether_the_server_writes": (None, 465),
-    "a_meeting_at_which_the_first_comes_late_is_told_as_over": (None, 3166),
     "a_row_is_admitted_one_push_too_early": (None, 3),
     "an_id_that_is_admitted_goes_on_waiting": (None, 3),
     "a_row_that_is_pulled_becomes_no_younger": (None, 81),
     "a_row_of_the_last_age_that_stays_is_removed": (None, 30),
     "a_part_is_written_from_the_live_server": (None, 11),
     "a_part_is_begun_while_the_one_before_is_written": (None, 1916),
-    "a_server_that_comes_back_does_not_give_up_its_part": (None, 2531),
     "a_save_that_waits_for_the_part_before_is_forgotten": (None, 80),
     "a_board_that_is_away_makes_a_message_nonsense": (None, 47),
     "time_in_a_turn_is_the_silence_of_others": (None, 169),
     "who_has_waited_in_vain_waits_for_the_board_as_well": (None, 47),
     "who_waits_for_a_checkpoint_asks_no_server_for_a_sign_of_life": (None, 14389),
-    "steps_under_way_count_at_a_server_that_was_started_again": (None, 1515536),
-    "blocks_of_the_life_before_are_kept_for_who_was_let_in": (None, 1891566),
     "who_is_silent_is_lost_before_it_is_ended": (None, 125),
     "a_validation_is_divided_among_those_of_before": (None, 3218),
 }
@@ -131,7 +108,6 @@ FOUND_AT: dict[str, tuple[str | None, int]] = {
 day, the search begins at 0."""
 SCENARIOS = {
     "all_workers_save_into_one_folder": replace(Scenario.drawn(1953272), helpless=True),
-    "a_worker_in_geo_goes_on_from_its_base": replace(Scenario.drawn(3234, "geo"), ends=(7.044396335432584,)),
     "a_stop_counts_as_hanging": replace(
         Scenario.drawn(7),
         disk_s=250.0,
@@ -143,9 +119,6 @@ SCENARIOS = {
         returns=3,
         pace=(0.5, 0.001),
         places=(),
-    ),
-    "what_was_told_to_a_life_before_of_a_server_counts_for_the_next": replace(
-        Scenario.drawn(10486), drop=0.2, double=0.5, late=0.6, slow_s=6.0, latency_s=0.3, server_returns=8, ends=()
     ),
 }
 """What finds a defect that no drawn seed is known for."""
@@ -160,8 +133,7 @@ def test_no_promise_is_broken() -> None:
         *OF_HOSTS,
         "answer of the board is late",
         "no answer of the board",
-        "server started again",
-        "piece lost with a server",
+        "all go back",
         "part written by a copy",
     } < {*injected}, "some faults were never injected"
 
@@ -209,19 +181,6 @@ def test_ssp_counts_the_steps_of_all_in_an_epoch_that_follows_without_a_validati
     for seed in range(12):
         scenario = replace(Scenario.drawn(seed, "ssp"), epochs=2, validates=False, leased=True)
         assert not simulate(scenario).violation
-
-
-def test_who_was_lost_with_a_life_before_of_a_server_is_lost_for_those_who_go_on() -> None:
-    """Seed 1391096: a server dies after a loss, and all die before its next life has looked around. The work that the
-    lost worker leaves out then, because it goes on where the first one is, is excused."""
-    drawn = Scenario.drawn(1391096, "geo")
-    STAGE.world, STAGE.codec = World(0, False), False
-    with STAGE.ready():
-        play = run.Play(STAGE.world, replace(drawn, workers=2, leased=False, faults=()), 0, run.NOTHING)
-        play.servers[0].machine.liveness.lose(1, "its process ended")
-        play.servers[0] = play.make_server(0, 9, "", again=True)
-        assert play.left().lost == {1}
-    assert not simulate(drawn).violation
 
 
 def test_seed_is_played_twice_alike() -> None:

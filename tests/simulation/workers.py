@@ -31,7 +31,7 @@ from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.strategies.contract import Lease, Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, SAVES, STOPS, Message, Verb
+from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, connections, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
@@ -116,7 +116,6 @@ class Ways:
     def __init__(self, worker: SimulatedWorker, count: int) -> None:
         self.worker, self.count = worker, count
         self.now, self.send = worker.clock, worker.send
-        self.look_s = 1.0 if worker.scenario.server_returns else 1e9
         self.far = bool(worker.scenario.places)
 
     def room(self, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -125,9 +124,6 @@ class Ways:
     def receive(self) -> list[Message]:
         came, self.worker.inbox = self.worker.inbox, []
         return came
-
-    def started_again(self) -> dict[int, int]:
-        return self.worker.sees(self.count) if self.worker.scenario.server_returns else {}
 
     def saving(self, servers: Iterable[int]) -> set[int]:
         found = connections.saving(self.worker.board, servers)  # type: ignore[arg-type]
@@ -146,13 +142,22 @@ class Ways:
 
 
 class Blocks:
-    """Leased work, as a feed reads it: a batch has no samples but its number."""
+    """Leased work, as a feed reads it: a batch has no samples but its number.
 
-    def __init__(self, scenario: Scenario, hand: Callable[[int, int], Iterator[Lease | None]]) -> None:
-        self.scenario, self.hand = scenario, hand
+    Args:
+        given: gets each epoch and block that is handed out.
+    """
+
+    def __init__(
+        self, scenario: Scenario, hand: Callable[[int, int], Iterator[Lease | None]], given: set[tuple[int, int]]
+    ) -> None:
+        self.scenario, self.hand, self.given = scenario, hand, given
 
     def leases(self, epoch: int) -> Iterator[Lease | None]:
-        return self.hand(epoch, self.scenario.blocks)
+        for lease in self.hand(epoch, self.scenario.blocks):
+            if lease is not None:
+                self.given.add((epoch, lease.block))
+            yield lease
 
     def read(self, epoch: int, lease: Lease) -> Iterator[tuple[Any, torch.Tensor]]:
         first = epoch * self.scenario.batches + lease.block * self.scenario.block
@@ -212,16 +217,14 @@ class SimulatedWorker(Process):
         self.for_messages = False
         self.waiting_since: float | None = None
         self.computed: list[int] = []
-        self.lives: dict[int, int] = {}
-        self.seen: dict[str, float] = {}
+        self.leased: set[tuple[int, int]] = set()
+        """Epochs and blocks that this life has been given."""
         self.target: int | None = None
         """In sync: all stop after that update."""
         self.writing = False
         """Its part, and with the first one all of a checkpoint, is being written."""
         self.missed = False
         """The checkpoint at which it was to come back is not there."""
-        self.looked_at = -1
-        """So many notes were on the board when it had seen all servers that were started again."""
         self.doomed: tuple[Verb, bool] | None = None
         """It is killed when only some servers have its next message of this kind; of those of meetings: at a stop, or
         else."""
@@ -275,29 +278,9 @@ class SimulatedWorker(Process):
         if self.for_messages:  # a poll ends by the clock that has jumped
             self.world.after(0.0, self._wake, self.waits)
 
-    def sees(self, servers: int) -> dict[int, int]:
-        """Which servers were started again, as this worker finds out some time later."""
-        found: dict[int, int] = {}
-        if self.board.changes == self.looked_at:
-            return found
-        all_seen = True
-        for server in range(servers):
-            life = int(self.board.get(note).split()[0]) if self.board.check([note := AGAIN.format(server)]) else 0
-            if life == self.lives.get(server, 0):
-                continue
-            when = self.seen.setdefault(f"{server}/{life}", self.world.now + 1.5 * self.world.random.random() ** 2)
-            if self.world.now < when:
-                all_seen = False
-                continue
-            self.lives[server] = found[server] = life
-            self.world.say(f"{self.name} finds server {server} started again")
-        if all_seen:
-            self.looked_at = self.board.changes
-        return found
-
-    def deliver(self, answer: Message, server: int, life: int) -> None:
-        """An answer has arrived; over a connection that is closed none does."""
-        if self.lives.get(server, 0) == life and not (self.dead or self.ended):
+    def deliver(self, answer: Message) -> None:
+        """An answer has arrived."""
+        if not (self.dead or self.ended):
             self.inbox.append(answer)
             if self.for_messages:
                 self._wake(self.waits)
@@ -356,9 +339,7 @@ class SimulatedWorker(Process):
             strategy.setup(Model(scenario), Updaters())  # type: ignore[arg-type]
             strategy.model.train()
             first = self._come_back(strategy) if self.number else self._begin_at(strategy)
-            if scenario.mode != "sync" and (
-                scenario.returns or scenario.ends or scenario.server_returns or scenario.places
-            ):
+            if scenario.mode != "sync" and (scenario.returns or scenario.ends or scenario.goes_back or scenario.places):
                 strategy.look = self._look
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
@@ -460,7 +441,7 @@ class SimulatedWorker(Process):
         self.world.injected["stop of all"] += 1
         self.last_stop, self.saved_last, self.world.moved = len(self.computed), number, self.world.now
         update = self.update if epoch == self.epoch else 0
-        how = Part.of if self.scenario.ends else Part.later
+        how = Part.of if self.scenario.ends or self.scenario.goes_back else Part.later
         part = how(strategy, epoch, update, share)
         self.writing = self.scenario.background
         self.world.after(3.0 * self.world.random.random() ** 3, self._written, number, part)
@@ -528,9 +509,7 @@ class SimulatedWorker(Process):
         comes, self.comes = self.comes, None
         if comes is not None and batch.work is not None and comes == batch.work[:3] and not strategy.ahead._rows:
             raise Violation(f"worker {self.rank} drops the rows that the checkpoint has of its next batch")
-        if comes is None or batch.work is None or self.world.injected["server started again"]:
-            return
-        if comes[1] not in {batch.work[1], *strategy.work.told()["held"], *strategy.work.all_finished}:
+        if comes is not None and batch.work is not None and comes[:2] not in self.leased:
             raise Violation(
                 f"worker {self.rank} has the rows of batch {comes[2]} of block {comes[1]}, and begins with "
                 f"block {batch.work[1]}"
@@ -560,7 +539,7 @@ class SimulatedWorker(Process):
         feed.denominator = None
         feed.place = lambda inputs, labels: (inputs, labels)  # type: ignore[assignment]
         feed.expect = strategy.expect if self.scenario.table else None
-        feed.work = Blocks(self.scenario, strategy.leases) if self.scenario.leased else None  # type: ignore[assignment]
+        feed.work = Blocks(self.scenario, strategy.leases, self.leased) if self.scenario.leased else None  # type: ignore[assignment]
         if feed.work is None:
             feed._split = self._split  # type: ignore[method-assign]
         return feed.updates(epoch, self.update)

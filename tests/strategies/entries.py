@@ -34,9 +34,10 @@ from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
 from trainer.worker.build import build
-from trainer.worker.loop import Training, fit, train_epoch
+from trainer.worker.loop import fit, train_epoch
 from trainer.worker.settings import settings
 from trainer.worker.train import seated
+from trainer.worker.training import Training
 
 
 def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
         strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
         try:
             run = build(config, plan, seat, strategy, Report(None, plan.total_steps))
-            run.keep_best = lambda: None
+            run.watchers.save_best = lambda: None
             yield run
         finally:
             strategy.close()
@@ -110,7 +111,12 @@ def trained(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             for n, p in run.model.named_parameters()
             if p.dim() == 4 and not p.is_contiguous() and p.is_contiguous(memory_format=by_place)
         }
-        return {"parameters": parameters(run), "validation": validation, "steps": run.step, "channels_last": last}
+        return {
+            "parameters": parameters(run),
+            "validation": validation,
+            "steps": run.progress.step,
+            "channels_last": last,
+        }
 
 
 def failing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
@@ -475,8 +481,13 @@ def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
         run.strategy.step = note
         fit(run)
-        found = {"parameters": parameters(run), "rates": rates, "steps": run.step, "metrics": dict(run.report.metrics)}
-        if run.ema is not None:
-            with run.ema.in_place():
+        found = {
+            "parameters": parameters(run),
+            "rates": rates,
+            "steps": run.progress.step,
+            "metrics": dict(run.reporting.report.metrics),
+        }
+        if run.watchers.ema is not None:
+            with run.watchers.ema.in_place():
                 found["averaged"] = {**parameters(run), **buffers(run)}
-        return {**found, "ended": run.report.ended}
+        return {**found, "ended": run.reporting.report.ended}

@@ -11,6 +11,8 @@ import torch
 from trainer.errors import RunFailed
 from trainer.worker import loop
 from trainer.worker.callbacks import Callbacks
+from trainer.worker.nonfinite import Stop
+from trainer.worker.training import Progress, Watchers
 
 
 class Recorded:
@@ -31,18 +33,17 @@ class Recorded:
 class Untrained:
     """A training of no updates."""
 
-    step = epoch = 0
-
     class strategy:
         lr = 0.1
 
-    class report:
-        ended = ""
-
-    validated: tuple[int, dict[str, float]] = (0, {})
+    class reporting:
+        class report:
+            ended = ""
 
     def __init__(self, callback: Recorded, folder: Path) -> None:
-        self.callbacks = Callbacks([("callbacks[0] (Recorded)", callback)], 0, 1, folder, 1, torch.nn.Linear(1, 1))
+        made = [("callbacks[0] (Recorded)", callback)]
+        callbacks = Callbacks(made, 0, 1, folder, 1, torch.nn.Linear(1, 1))
+        self.progress, self.watchers = Progress(), Watchers(Stop(), callbacks)
 
 
 @pytest.mark.parametrize("hook", ["on_train_start", "on_train_end"])

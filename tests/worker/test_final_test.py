@@ -27,7 +27,8 @@ from trainer.planning.plan import Plan
 from trainer.tracking.logged_model import chosen
 from trainer.worker import final_test
 from trainer.worker.before_validation import BeforeValidation
-from trainer.worker.loop import Training
+from trainer.worker.nonfinite import Stop
+from trainer.worker.training import FinalTest, Watchers
 
 TESTED = ["+recipe=digits_lenet", "tracking=none", "data.test_fraction=0.1"]
 NAMES = {"test/loss", "test/acc1", "test/acc5", "test/f1"}
@@ -128,10 +129,9 @@ def test_best_weights_are_tested_in_the_trained_model_and_no_second_one_is_made(
 
 def test_checkpoint_of_a_test_that_is_left_has_the_trained_weights() -> None:
     model = LeNet(10, 1, 8)
-    run: Any = SimpleNamespace(model=model, ema=None, trained={})
-    run.take_back = lambda: Training.take_back(run)
+    run: Any = SimpleNamespace(model=model, watchers=Watchers(Stop()), final_test=FinalTest())
     before, own = BeforeValidation(run, alone=True), {n: t.clone() for n, t in model.state_dict().items()}
-    run.trained = {n: t.clone() for n, t in own.items()}
+    run.final_test.trained = {n: t.clone() for n, t in own.items()}
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(7.0)

@@ -20,7 +20,10 @@ from trainer.metrics.best import Best, EarlyStop
 from trainer.metrics.classification import Classification
 from trainer.optim.averaged import AveragedWeights
 from trainer.strategies.contract import Strategy
-from trainer.worker.loop import Rhythm, Training, evaluate, fit
+from trainer.worker.loop import fit
+from trainer.worker.nonfinite import Stop
+from trainer.worker.training import LogWindow, Reporting, Schedule, Training, Watchers
+from trainer.worker.validation import validate
 
 CLASSES = 3
 
@@ -158,20 +161,20 @@ class Watched(nn.Module):
         return inputs * self.factor
 
 
-def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1, **rhythm: Any) -> Training:
-    model, kept = Watched(), []
-    total = rhythm.pop("total_steps", epochs * len(groups))
+def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1, **schedule: Any) -> Training:
+    model, kept, task = Watched(), [], Classification(nn.CrossEntropyLoss(), CLASSES)
+    total = schedule.pop("total_steps", epochs * len(groups))
     run = Training(
         model=model,
         forward=model,
-        task=Classification(nn.CrossEntropyLoss(), CLASSES),
+        task=task,
         strategy=Recording(),
         feed=FakeFeed(groups),
-        report=Lines(),
-        rhythm=Rhythm(epochs, total, **{"log_every": 1, "val_every": 1, "val_every_steps": None, **rhythm}),
-        arithmetic=nullcontext,
+        autocast=nullcontext,
         lockstep=lockstep,
-        keep_best=lambda: kept.append(run.step),
+        schedule=Schedule(epochs, total, **{"log_every": 1, "val_every": 1, "val_every_steps": None, **schedule}),
+        watchers=Watchers(Stop(), save_best=lambda: kept.append(run.progress.step)),
+        reporting=Reporting(Lines(), LogWindow(task)),
     )
     run.kept = kept
     return run
@@ -224,7 +227,7 @@ def test_samples_of_the_run_are_those_that_the_strategy_has_counted(
     run = training([[3], [4]], lockstep=lockstep)
     run.strategy = strategy()
     fit(run)
-    assert run.report.samples == samples
+    assert run.reporting.report.samples == samples
 
 
 def test_evaluation_is_of_the_settled_model_in_eval_mode_over_all_workers() -> None:
@@ -241,8 +244,8 @@ def test_evaluation_is_of_the_settled_model_in_eval_mode_over_all_workers() -> N
 def test_the_same_update_is_evaluated_once() -> None:
     run = training([[2], [2]], val_every_steps=2)
     fit(run)
-    assert [(epoch, step) for epoch, step, _ in run.report.validated] == [(0, 2)]
-    assert evaluate(run, 0) == run.report.validated[-1][2]
+    assert [(epoch, step) for epoch, step, _ in run.reporting.report.validated] == [(0, 2)]
+    assert validate(run) == run.reporting.report.validated[-1][2]
 
 
 @pytest.mark.parametrize(
@@ -259,8 +262,8 @@ def test_the_same_update_is_evaluated_once() -> None:
 def test_validation_comes_when_it_is_due_and_at_the_end(rhythm: dict[str, int], validated: list[int]) -> None:
     run = training([[2], [2]], epochs=4, **rhythm)
     fit(run)
-    assert [step for _, step, _ in run.report.validated] == validated
-    assert run.step == validated[-1] == len(run.report.done)
+    assert [step for _, step, _ in run.reporting.report.validated] == validated
+    assert run.progress.step == validated[-1] == len(run.reporting.report.done)
     assert run.strategy.calls[-1] == "synchronize"
 
 
@@ -273,7 +276,7 @@ def test_best_model_is_kept_while_it_is_settled() -> None:
 def test_a_line_averages_the_last_batches_whatever_their_epoch() -> None:
     run = training([[1], [2], [3], [3], [3], [3], [1]], log_every=5, epochs=3)
     fit(run)
-    assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
+    assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.reporting.report.trained] == [
         (0, 0, 1),
         (0, 5, 6),
         (1, 3, 11),
@@ -281,29 +284,30 @@ def test_a_line_averages_the_last_batches_whatever_their_epoch() -> None:
         (2, 6, 21),
     ]
     sizes = [1, 2, 3, 3, 3, 3, 1] * 3
-    hits = [m["acc1"] for _, _, _, m, _ in run.report.trained]
+    hits = [m["acc1"] for _, _, _, m, _ in run.reporting.report.trained]
     spans = [(0, 1), (1, 6), (6, 11), (11, 16), (16, 21)]
     assert hits == pytest.approx([len(sizes[a:b]) / sum(sizes[a:b]) for a, b in spans]), "a hit in each batch"
-    assert [lr for *_, lr in run.report.trained[:3]] == pytest.approx([0.1, 0.6, 1.1]), "of the update just done"
-    assert run.report.samples == 2 * sum(sizes), "of both workers, each once"
+    rates = [lr for *_, lr in run.reporting.report.trained[:3]]
+    assert rates == pytest.approx([0.1, 0.6, 1.1]), "of the update just done"
+    assert run.reporting.report.samples == 2 * sum(sizes), "of both workers, each once"
 
 
 def test_what_is_left_at_the_end_is_averaged_with_the_line_before() -> None:
     run = training([[1], [2], [3], [3]], log_every=3, epochs=2)
     fit(run)
-    assert [(step, m["acc1"]) for _, _, step, m, _ in run.report.trained] == [
+    assert [(step, m["acc1"]) for _, _, step, m, _ in run.reporting.report.trained] == [
         (1, 1.0),
         (4, pytest.approx(3 / 8)),
         (7, pytest.approx(3 / 6)),
         (8, pytest.approx(4 / 9)),
     ]
-    assert run.report.samples == 2 * 18
+    assert run.reporting.report.samples == 2 * 18
 
 
 def test_merged_batches_are_counted_as_batches() -> None:
     run = training([[1, 1], [1, 1], [1, 1], [1]], log_every=4, epochs=2)
     fit(run)
-    assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.report.trained] == [
+    assert [(epoch, batch, step) for epoch, batch, step, _, _ in run.reporting.report.trained] == [
         (0, 1, 1),
         (0, 5, 3),
         (1, 3, 6),
@@ -324,7 +328,7 @@ def test_placeholder_batch_takes_part_and_counts_nothing() -> None:
     fit(run)
     assert run.strategy.calls.count("backward") == 2 and "step 0" in run.strategy.calls
     assert run.strategy.weights[1] == 0.0
-    assert [m for _, _, _, m, _ in run.report.trained][1] == {}
+    assert [m for _, _, _, m, _ in run.reporting.report.trained][1] == {}
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
@@ -333,20 +337,20 @@ def test_loss_that_is_no_number_ends_the_run_and_says_what_helps(lockstep: bool)
     run.model.factor.data.fill_(torch.nan)
     with pytest.raises(RunFailed, match=r"(?s)loss is nan at update 1 \(epoch 0, batch 0\).*optimizer\.lr.*clip_norm"):
         fit(run)
-    assert not run.report.trained, "the curves have no NaN"
+    assert not run.reporting.report.trained, "the curves have no NaN"
 
 
 def never_better(run: Training, patience: int) -> None:
     """The model learns nothing, so that no validation is better than the first."""
-    run.early_stop = EarlyStop("val/acc1", patience, 0.0)
+    run.watchers.early_stop = EarlyStop("val/acc1", patience, 0.0)
 
 
 def test_early_stop_ends_the_run_after_its_patience_and_says_so() -> None:
     run = training([[2], [2]], epochs=9)
     never_better(run, 2)
     fit(run)
-    assert [step for _, step, _ in run.report.validated] == [2, 4, 6] and run.step == 6
-    assert run.report.ended.startswith("early stop at update 6: val/acc1 has not risen for 2 validations")
+    assert [step for _, step, _ in run.reporting.report.validated] == [2, 4, 6] and run.progress.step == 6
+    assert run.reporting.report.ended.startswith("early stop at update 6: val/acc1 has not risen for 2 validations")
     assert run.strategy.calls[-1] == "synchronize"
 
 
@@ -354,16 +358,16 @@ def test_early_stop_inside_an_epoch_ends_it_there() -> None:
     run = training([[2]] * 8, epochs=3, val_every_steps=3)
     never_better(run, 1)
     fit(run)
-    assert run.step == 6 and [step for _, step, _ in run.report.validated] == [3, 6]
-    assert run.report.ended
-    assert run.report.trained[-1][2] == 6, "the last update has its line"
+    assert run.progress.step == 6 and [step for _, step, _ in run.reporting.report.validated] == [3, 6]
+    assert run.reporting.report.ended
+    assert run.reporting.report.trained[-1][2] == 6, "the last update has its line"
 
 
 def test_a_run_that_is_done_has_not_stopped_early() -> None:
     run = training([[2], [2]], epochs=2)
     never_better(run, 1)
     fit(run)
-    assert run.step == 4 and run.report.ended == ""
+    assert run.progress.step == 4 and run.reporting.report.ended == ""
 
 
 def test_all_workers_decide_by_the_first_ones_numbers() -> None:
@@ -381,12 +385,12 @@ def test_all_workers_decide_by_the_first_ones_numbers() -> None:
     run.strategy.members = lambda: (1, 2)
     fit(run)
     assert numbers == [[0.0] * 4] * 3, "a worker that is not the first brings zeros"
-    assert run.step == 6 and run.early_stop.best.value == pytest.approx(0.3)
+    assert run.progress.step == 6 and run.watchers.early_stop.best.value == pytest.approx(0.3)
 
 
 def test_a_schedule_that_goes_by_validations_is_told_of_each() -> None:
     run, told = training([[2], [2]], epochs=2), []
-    run.plateau = True
+    run.watchers.plateau = True
     run.strategy.observe = lambda step, metrics: told.append((step, dict(metrics)))
     run.strategy.all_reduce_sum = lambda values: values
     fit(run)
@@ -405,16 +409,16 @@ def test_averaged_weights_follow_each_update_and_are_evaluated_beside_the_model(
             run.model.factor += 1.0
 
     run.strategy.step = move
-    run.ema = AveragedWeights(run.model, 0.5)
-    follow = run.ema.follow
-    run.ema.follow = lambda step: (steps.append(step), follow(step))[1]
+    run.watchers.ema = AveragedWeights(run.model, 0.5)
+    follow = run.watchers.ema.follow
+    run.watchers.ema.follow = lambda step: (steps.append(step), follow(step))[1]
     fit(run)
     assert sorted(set(steps)) == [0, 1, 2, 3, 4]
     average = 1.0
     for weights in (2.0, 3.0, 4.0, 5.0):
         average = 0.5 * average + 0.5 * weights
     scores, zeros = torch.eye(3)[[0, 1, 2, 0]], torch.zeros(4, dtype=torch.int64)
-    last = run.report.validated[-1][2]
+    last = run.reporting.report.validated[-1][2]
     assert last["loss"] == pytest.approx(nn.functional.cross_entropy(5 * scores, zeros).item())
     assert last["val_ema/loss"] == pytest.approx(nn.functional.cross_entropy(average * scores, zeros).item())
     assert run.model.factor.item() == 5.0
@@ -425,9 +429,9 @@ def test_the_best_model_is_the_average_where_its_metric_marks_it(metric: str, ke
     run, found = training([[2]]), []
     run.strategy.all_reduce_sum = lambda values: values
     run.strategy.step = lambda samples: run.model.factor.data.fill_(2.0)
-    run.ema = AveragedWeights(run.model, 0.5)
-    run.report.watched = Best(metric)
-    run.keep_best = lambda: found.append(run.model.factor.item())
+    run.watchers.ema = AveragedWeights(run.model, 0.5)
+    run.reporting.report.watched = Best(metric)
+    run.watchers.save_best = lambda: found.append(run.model.factor.item())
     fit(run)
     assert found == [kept]
 
@@ -436,13 +440,13 @@ def test_the_first_batch_whose_time_is_that_of_starting_has_no_rate(tmp_path: Pa
     from trainer.run_folder.report import Report
 
     run = training([[1], [2], [3]], log_every=2, epochs=2)
-    run.report = Report(tmp_path, 6)
+    run.reporting.report = Report(tmp_path, 6)
     fit(run)
-    run.report.close()
+    run.reporting.report.close()
     told = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rates = ["perf/samples_per_s" in metrics for metrics in told if "train/loss" in metrics]
     assert rates == [False, True, True, True], "after 1, 3, 5 updates and at the end"
-    assert run.report.outcome()["samples"] == 2 * 12
+    assert run.reporting.report.outcome()["samples"] == 2 * 12
 
 
 @pytest.mark.parametrize("val_every_steps", [None, 5])
@@ -457,9 +461,9 @@ def test_lines_come_in_the_order_of_updates_whatever_ends_the_run(
         run = training([[1]] * 5, log_every=3, epochs=2 if early else 1, val_every_steps=val_every_steps)
         if early:
             early.why(0, {"val/loss": 0.0})
-        run.early_stop, run.report = early, Report(tmp_path, 10 if early else 5)
+        run.watchers.early_stop, run.reporting.report = early, Report(tmp_path, 10 if early else 5)
         fit(run)
-        run.report.close()
+        run.reporting.report.close()
         lines = [line.partition("]")[0] for line in capsys.readouterr().out.splitlines()]
         trained = [f"[Epoch 0, batch {n}" for n in ((0, 3) if early else (0, 3, 4))]
         assert lines[: len(trained)] == trained and lines[len(trained)] == "[Epoch 0"

@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,9 @@ from trainer.metrics.classification import Classification
 from trainer.optim.averaged import AveragedWeights
 from trainer.optim.updater import Updater
 from trainer.strategies.single import Single
-from trainer.worker.loop import Rhythm, Training, fit
-from trainer.worker.nonfinite import KINDS, MOST_SKIPS, Seen, Stop, check_parameters
+from trainer.worker.loop import fit
+from trainer.worker.nonfinite import MOST_SKIPS, STEP_HOOKS, BatchLoss, Stop, check_parameters
+from trainer.worker.training import LogWindow, Reporting, Schedule, Training, Watchers
 
 BAD = 3
 """The update with a bad batch, from 0."""
@@ -88,22 +90,20 @@ def factor(step: int) -> float:
 
 def training(kind: str, data: list[Any], tmp_path: Path | None = None, loss: nn.Module | None = None) -> Training:
     torch.manual_seed(0)
-    model = Net()
+    model, task = Net(), Classification(loss or nn.CrossEntropyLoss(), 3)
     strategy = Single({}, SimpleNamespace(rank=0, size=1))  # type: ignore[arg-type]
     strategy.setup(model, lambda module: Updater(optimizer_of(module), factor))  # type: ignore[arg-type]
     return Training(
         model=model,
         forward=model,
-        task=Classification(loss or nn.CrossEntropyLoss(), 3),
+        task=task,
         strategy=strategy,
         feed=Batches(data),
-        report=Lines(),
-        rhythm=Rhythm(1, len(data), 1, 0, None),
-        arithmetic=nullcontext,
+        autocast=nullcontext,
         lockstep=True,
-        ema=AveragedWeights(model, 0.9),
-        guard=KINDS[kind](),
-        run_dir=tmp_path,
+        schedule=Schedule(1, len(data), 1, 0, None),
+        watchers=Watchers(STEP_HOOKS[kind](), ema=AveragedWeights(model, 0.9)),
+        reporting=Reporting(Lines(), LogWindow(task), run_dir=tmp_path),
     )  # type: ignore[arg-type]
 
 
@@ -137,23 +137,23 @@ def test_skipped_update_changes_nothing_but_the_place_in_the_schedule(loss: nn.M
     run = training("skip", copy.deepcopy(data), loss=loss)
     fit(run)
     model, average, losses = by_hand(data, BAD)
-    assert run.skipped == 1 and run.step == 8
+    assert run.progress.skipped == 1 and run.progress.step == 8
     for name, value in model.state_dict().items():
         torch.testing.assert_close(run.model.state_dict()[name], value, rtol=0, atol=0, msg=name)
-    for mine, truth in zip(run.ema.average, average, strict=True):  # type: ignore[union-attr]
+    for mine, truth in zip(run.watchers.ema.average, average, strict=True):  # type: ignore[union-attr]
         torch.testing.assert_close(mine, truth, rtol=0, atol=1e-7)
-    told = [metrics["loss"] for _, _, _, metrics, _ in run.report.trained if metrics]  # type: ignore[attr-defined]
-    assert told == pytest.approx(losses, abs=1e-7) and len(run.report.trained) == 8  # type: ignore[attr-defined]
+    told = [metrics["loss"] for _, _, _, metrics, _ in run.reporting.report.trained if metrics]  # type: ignore[attr-defined]
+    assert told == pytest.approx(losses, abs=1e-7) and len(run.reporting.report.trained) == 8  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(STEP_HOOKS))
 def test_finite_run_is_the_same_to_the_last_bit(kind: str) -> None:
     data = batches(spoiled=0.25)
     run = training(kind, copy.deepcopy(data))
     fit(run)
     model, _, losses = by_hand(data, -1)
     assert all(torch.equal(run.model.state_dict()[name], value) for name, value in model.state_dict().items())
-    assert [metrics["loss"] for _, _, _, metrics, _ in run.report.trained] == losses  # type: ignore[attr-defined]
+    assert [metrics["loss"] for _, _, _, metrics, _ in run.reporting.report.trained] == losses  # type: ignore[attr-defined]
 
 
 def test_too_many_skips_in_a_row_end_the_run() -> None:
@@ -163,7 +163,7 @@ def test_too_many_skips_in_a_row_end_the_run() -> None:
     run = training("skip", data)
     with pytest.raises(NotFinite, match=r"100 updates in a row were skipped .on_nonfinite=skip.. The loss is nan"):
         fit(run)
-    assert run.step == 2 + MOST_SKIPS
+    assert run.progress.step == 2 + MOST_SKIPS
 
 
 @pytest.mark.parametrize("kind", ["stop", "rewind"])
@@ -171,7 +171,7 @@ def test_report_names_batch_samples_layer_and_gradients(kind: str, tmp_path: Pat
     run = training(kind, batches(), tmp_path)
 
     def layer(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
-        return outputs / 0 if run.step == BAD and run.model.training else outputs
+        return outputs / 0 if run.progress.step == BAD and run.model.training else outputs
 
     run.model.norm.register_forward_hook(layer)  # type: ignore[union-attr, operator]
     run.feed.batches[BAD][0].fill_(1.0)  # type: ignore[attr-defined]
@@ -188,21 +188,21 @@ def test_report_names_batch_samples_layer_and_gradients(kind: str, tmp_path: Pat
 
 
 class Late(Stop):
-    """As on a GPU, where a look at a loss waits for it."""
+    """As on a GPU, where reading a loss waits for it."""
 
-    def would_wait(self, loss: torch.Tensor) -> bool:
+    def read_waits(self, loss: torch.Tensor) -> bool:
         return True
 
 
 def test_on_a_gpu_the_line_finds_the_first_bad_batch_which_is_read_again(tmp_path: Path) -> None:
     run = training("stop", batches(), tmp_path)
-    run.guard, run.rhythm.log_every = Late(), 4
+    run.watchers.step_hook, run.schedule = Late(), replace(run.schedule, log_every=4)
     asked: list[int] = []
     monitored = run.feed.batch
     run.feed.batch = lambda epoch, batch: asked.append(batch) or monitored(epoch, batch)  # type: ignore[method-assign]
     with pytest.raises(NotFinite, match=r"The loss is nan at update 4 \(epoch 0, batch 3\)") as caught:
         fit(run)
-    assert run.step == 5, "the line comes with the fifth batch"
+    assert run.progress.step == 5, "the line comes with the fifth batch"
     assert (caught.value.step, caught.value.update) == (4, 3) and asked == [3]
     told = json.loads((tmp_path / "nonfinite.json").read_text())
     assert (told["update"], told["samples"], told["losses"]) == (4, {"3": [30, 31]}, ["nan"])
@@ -297,11 +297,11 @@ def test_all_from_the_checkpoint_to_a_bad_update_of_a_later_epoch_comes_in_anoth
 @pytest.mark.parametrize("kind", ["skip", "rewind"])
 def test_gradients_that_overflow_are_the_loss_scales_matter_and_a_loss_is_not(kind: str) -> None:
     run = training(kind, batches(spoiled=0.5))
-    run.guard.seen = [Seen(0, 0, 1, 0, torch.tensor(1.0))]  # type: ignore[attr-defined]
+    run.watchers.step_hook.losses = [BatchLoss(0, 0, 1, 0, torch.tensor(1.0))]  # type: ignore[attr-defined]
     for p in run.model.parameters():
         p.grad = torch.full_like(p, float("inf"))
-    assert run.guard.blame(run) == ("gradients", 0)  # type: ignore[attr-defined]
+    assert run.watchers.step_hook.find_bad(run) == ("gradients", 0)  # type: ignore[attr-defined]
     run.strategy.updater.scaler = torch.amp.GradScaler("cpu")  # type: ignore[attr-defined]
-    assert run.guard.blame(run) == ("", 0)  # type: ignore[attr-defined]
-    run.guard.seen = [Seen(0, 0, 1, 0, torch.tensor(float("nan")))]  # type: ignore[attr-defined]
-    assert run.guard.blame(run) == ("loss", 0)  # type: ignore[attr-defined]
+    assert run.watchers.step_hook.find_bad(run) == ("", 0)  # type: ignore[attr-defined]
+    run.watchers.step_hook.losses = [BatchLoss(0, 0, 1, 0, torch.tensor(float("nan")))]  # type: ignore[attr-defined]
+    assert run.watchers.step_hook.find_bad(run) == ("loss", 0)  # type: ignore[attr-defined]

@@ -100,11 +100,13 @@ def _of(checkpoint: Path) -> Path | None:
     if about.best_step == 0 or not beside.is_file() or checkpoint.name.startswith(store.GIVEN_UP):
         return None
     # Written before checkpoints held them, or they could not be put into it: the run's own, unless they are newer.
-    told = (read_status(checkpoint.parent.parent).get("best") or {}).get("step")
-    if told is not None and about.best_step is not None:
-        return beside if told == about.best_step else None
+    best_step = (read_status(checkpoint.parent.parent).get("best") or {}).get("step")
+    if best_step is not None and about.best_step is not None:
+        return beside if best_step == about.best_step else None
     complete = checkpoint / durable_folder.MARKER
-    older = told <= about.step if told is not None else beside.stat().st_mtime_ns <= complete.stat().st_mtime_ns
+    older = (
+        best_step <= about.step if best_step is not None else beside.stat().st_mtime_ns <= complete.stat().st_mtime_ns
+    )
     return beside if older else None
 
 

@@ -102,7 +102,7 @@ class Remote:
         Raises:
             UserError: the address cannot be reached.
         """
-        with self._told():
+        with self._errors_explained():
             names = [path.rsplit("/", 1)[-1] for path in self._below("")]
             steps = [name for name in names if store.NAME.fullmatch(name)]
             return sorted(filter(self._is_whole, steps), key=store.step_of, reverse=True)
@@ -113,7 +113,7 @@ class Remote:
 
     def marker(self, name: str) -> bytes:
         """The content of a checkpoint's COMPLETE, which tells each file's checksum; empty: there is none."""
-        with self._told():
+        with self._errors_explained():
             try:
                 return bytes(self.files.cat_file(self._at(name, durable_folder.MARKER)))
             except FileNotFoundError:
@@ -125,7 +125,7 @@ class Remote:
         Raises:
             UserError: it cannot be read; Retired: it is gone.
         """
-        with self._told(name):
+        with self._errors_explained(name):
             text = self.files.cat_file(self._at(name, store.ABOUT))
         return store.parse_about(text, f"{self.address}/{name}/{store.ABOUT}")
 
@@ -156,13 +156,13 @@ class Remote:
         """
         from fsspec import Callback
 
-        step, told = folder.name, Callback(hooks={"moves": lambda *_, **__: moves()})
+        step, progress = folder.name, Callback(hooks={"moves": lambda *_, **__: moves()})
         self.remove(step)
         for name in names:
             if (run_dir / name).is_file():
-                self.files.put_file(str(run_dir / name), self._private(step, OF_RUN, name), callback=told)
+                self.files.put_file(str(run_dir / name), self._private(step, OF_RUN, name), callback=progress)
         for file in (*durable_folder.files(folder, store.FORMAT), durable_folder.MARKER):
-            self.files.put_file(str(folder / file), self._private(step, file), callback=told)
+            self.files.put_file(str(folder / file), self._private(step, file), callback=progress)
             moves()
 
     def _private(self, *names: str) -> str:
@@ -180,7 +180,7 @@ class Remote:
         unfinished = durable_folder.partial_of(durable_folder.begin(folder))
         durable_folder.make_folder(unfinished)
         try:
-            with self._told(step):
+            with self._errors_explained(step):
                 self.files.get_file(self._at(step, durable_folder.MARKER), _made(unfinished / durable_folder.MARKER))
                 for file in durable_folder.files(unfinished, store.FORMAT):
                     self.files.get_file(self._at(step, file), _made(unfinished / file))
@@ -200,14 +200,14 @@ class Remote:
             UserError: the address cannot be reached.
         """
         for name in names:
-            with self._told(), contextlib.suppress(FileNotFoundError):
+            with self._errors_explained(), contextlib.suppress(FileNotFoundError):
                 content = bytes(self.files.cat_file(self._at(step, OF_RUN, name)))
                 durable_folder.make_folder((run_dir / name).parent)
                 durable_folder.durable(run_dir / name, partial(Path.write_bytes, data=content))
 
     def set_aside(self, name: str) -> None:
         """A checkpoint of a training that is given up is no longer found."""
-        with self._told():
+        with self._errors_explained():
             self.files.pipe_file(self._at(name, ASIDE), b"")
 
     def remove(self, name: str) -> None:
@@ -224,7 +224,7 @@ class Remote:
             UserError: that cannot be done.
         """
         path = self._at(f".writable-{secrets.token_hex(8)}")
-        with self._told():
+        with self._errors_explained():
             self.files.pipe_file(path, b"")
             self.files.rm_file(path)
 
@@ -238,7 +238,7 @@ class Remote:
         return "/".join(filter(None, (self.root, *names)))
 
     @contextlib.contextmanager
-    def _told(self, step: str = "") -> Iterator[None]:
+    def _errors_explained(self, step: str = "") -> Iterator[None]:
         """What the file system raises is told as a UserError: each has exceptions of its own.
 
         Args:

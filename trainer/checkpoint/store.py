@@ -272,8 +272,10 @@ def parse_about(text: bytes, path: str) -> About:
         UserError: it is none.
     """
     try:
-        told = json_text.loads(text)
-        found = About(**{**_known(About, told), "watched": BestMetric(**_known(BestMetric, told.get("watched", {})))})
+        parsed = json_text.loads(text)
+        found = About(
+            **{**_known(About, parsed), "watched": BestMetric(**_known(BestMetric, parsed.get("watched", {})))}
+        )
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
     numbers = (
@@ -300,9 +302,9 @@ def parse_about(text: bytes, path: str) -> About:
     return found
 
 
-def _known(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
     """Without the keys that this version does not know."""
-    return {field.name: told[field.name] for field in fields(kind) if field.name in told}
+    return {field.name: parsed[field.name] for field in fields(kind) if field.name in parsed}
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
@@ -409,9 +411,9 @@ def _share_a_file(one: Path, other: Path) -> bool:
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:
     """Those of the best validations."""
-    told = {path: about(path).watched for path in folders} if count else {}
-    measured = [path for path, watched in told.items() if watched.value is not None]
-    return sorted(measured, key=lambda path: told[path].worth, reverse=True)[:count]
+    watched_by_path = {path: about(path).watched for path in folders} if count else {}
+    measured = [path for path, watched in watched_by_path.items() if watched.value is not None]
+    return sorted(measured, key=lambda path: watched_by_path[path].worth, reverse=True)[:count]
 
 
 def _entries(folder: Path) -> list[Path]:

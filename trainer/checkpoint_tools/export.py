@@ -47,15 +47,15 @@ def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
             f"needs the packages {' and '.join(ONNX)}, which are not installed",
             "pip install 'trainer[onnx]'",
         )
-    model, told = built(folder, averaged), ""
+    model, note = built(folder, averaged), ""
     if kind == "safetensors":
         save(model, out)
     elif kind == "pt":
         with replacing(out) as part:
             torch.save(model.state_dict(), part)
     else:
-        told = _program(model, folder, out, kind)
-    Screen().print(f"{out}: {'averaged weights' if averaged else 'model'} of {folder.name}{told}")
+        note = _program(model, folder, out, kind)
+    Screen().print(f"{out}: {'averaged weights' if averaged else 'model'} of {folder.name}{note}")
 
 
 def built(folder: Path, averaged: bool) -> nn.Module:

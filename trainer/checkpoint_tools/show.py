@@ -32,7 +32,7 @@ def listed(path: Path) -> int:
         state = _damage(folder) or "whole"
         state = f"{state}, latest" if folder.name == latest else state
         with contextlib.suppress(FileNotFoundError):
-            row = (*_told(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
+            row = (*_cells_of(folder), sized(durable_folder.bytes_of(folder)), _age(folder), state)
             if not _is_retired(folder):
                 table.add_row(*row)
     screen = Screen()
@@ -55,7 +55,7 @@ def _cells(about: store.About) -> tuple[str, str, str, str]:
     return str(about.step), str(about.epoch), about.watched.metric, "" if value is None else f"{value:.5g}"
 
 
-def _told(folder: Path) -> tuple[str, str, str, str]:
+def _cells_of(folder: Path) -> tuple[str, str, str, str]:
     """The same of a folder; of a damaged one the step alone."""
     step = folder.name.removeprefix("step-").lstrip("0") or "0"
     try:
@@ -200,8 +200,8 @@ def _check_its_own(remote: Remote, run_dir: Path) -> None:
         UserError: the run's files would be written over by those of another run, or by older ones.
     """
     there = store.remains(run_dir / store.CHECKPOINTS)
-    mine = durable_folder.marker_of(there[0]) if there else b""
-    if mine and mine == remote.marker(there[0].name):
+    own_marker = durable_folder.marker_of(there[0]) if there else b""
+    if own_marker and own_marker == remote.marker(there[0].name):
         return
     if there:
         why = f"holds a run whose newest checkpoint is {there[0].name}, which is not the one at {remote.address}"

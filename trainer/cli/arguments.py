@@ -133,8 +133,8 @@ TEXT_WITH_COMMAS = (
 
 def typed_flags(args: argparse.Namespace) -> list[str]:
     """Return ``--config-dir`` and ``--config-name`` as typed: the flags that the command which repeats a run needs."""
-    given = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
-    return [word for flag, value in given if value for word in (flag, str(value))]
+    flags = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
+    return [word for flag, value in flags if value for word in (flag, str(value))]
 
 
 def hydra_overrides(overrides: list[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from trainer.cli.explain import usual_values
 from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.planning.kept_runs import AUTO, FRESH
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
 from trainer.wording import typed
 
@@ -48,16 +47,16 @@ def run_one(
     config_name: str,
     start: Starter | None = None,
     flags: Sequence[str] = (),
-    given: Sequence[str] = (),
+    composed_with: Sequence[str] = (),
 ) -> Result:
     """Compose the config of one job, check it, and run it in Hydra's run folder.
 
     Args:
         start: starts the run's processes; those of this host if left out.
         flags: those that stand before the overrides in the command that repeats it.
-        given: overrides that come from elsewhere, as torchrun's, and are no part of that command.
+        composed_with: overrides that come from elsewhere, as torchrun's, and are no part of that command.
     """
-    config = compose.compose(app, [*overrides, *given], config_name)
+    config = compose.compose(app, [*overrides, *composed_with], config_name)
     # What follows is imported now: a command line that Hydra refuses is answered without it.
     from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
@@ -89,7 +88,7 @@ def run_one(
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].tell_away(away)
         run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
-        ready.plan = replace(ready.plan, run_dir=str(run_dir))
+        ready = ready.in_folder(run_dir)
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
     say_result(result, ready, [*flags, *overrides])
@@ -143,7 +142,7 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
     """
     from trainer.checkpoint import store
     from trainer.cli.last_lines import short
-    from trainer.planning.kept_runs import AUTO
+    from trainer.planning.find_checkpoint import AUTO
 
     if config.resume.path != AUTO or config.mode != "train" or not compose.named_by_time(config, key):
         return

@@ -242,14 +242,16 @@ def named_folder(config: DictConfig, key: str) -> Path:
     """
     for what, where in (("the working folder", os.getcwd()), ("the folder of trainer's own files", str(PACKAGE))):
         check_text(f"{what} {where}", where, "a folder whose path is UTF-8")  # Hydra's files name both
-    given = _folder(config, key)
-    if "://" in str(given):  # as a path it would be a folder called s3: here
+    configured = _folder(config, key)
+    if "://" in str(configured):  # as a path it would be a folder called s3: here
         why = (
             "is an address, and a run writes into a folder of this machine, from which checkpoints are copied to "
             "an address"
         )
-        raise UserError(f"{key}={given}", why, f"{key}=outputs/NAME {typed('checkpoint.to', given)}")
-    if given is None or not str(given).strip():
-        raise UserError(f"{key}={'null' if given is None else given}", "names no folder", f"{key}=outputs/NAME")
-    check_text(f"{key}={given}", str(given), f"{key}=ANOTHER_FOLDER")
-    return Path(os.path.abspath(str(given)))
+        raise UserError(f"{key}={configured}", why, f"{key}=outputs/NAME {typed('checkpoint.to', configured)}")
+    if configured is None or not str(configured).strip():
+        raise UserError(
+            f"{key}={'null' if configured is None else configured}", "names no folder", f"{key}=outputs/NAME"
+        )
+    check_text(f"{key}={configured}", str(configured), f"{key}=ANOTHER_FOLDER")
+    return Path(os.path.abspath(str(configured)))

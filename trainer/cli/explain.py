@@ -278,12 +278,12 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             "a run goes on from its newest checkpoint with resume=auto, and from another one with resume=FOLDER",
             "hydra.run.dir=FOLDER resume=auto",
         )
-    given = vocabulary.typed_value(path)
+    own_value = vocabulary.typed_value(path)
     if group in keys.OF_OTHERS:
         return UserError(what, *keys.OF_OTHERS[group])
     if option is None:
         known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()
-        near = keys.nearest_key(path, known, given)
+        near = keys.nearest_key(path, known, own_value)
         return UserError(what, "there is no such key", near and _set(near, value, file))
     other = keys.MEANT.get(name, "")  # of options that are called alike: criteo for synthetic_criteo
     if other and (
@@ -313,7 +313,7 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
         )
     known = vocabulary.option_keys(group, option)
     why = f"there is no such key; {group}={option} has {', '.join(k for k in known if k != '_target_')}"
-    if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], given):
+    if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], own_value):
         return UserError(what, why, _set(near, value, file))
     if group in vocabulary.open_groups:
         return UserError(what, f"{why}; a further argument of the constructor takes a plus", quoted(f"+{path}={value}"))

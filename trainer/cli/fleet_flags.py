@@ -76,12 +76,12 @@ def refuse(argv: Sequence[str]) -> None:
 def _flags(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Name, value and spelling of each that is one of Fleet's."""
     for place, word in enumerate(argv):
-        flag, given, value = word.partition("=")
+        flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         if not flag.startswith("--") or name not in {*KEYS, *GPUS, *NOT_NEEDED, *NOT_THERE, "run_mode", "master"}:
             continue
         after = argv[place + 1] if place + 1 < len(argv) else ""
-        if not given and name not in WITHOUT_VALUE and _is_value(after):
+        if not equals and name not in WITHOUT_VALUE and _is_value(after):
             yield name, after, f"{word} {after}"
         else:
             yield name, value, word

@@ -170,7 +170,7 @@ def _path(asked: Words) -> Path:
     """What RUN names: a run's folder, or a checkpoint or file in it; an MLflow run id stands for its folder."""
     if os.path.exists(asked.run):
         return Path(asked.run)
-    from trainer.planning.resume import RUN_ID
+    from trainer.planning.find_checkpoint import RUN_ID
 
     if not RUN_ID.fullmatch(asked.run):
         why = "there is no such folder, and an MLflow run id has 32 hexadecimal digits"

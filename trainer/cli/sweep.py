@@ -37,7 +37,7 @@ from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
-from trainer.planning.kept_runs import AUTO
+from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.tracking_store import try_tracking
 from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen
@@ -141,14 +141,14 @@ class Sweep:
         plan = replace(point.plan, run_dir=str(self.folder))
         run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
         named = sweep_name(public(self.overrides), self.swept)
-        mine: dict[str, Any] = {
+        own_tracking: dict[str, Any] = {
             "run_name": named,
             "params": self._values(),
             "dataset": None,
             "models": {},
             "artifacts": ["sweep.csv"],
         }
-        return {**run, **mine, "resumed": self._goes_on}
+        return {**run, **own_tracking, "resumed": self._goes_on}
 
     def _values(self) -> dict[str, str]:
         """For each key that is swept, its values, without secrets, as the parameters of the sweep's own run."""
@@ -172,22 +172,22 @@ class Sweep:
 
     def _job(self, point: Point) -> None:
         """Run one job. One that fails is noted; one that is interrupted ends the sweep."""
-        mine, where = point.overrides, str(self.folder / point.subdir)
-        shown = tuple(text(override) for override in mine)
+        overrides, where = point.overrides, str(self.folder / point.subdir)
+        shown = tuple(text(override) for override in overrides)
         ready: Ready | None = None
         begun: Ready | None = None
-        self._announce(mine)
+        self._announce(overrides)
         try:
             ready = of_the_same_data(self._ready(point, where))
             claim(Path(where), chosen=True)
             with held(ready):
                 begun = ready
                 leave_hydra_files(point.config, Path(where))
-                result = execute(ready, start_here, [*self.flags, *mine], self.tracker, self.folder)
+                result = execute(ready, start_here, [*self.flags, *overrides], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
             self._break(begun)
             cut = _cut(error)
-            if begun is not None and (note := how_to_go_on(cut, begun, [*self.flags, *mine])):
+            if begun is not None and (note := how_to_go_on(cut, begun, [*self.flags, *overrides])):
                 cut.add_note(note)
             status = PREEMPTED if isinstance(cut, RunPreempted) else "killed"
             self._end(shown, _left(begun, where, status, str(cut)), ready)
@@ -195,26 +195,25 @@ class Sweep:
         except (RunFailed, UserError) as error:
             self._break(begun)
             print(f"job failed: {error}", flush=True)
-            if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *mine])):
+            if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *overrides])):
                 print(resumes, flush=True)
             result = _left(begun, where, "failed", str(error))
         self._end(shown, result, ready)
 
-    def _announce(self, mine: list[str]) -> None:
+    def _announce(self, overrides: list[str]) -> None:
         """The job's number, and what it has that others have not."""
         from trainer.config.keys import key_of
 
-        told = [o for o in mine if key_of(o) in self.swept] or mine
-        Screen().print(f"\n--- job {len(self.ended)} of {len(self.jobs)}: {command(told)}")
+        shown = [o for o in overrides if key_of(o) in self.swept] or overrides
+        Screen().print(f"\n--- job {len(self.ended)} of {len(self.jobs)}: {command(shown)}")
 
     def _ready(self, point: Point, where: str) -> Ready:
         """The next job, checked once more: the machine may have changed since."""
         compose.place(point.config, Path(where))
         planned = point.ready.plan
         ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.whole_path)
-        ready.plan = replace(ready.plan, left_out=planned.left_out)
-        ready.swept, ready.later = frozenset(self.swept), bool(self.ended)
-        return ready
+        ready = ready.with_plan(left_out=planned.left_out)
+        return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
     def _break(self, ready: Ready | None) -> None:
         """Say what a job that was begun has left."""
@@ -241,8 +240,8 @@ class Sweep:
         from trainer.tracking.describe import NOTE
 
         sweep_table.leave_best(every, self.folder)
-        told = sweep_table.note(self.points[0].ready.plan.name, every, self.swept, repeat, self.folder)
-        tracker.close(self.folder, status, hide({NOTE: told}), FLUSH_S)
+        note = sweep_table.note(self.points[0].ready.plan.name, every, self.swept, repeat, self.folder)
+        tracker.close(self.folder, status, hide({NOTE: note}), FLUSH_S)
 
 
 def _cut(error: Interrupted | KeyboardInterrupt) -> Interrupted:

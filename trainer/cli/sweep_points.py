@@ -69,29 +69,28 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
     refusals: list[dict[str, UserError]] = []
     kept = _decisive(jobs)
     for number, job in enumerate(jobs):
-        mine: dict[str, UserError] = {}
+        errors: dict[str, UserError] = {}
         if "verbosity=quiet" not in job:
             streams.wait_for(f"checking job {number + 1} of {len(jobs)}")
         while True:
-            used = [o for o in job if o not in mine]
+            used = [o for o in job if o not in errors]
             try:
                 point = _check_point(app, master, used, number)
             except UserError as error:
                 if not (strange := _strange(used, error, kept)):
                     raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
-                mine |= dict.fromkeys(strange, error)
+                errors |= dict.fromkeys(strange, error)
             else:
                 listed = {o: error for error in point.ready.checked.lacks.errors for o in _strange(used, error, kept)}
                 if not listed:
                     break
-                mine |= listed
-        plan = point.ready.plan
-        point.ready.plan = replace(plan, left_out=[f"{o}: {refused.why}" for o, refused in mine.items()])
-        points.append(point)
-        refusals.append(mine)
-    useless = {key_of(o): refused for mine in refusals for o, refused in mine.items()}
+                errors |= listed
+        left_out = [f"{o}: {refused.why}" for o, refused in errors.items()]
+        points.append(replace(point, ready=point.ready.with_plan(left_out=left_out)))
+        refusals.append(errors)
+    useless = {key_of(o): refused for errors in refusals for o, refused in errors.items()}
     for key, refused in useless.items():
-        if all(key in map(key_of, mine) for mine in refusals):
+        if all(key in map(key_of, errors) for errors in refusals):
             raise refused
     check_apart(points, jobs, compose.named_folder(master, "hydra.sweep.dir"))
     return points
@@ -104,14 +103,14 @@ def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) ->
         UserError: two are the same or share a folder, or a folder holds another one or the sweep's own files.
     """
     runs: dict[str, int] = {}
-    taken: dict[str, int] = {}
+    owner: dict[str, int] = {}
     sweeps = os.path.realpath(folder)
     for number, point in enumerate(points):
         run = repr((point.ready.checked.config.plain(), point.ready.plan.left_out))
         if (other := runs.setdefault(run, number)) != number:
             raise UserError(_job(number, jobs), f"is the same run as {_job(other, jobs)}", "each value once")
         place = os.path.realpath(folder / point.subdir)
-        if (other := taken.setdefault(place, number)) != number:
+        if (other := owner.setdefault(place, number)) != number:
             why = f"would write over {_job(other, jobs)}: hydra.sweep.subdir names the folder {point.subdir} for both"
             raise UserError(_job(number, jobs), why, BY_NUMBER)
         if os.path.commonpath([place, sweeps]) == place:
@@ -121,8 +120,8 @@ def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) ->
         way = [Path(place), *Path(place).parents]
         if file := next((p for p in way if (str(p.parent) == sweeps and p.name in OWN_FILES) or p.is_file()), None):
             raise UserError(_job(number, jobs), f"would have {file} as a folder, which is a file", BY_NUMBER)
-    for place, number in taken.items():
-        if above := [taken[parent] for parent in map(str, Path(place).parents) if parent in taken]:
+    for place, number in owner.items():
+        if above := [owner[parent] for parent in map(str, Path(place).parents) if parent in owner]:
             why = (
                 f"would write into the folder of {_job(above[0], jobs)}: {points[number].subdir} is below "
                 f"{points[above[0]].subdir}"

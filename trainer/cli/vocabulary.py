@@ -131,9 +131,11 @@ class Vocabulary:
         if loaded is None or not isinstance(loaded.config, DictConfig):
             return
         for default in loaded.defaults_list or ():
-            taken = getattr(default, "path", None)
-            if taken not in (None, "_self_"):
-                yield from self._keys(taken[1:] if taken.startswith("/") else f"{path.rpartition('/')[0]}/{taken}")
+            schema_path = getattr(default, "path", None)
+            if schema_path not in (None, "_self_"):
+                yield from self._keys(
+                    schema_path[1:] if schema_path.startswith("/") else f"{path.rpartition('/')[0]}/{schema_path}"
+                )
         yield from _paths(loaded.config, "")
 
 

@@ -67,8 +67,8 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
                 f"{node['_target_']} does not take this value: {said}",
                 _default(target, key, wrong),
             ) from error
-        given = ", ".join(f"{k}={v}" for k, v in arguments.items())
-        raise UserError(f"{key} ({node['_target_']})", f"called with {given or 'nothing'} it says: {said}") from error
+        shown = ", ".join(f"{k}={v}" for k, v in arguments.items())
+        raise UserError(f"{key} ({node['_target_']})", f"called with {shown or 'nothing'} it says: {said}") from error
     if kind is not None and not isinstance(made, kind):
         raise UserError(what, f"gave a {type(made).__name__}, not a {_named(kind)}")
     if ours and not hasattr(made, "config"):

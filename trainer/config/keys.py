@@ -330,12 +330,12 @@ def _as_hydra(key: Key, value: Any) -> Any:
 
 def _alike(name: str, other: str) -> bool:
     """They are like each other also without the words that both begin or end with: image_size is no batch_size."""
-    mine, theirs = name.split("_"), other.split("_")
-    while mine and theirs and mine[-1] == theirs[-1]:
-        mine, theirs = mine[:-1], theirs[:-1]
-    while mine and theirs and mine[0] == theirs[0]:
-        mine, theirs = mine[1:], theirs[1:]
-    return not mine or not theirs or difflib.SequenceMatcher(None, "_".join(mine), "_".join(theirs)).ratio() >= 0.5
+    parts, theirs = name.split("_"), other.split("_")
+    while parts and theirs and parts[-1] == theirs[-1]:
+        parts, theirs = parts[:-1], theirs[:-1]
+    while parts and theirs and parts[0] == theirs[0]:
+        parts, theirs = parts[1:], theirs[1:]
+    return not parts or not theirs or difflib.SequenceMatcher(None, "_".join(parts), "_".join(theirs)).ratio() >= 0.5
 
 
 def _whole(value: Any) -> int | None:

@@ -47,18 +47,18 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
     Raises:
         UserError: with the nearest argument, or, for a key that an option brought along, how to take it away.
     """
-    taken = parameters(str(node["_target_"]))
-    if taken is None:
+    accepted = parameters(str(node["_target_"]))
+    if accepted is None:
         return
     for name, value in node.items():
-        if name in (*taken, "_target_", *schema.not_arguments(key, node)):
+        if name in (*accepted, "_target_", *schema.not_arguments(key, node)):
             continue
-        nearest = difflib.get_close_matches(name, [t for t in taken if t not in node], 1, 0.6)
+        nearest = difflib.get_close_matches(name, [t for t in accepted if t not in node], 1, 0.6)
         instead = (
             quoted(f"+{key}.{nearest[0]}={value}") if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"
         )
         raise UserError(
-            f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(taken)}", instead
+            f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(accepted)}", instead
         )
 
 

@@ -47,8 +47,8 @@ class Host:
     def idle(self) -> tuple[float, ...]:
         """Idle core-seconds of the cores that this process may use; in a container also those unused of its limit."""
         every = psutil.cpu_times(percpu=True)
-        mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
-        counted = [every[core] for core in mine if core < len(every)] or every
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
+        counted = [every[core] for core in allowed if core < len(every)] or every
         found = sum(core.idle + getattr(core, "iowait", 0.0) for core in counted)
         return (found, *_unused_quota(time.perf_counter()))
 

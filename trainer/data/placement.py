@@ -32,7 +32,7 @@ class Placement:
             inputs, labels = self._copied(self.copies, inputs, labels)
         if isinstance(inputs, dict):
             return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
-        given = inputs
+        original = inputs
         if inputs.dim() == 4:  # first of all: a byte is moved sooner than a float
             inputs = inputs.contiguous(
                 memory_format=torch.channels_last if self.channels_last else torch.contiguous_format
@@ -42,7 +42,7 @@ class Placement:
         elif inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
         if self.mean is not None and self.std is not None:
-            inputs = inputs.clone() if inputs is given else inputs
+            inputs = inputs.clone() if inputs is original else inputs
             self._normalise(inputs, self.mean, self.std)
         return inputs, labels
 

@@ -348,7 +348,7 @@ class EvaluationSampler:
 
     def __init__(self, num_samples: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.num_samples = num_samples
-        self.mine = np.arange(num_samples)[rank::world_size]
+        self.indices = np.arange(num_samples)[rank::world_size]
         self.batch_size = batch_size
 
     def of(self, rank: int, world_size: int) -> EvaluationSampler:
@@ -356,12 +356,12 @@ class EvaluationSampler:
         return EvaluationSampler(self.num_samples, self.batch_size, rank, world_size)
 
     def __len__(self) -> int:
-        return -(-len(self.mine) // self.batch_size)
+        return -(-len(self.indices) // self.batch_size)
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield this worker's evaluation batches as arrays of indices."""
-        for start in range(0, len(self.mine), self.batch_size):
-            yield self.mine[start : start + self.batch_size]
+        for start in range(0, len(self.indices), self.batch_size):
+            yield self.indices[start : start + self.batch_size]
 
     def __iter__(self) -> Iterator[list[int]]:
         return (batch.tolist() for batch in self.arrays())

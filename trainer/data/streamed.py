@@ -128,16 +128,16 @@ class Streamed(Dataset[Any]):
         self._begin(0)
         ended = False
         while not ended:
-            mine, numbers = list[Any](), list[int]()
+            samples, numbers = list[Any](), list[int]()
             with own_randomness():
-                while len(mine) < size and not ended:
+                while len(samples) < size and not ended:
                     number = self.next
                     item = self._next(0, 0)
                     ended = item is END
                     if not ended and number % count == index:
-                        mine.append(item)
+                        samples.append(item)
                         numbers.append(number)
-                batch = self._batch(mine, numbers[0]) if mine else None
+                batch = self._batch(samples, numbers[0]) if samples else None
             if batch is not None:
                 yield np.array(numbers, dtype=np.int64), batch
         if not self.next:

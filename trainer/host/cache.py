@@ -90,22 +90,22 @@ def _check(folders: Iterable[Path], what: str, every: bool = False) -> None:
             raise UserError(
                 f"the cache {folder}", "cannot be entered by this user", "TRAINER_CACHE=FOLDER of your own"
             ) from error
-        mine = found.st_uid == os.geteuid()
+        own = found.st_uid == os.geteuid()
         mode = stat.S_IMODE(found.st_mode)
-        if not mine and found.st_uid != ROOT:
+        if not own and found.st_uid != ROOT:
             raise UserError(
                 f"the cache {folder}",
                 f"belongs to another user ({_name(found.st_uid)}), who could put {what} of theirs there",
                 "TRAINER_CACHE=FOLDER of your own",
             )
         if _others_write(found) and not mode & stat.S_ISVTX:
-            instead = f"chmod go-w {quoted(str(folder))}" if mine else "TRAINER_CACHE=FOLDER of your own"
+            instead = f"chmod go-w {quoted(str(folder))}" if own else "TRAINER_CACHE=FOLDER of your own"
             raise UserError(
                 f"the cache {folder}",
                 f"can be written by other users (mode {mode:04o}), who could put {what} of theirs there",
                 instead,
             )
-        if mine and not mode & OTHERS and not every:
+        if own and not mode & OTHERS and not every:
             return
 
 

@@ -95,8 +95,8 @@ def named() -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ImportError) as error:
-        if told := reached(error):
-            raise RunFailed(told) from error
+        if sentence := reached(error):
+            raise RunFailed(sentence) from error
         raise
 
 

@@ -39,11 +39,11 @@ def attach(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mm
     flags = os.O_RDWR if writable else os.O_RDONLY
     own = os.open(f"/proc/{process}/fd/{descriptor}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        told = os.fstat(own)
-        if told.st_ino != inode or fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS != SEALS:
+        status = os.fstat(own)
+        if status.st_ino != inode or fcntl.fcntl(own, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise FileNotFoundError("another file is there")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        return mmap.mmap(own, told.st_size, mmap.MAP_SHARED | AT_ONCE, protection)
+        return mmap.mmap(own, status.st_size, mmap.MAP_SHARED | AT_ONCE, protection)
     finally:
         os.close(own)
 

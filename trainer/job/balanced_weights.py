@@ -10,7 +10,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.job.ready import Ready
 from trainer.planning.eval_and_predict import class_weights_of
-from trainer.planning.loss_checks import BALANCED, balanced_keys
+from trainer.planning.training_checks import BALANCED, balanced_keys
 
 
 def weighed(ready: Ready, early: bool = False) -> Ready:
@@ -35,7 +35,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.facts.classes) for name in keys
     ):
         weights = {name: known[name] for name in keys}
-        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
+        return replace(ready.with_plan(class_weights=weights), counted=True)
     try:
         labels = _labels(ready)
     except Exception:
@@ -44,7 +44,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         raise
     with ready.checked.lacks:
         weights = _weights(ready, keys, of_samples, labels)
-        return replace(ready, plan=replace(ready.plan, class_weights=weights), counted=True)
+        return replace(ready.with_plan(class_weights=weights), counted=True)
     return ready
 
 

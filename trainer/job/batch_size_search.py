@@ -94,7 +94,7 @@ def found(before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: 
     job = search.sized(size)
     why = f"the most that fits into {search.memory}" if size < search.most else "all training samples fit"
     say(f"{KEY}=auto: {size}, {why}{_rate(job)}")
-    return replace(job, plan=replace(job.plan, why={**job.plan.why, "batch_size": why}))
+    return job.with_plan(why={**job.plan.why, "batch_size": why})
 
 
 def _rate(job: Ready) -> str:
@@ -139,12 +139,9 @@ class Search:
 
     def sized(self, size: int) -> Ready:
         """Return the job with this batch size, and with its data prepared."""
-        assert self.ready.sized is not None
-        fresh = self.ready.sized(size)
-        fresh = replace(fresh, swept=self.ready.swept, later=self.ready.later)
+        fresh = self.ready.with_batch_size(size)
         known = self._prepared_facts(fresh.checked.facts)
-        job = self.prepare(fresh) if known is None else fresh.with_facts(known)
-        return replace(job, plan=replace(job.plan, run_dir=self.ready.plan.run_dir, left_out=self.ready.plan.left_out))
+        return self.prepare(fresh) if known is None else fresh.with_facts(known)
 
     def _prepared_facts(self, facts: Facts) -> Facts | None:
         """What preparing the data makes of these facts, where that is known."""

@@ -14,7 +14,7 @@ from trainer.errors import why
 from trainer.host import disk_speed
 from trainer.host.folder_checks import nearest
 from trainer.job.ready import Ready
-from trainer.planning.async_resume import GEO
+from trainer.planning.restart_checks import GEO
 from trainer.planning.resume import Resume
 from trainer.wording import sized
 

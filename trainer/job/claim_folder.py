@@ -14,7 +14,7 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.job.ready import Ready
-from trainer.planning.kept_runs import check_nothing_lost, check_still_newest
+from trainer.planning.find_checkpoint import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
 from trainer.run_folder import lives, tracking_file
 from trainer.run_folder.folder_lock import FolderLock, refusal

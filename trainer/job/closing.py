@@ -154,7 +154,6 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     counts = {
         "restarts": result.restarts,
         "lost_updates": result.lost_updates,
-        "lost_at_servers": result.lost_at_servers,
         "skipped": result.skipped,
         "rewinds": result.rewinds,
     }

@@ -107,19 +107,14 @@ def _terms(ready: Ready) -> dict[str, Any]:
 
 def _of_life(ready: Ready, life: Life) -> Ready:
     """The job as this host does it in that life."""
-    assert ready.of_hosts is not None
     alone = len(life.hosts) == 1
-    of = ready.of_hosts(len(life.hosts), life.hosts.index(ready.plan.node_rank), 0 if alone else life.port)
-    of = of.with_facts(ready.checked.facts)
-    run_dir = Path(ready.plan.run_dir)
-    begun = store.about(run_dir / CHECKPOINTS / life.resume).lease_batches if life.resume else 0
-    plan = replace(
-        of.plan,
-        run_dir=str(run_dir),
-        lease_batches=begun or ready.plan.lease_batches,
-        class_weights=ready.plan.class_weights,
+    of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.node_rank), 0 if alone else life.port)
+    checkpoint = Path(ready.plan.run_dir) / CHECKPOINTS / life.resume
+    begun = store.about(checkpoint).lease_batches if life.resume else 0
+    of = of.with_facts(ready.checked.facts).with_plan(
+        lease_batches=begun or ready.plan.lease_batches, class_weights=ready.plan.class_weights
     )
-    return replace(of, plan=plan, digest=ready.digest)
+    return replace(of, digest=ready.digest)
 
 
 def _described(life: Life, ready: Ready, most: Plan) -> str:

@@ -15,7 +15,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.prepared import locked
 from trainer.errors import UserError
 from trainer.host.cache import cache_root
-from trainer.planning.kept_runs import AUTO, FRESH, instead, own
+from trainer.planning.find_checkpoint import AUTO, FRESH, instead, own
 from trainer.planning.plan import Plan
 from trainer.run_folder import tracking_file
 from trainer.run_folder.reset_files import CARRIED

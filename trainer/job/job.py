@@ -38,8 +38,8 @@ from trainer.job.result import Result
 from trainer.job.uploads import uploading
 from trainer.planning.assignment import Assignment
 from trainer.planning.class_names import CLASSES
+from trainer.planning.find_checkpoint import can_go_on
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on
 from trainer.run_folder import lives
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def execute(
                 tracker.open(run_dir, _told(ready, overrides, parent))
                 tracked = True
             with uploading(ready, result, _say), bar(run_dir, plan.total_steps, config.verbosity):
-                run = start_and_restart if ready.of_hosts is None else start_on_hosts
+                run = start_on_hosts if ready.plan.least_nnodes else start_and_restart
                 outcome = run(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
@@ -137,7 +137,7 @@ def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
 
 def _with_batch(asked: Ready, ready: Ready) -> Ready:
     """The job with the largest batch that fits, where that is asked for; ``asked``: before its data were prepared."""
-    if ready.sized is None:
+    if not ready.checked.searches:
         return ready
     ready = weighed(found(asked, ready, prepared, _say))
     _leave_config(ready.plan.own_folder, ready.checked.config)

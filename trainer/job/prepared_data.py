@@ -14,7 +14,8 @@ from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_outputs
 from trainer.planning.eval_and_predict import measured_by
-from trainer.planning.resume import can_go_on, keeps, with_data
+from trainer.planning.find_checkpoint import can_go_on, keeps
+from trainer.planning.resume import with_data
 from trainer.planning.user_class_checks import checked_facts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,16 @@ from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
 from trainer.job.result import tested_before
-from trainer.planning import resume as resuming
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
-from trainer.planning.batches import FIRST_TRY
+from trainer.planning.batches import FIRST_TRY, single_sample
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
-from trainer.planning.kept_runs import FRESH
-from trainer.planning.loss_checks import check_denominator
-from trainer.planning.plan import Plan, make_plan
-from trainer.planning.resume import Resume
-from trainer.planning.single_samples import single_sample
+from trainer.planning.find_checkpoint import FRESH, find_checkpoint
+from trainer.planning.make_plan import make_plan
+from trainer.planning.plan import Plan
+from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
+from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
@@ -40,33 +39,75 @@ WEIGHTS_KEPT = 2
 """Times that a run's folder holds the weights: the last and the best."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Place:
+    """The folder that the user has named for a run, or for all jobs of a sweep, the key for it, and whether by its
+    whole path."""
+
+    key: str
+    folder: Path
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the user asks for: a composed config with the keys that were typed, and the run's folder.
+
+    A job is planned from it, and planned again from a changed one: for another batch size, or for other hosts.
+
+    Attributes:
+        place: the folder that the user has named, which may hold that of the run.
+    """
+
+    config: Mapping[str, Any]
+    typed: tuple[str, ...]
+    run_dir: str
+    place: Place
+
+    def with_batch_size(self, size: int) -> Command:
+        """The same with a batch size per worker in place of ``data.batch_size=auto``."""
+        return self._changed(data={"batch_size": size})
+
+    def on_hosts(self, hosts: int, number: int, port: int, plan: Plan) -> Command:
+        """The same for that many hosts, of which this is the one of that number, and with the port of their meeting.
+
+        The samples of an update stay as in ``plan``, where all workers step together; else each worker keeps its batch.
+        """
+        sizes = {"batch_size": None, "global_batch_size": plan.global_batch_size}
+        if not plan.traits.lockstep:
+            sizes = {"batch_size": plan.batch_size, "global_batch_size": None}
+        launch = {"nnodes": hosts, "node_rank": number, "master_port": port, "least_nnodes": 1}
+        return self._changed(launch=launch, data=sizes)
+
+    def _changed(self, **groups: Mapping[str, Any]) -> Command:
+        changes = {name: {**self.config.get(name, {}), **values} for name, values in groups.items()}
+        return replace(self, config={**self.config, **changes})
+
+
+@dataclass(frozen=True)
 class Ready:
     """A job that has passed every check: its checked config, its model's facts, and its plan.
 
     Attributes:
-        swept: keys of which the sweep that it belongs to takes several values. later: it is not the first of its sweep,
-        and is told of in few words. resume: where it goes on from; None: it begins. tested: what the run had measured
-        of the test data before it is resumed, see :class:`Assignment`. digest: the fingerprint of its data, which then
-        are prepared; empty: not taken. counted: the labels of its training data are counted, where they have to be.
-        sized: this job, checked with a batch size per worker; None: its batch size is known. of_hosts: this job for so
-        many hosts, of which this is the one of that number, and the port of their meeting; the samples
-            of an update stay.
+        command: what it was planned from. imported: packages that checking it has imported: its processes need most of
+        them. swept: keys of which the sweep that it belongs to takes several values. later: it is not the first of its
+        sweep, and is told of in few words. resume: where it goes on from; None: it begins. tested: what the run had
+        measured of the test data before it is resumed, see :class:`Assignment`. digest: the fingerprint of its data,
+        which then are prepared; empty: not taken. counted: the labels of its training data are counted, where they have
+        to be.
     """
 
+    command: Command
     checked: Checked
     model: ModelFacts
     plan: Plan
-    imported: list[str] = field(default_factory=list)
-    """Packages that checking it has imported: its processes need most of them."""
+    imported: tuple[str, ...] = ()
     swept: frozenset[str] = frozenset()
     later: bool = False
     resume: Resume | None = None
     digest: str = ""
     tested: tuple[int, dict[str, float]] = (0, {})
     counted: bool = False
-    sized: Callable[[int], Ready] | None = None
-    of_hosts: Callable[[int, int, int], Ready] | None = None
 
     @property
     def assignment(self) -> Assignment:
@@ -77,11 +118,24 @@ class Ready:
             self.plan,
             checked.files,
             tuple(sorted(self.secrets)),
-            tuple(self.imported),
+            self.imported,
             str(self.resume.folder) if self.resume is not None else "",
             data=self.digest if checked.source.knows_its_data else "",
             tested=self.tested,
         )
+
+    @property
+    def secrets(self) -> set[str]:
+        """The job's secret values: those in the config, and others that this process knows."""
+        return values(self.checked.config.plain()) | redact.HERE.values
+
+    def with_plan(self, **changes: Any) -> Ready:
+        """The same job with these values in its plan."""
+        return replace(self, plan=replace(self.plan, **changes))
+
+    def in_folder(self, run_dir: Path) -> Ready:
+        """The same job in another folder, now and when it is planned again."""
+        return replace(self.with_plan(run_dir=str(run_dir)), command=replace(self.command, run_dir=str(run_dir)))
 
     def with_facts(self, facts: Facts) -> Ready:
         """This job planned again for other facts of its data."""
@@ -95,20 +149,17 @@ class Ready:
         }
         return replace(self, checked=checked, plan=replace(plan, **kept), counted=False)
 
-    @property
-    def secrets(self) -> set[str]:
-        """The job's secret values: those in the config, and others that this process knows."""
-        return values(self.checked.config.plain()) | redact.HERE.values
+    def with_batch_size(self, size: int) -> Ready:
+        """This job planned again with a batch size per worker, where ``data.batch_size=auto`` is asked for."""
+        return self._again(self.command.with_batch_size(size))
 
+    def on_hosts(self, hosts: int, number: int, port: int) -> Ready:
+        """This job planned again for that many hosts, see :meth:`Command.on_hosts`."""
+        return self._again(self.command.on_hosts(hosts, number, port, self.plan))
 
-@dataclass(frozen=True)
-class Place:
-    """The folder that the user has named for a run, or for all jobs of a sweep, the key for it, and whether by its
-    whole path."""
-
-    key: str
-    folder: Path
-    whole: bool
+    def _again(self, command: Command) -> Ready:
+        fresh = _planned(command).with_plan(left_out=self.plan.left_out)
+        return replace(fresh, imported=self.imported, swept=self.swept, later=self.later)
 
 
 def get_ready(
@@ -132,62 +183,30 @@ def get_ready(
     """
     redact.HERE.learn(values(config))
     try:
-        return _get_ready(config, typed, run_dir, Place(place, above or Path(run_dir), whole), passed)
+        return _get_ready(Command(config, tuple(typed), run_dir, Place(place, above or Path(run_dir), whole)), passed)
     except OSError as error:  # whatever is read here, the config names
         if limit := machine_limits.reached(error):
             raise RunFailed(limit) from error
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
 
-def _get_ready(
-    config: Mapping[str, Any], typed: Sequence[str], run_dir: str, place: Place, passed: Callable[[Checked], None]
-) -> Ready:
+def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
     before = frozenset(sys.modules)
-    ready = _planned(config, typed, run_dir, place, passed)
+    ready = _planned(command, passed)
     from trainer.job.balanced_weights import weighed
     from trainer.launch.preload import imported_since
 
-    ready.imported = imported_since(before)
-
-    def sized(size: int) -> Ready:
-        known = {**config, "data": {**config.get("data", {}), "batch_size": size}}
-        return replace(_planned(known, typed, run_dir, place), imported=ready.imported)
-
-    def of_hosts(hosts: int, number: int, port: int) -> Ready:
-        launch = {
-            **config.get("launch", {}),
-            "nnodes": hosts,
-            "node_rank": number,
-            "master_port": port,
-            "least_nnodes": 1,
-        }
-        plan = ready.plan
-        sizes = {"batch_size": None, "global_batch_size": plan.global_batch_size}
-        if not plan.traits.lockstep:  # each worker keeps its batch
-            sizes = {"batch_size": plan.batch_size, "global_batch_size": None}
-        data = {**config.get("data", {}), **sizes}
-        return replace(
-            _planned({**config, "launch": launch, "data": data}, typed, run_dir, place), imported=ready.imported
-        )
-
+    ready = replace(ready, imported=tuple(imported_since(before)))
     checked, resume = ready.checked, None
     with checked.lacks:
         folder = _checkpoint(checked.config, ready.plan)
         if folder is not None and checked.searches:
-            ready = _as_in_checkpoint(sized, folder)
+            ready = _as_in_checkpoint(ready, folder)
         resume = None if folder is None else _of_these_classes(ready, folder)
     ready = weighed(ready, early=True)
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
-    plan = replace(resuming.as_begun(ready.plan, resume), lacks=lacks)
-    sizes = sized if ready.checked.searches else None
-    return replace(
-        ready,
-        plan=plan,
-        resume=resume,
-        tested=tested_before(resume),
-        sized=sizes,
-        of_hosts=of_hosts if plan.least_nnodes else None,
-    )
+    ready = replace(ready, plan=as_begun(ready.plan, resume), resume=resume, tested=tested_before(resume))
+    return ready.with_plan(lacks=lacks)
 
 
 def _of_these_classes(ready: Ready, folder: Path) -> Resume:
@@ -202,30 +221,24 @@ def _of_these_classes(ready: Ready, folder: Path) -> Resume:
     other = of_checkpoint(folder.parent.parent, checked.config, checked.source, checked.facts)
     try:
         anew = partial(begins_anew, ready.plan, ready.model, folder)
-        resume = resuming.fit(checked.config, ready.plan, folder, anew)
+        resume = fit(checked.config, ready.plan, folder, anew)
     except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
         if other and not checked.config.resume.allow_changes:
-            raise resuming.other_classes(other, folder) from None
+            raise other_classes(other, folder) from None
         raise
-    return resuming.with_classes(resume, other, checked.config.resume.allow_changes)
+    return with_classes(resume, other, checked.config.resume.allow_changes)
 
 
-def _as_in_checkpoint(sized: Callable[[int], Ready], folder: Path) -> Ready:
+def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
     """The job with its checkpoint's batch size, in place of a search for ``data.batch_size=auto``."""
     data = store.about(folder).config.get("data", {})
-    ready = sized(int(data.get("batch_size", 0)) or FIRST_TRY)
-    return replace(ready, plan=replace(ready.plan, why={**ready.plan.why, "batch_size": f"as in {folder.name}"}))
+    ready = ready.with_batch_size(int(data.get("batch_size", 0)) or FIRST_TRY)
+    return ready.with_plan(why={**ready.plan.why, "batch_size": f"as in {folder.name}"})
 
 
-def _planned(
-    config: Mapping[str, Any],
-    typed: Sequence[str],
-    run_dir: str,
-    place: Place,
-    passed: Callable[[Checked], None] = lambda checked: None,
-) -> Ready:
+def _planned(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
     """The job with its plan, whether or not it goes on from somewhere."""
-    checked = check(config, typed)
+    checked, place = check(command.config, command.typed), command.place
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)
@@ -243,7 +256,7 @@ def _planned(
     with checked.lacks:
         check_denominator(checked, model)
     _check_places(checked, model, place)
-    plan = make_plan(checked, model, Machine.here(), run_dir)
+    plan = make_plan(checked, model, Machine.here(), command.run_dir)
     plan = replace(
         plan,
         lacks=list(checked.lacks),
@@ -252,7 +265,7 @@ def _planned(
         own_code=own_code(checked.config),
         taken=model.taken,
     )
-    return Ready(checked, model, plan)
+    return Ready(command, checked, model, plan)
 
 
 def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
@@ -280,7 +293,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     if goes_on and not (config.plan or plan.node_rank):
         wait_for_the_life_before(run_dir, say)
     config = fetched(config, plan, say)
-    folder = resuming.find(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
+    folder = find_checkpoint(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
     check_copies(config, plan, folder)
     return folder
 

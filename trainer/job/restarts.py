@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
 from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths, LostAtServer
+from trainer.planning.deaths import Deaths
 from trainer.run_folder import lives
 from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
 from trainer.wording import counted
@@ -46,7 +46,6 @@ def start_and_restart(
     finally:  # however the run ends
         result.returned = deaths.returned
         result.restarts += len(deaths.returned)
-        result.lost_at_servers = sum(loss.updates for loss in deaths.lost)
 
 
 def _to_the_end(
@@ -67,7 +66,6 @@ def _to_the_end(
             result.rewinds += 1
             bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
             assignment = _again(ready, assignment, bad, which, tracker, result)
-        deaths.lost = still_lost(deaths.lost, assignment.resume)
 
 
 def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:
@@ -182,29 +180,6 @@ def updates_since(death: Died, checkpoint: str) -> int:
     if at_servers:
         return max(0, *(done - saved.get(server, 0) for server, done in at_servers.items()))
     return max(0, workers_update(death) - (store.about(Path(checkpoint)).done if checkpoint else 0))
-
-
-def still_lost(lost: Sequence[LostAtServer], checkpoint: str) -> list[LostAtServer]:
-    """Of what servers have lost in order, what remains lost where all go back to a checkpoint: what was lost since then
-    is done again.
-
-    Args:
-        checkpoint: its folder; empty: the run goes back to its beginning.
-    """
-    from trainer.weights.server_files import parts_of
-
-    if not checkpoint:
-        return []
-    folder = Path(checkpoint)
-    lives, remain, again = {part.server: part.life for part in parts_of(folder)}, list[LostAtServer](), set[int]()
-    for loss in lost:
-        since = loss.snapshot.parent == folder.parent and store.step_of(folder.name) > store.step_of(loss.snapshot.name)
-        # a checkpoint may be completed after the death with the part that the dead life had written
-        if loss.server in again or not since or lives.get(loss.server) == loss.life:
-            again.add(loss.server)
-        else:
-            remain.append(loss)
-    return remain
 
 
 def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Callable[[str], None]) -> None:

@@ -28,9 +28,7 @@ class Result:
         computed from the training data, by key of ``loss``. data_source: what was really trained on. mode: what was
         done; unreadable: with ``predict``, the first files that could not be read. restarts: how often all processes,
         or one of them, were started again because one had died. returned: how processes died that were started again
-        while the others went on. lost_at_servers: updates that servers had done since the snapshots from which they
-        were started again by themselves, and that
-            were not done again.
+        while the others went on.
         lost_updates: updates after the last checkpoint that deaths took away; they were done again.
         skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
         lost_workers: by rank, how workers died whom the others did without.
@@ -64,7 +62,6 @@ class Result:
     restarts: int = 0
     returned: list[str] = field(default_factory=list)
     lost_updates: int = 0
-    lost_at_servers: int = 0
     skipped: int = 0
     rewinds: int = 0
     not_printed: str = ""

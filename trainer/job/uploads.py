@@ -13,8 +13,7 @@ from trainer.checkpoint.remote import Remote, address_of, reason
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.planning.kept_runs import AUTO, FRESH
-from trainer.planning.resume import keeps
+from trainer.planning.find_checkpoint import AUTO, FRESH, keeps
 from trainer.run_folder.reset_files import CARRIED
 from trainer.wording import counted
 

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import BY_CTRL_C, AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host import files, private, pulse
 from trainer.host.addresses import free_port
@@ -97,7 +96,7 @@ def launch(
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
                 singly = deaths if engine.again else None
-                returned = ProcessRestarts(singly, starts, begin, members, noted, log_dir / CHECKPOINTS)
+                returned = ProcessRestarts(singly, starts, begin, members, noted)
                 with _asked_to_leave(grace, here) as request:
                     others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
                     results = _watched(members, here, others, scratch, hang_s, returned, disk, restarts)

@@ -90,10 +90,10 @@ class Hang:
         everybody = self.found = self.found or self._looked_at(members, beats)
         if self.elsewhere is not None:
             self.elsewhere.tell(self.found)
-            told = self.elsewhere.everybody()
-            if told is None and self.silent <= self.limit_s + self.elsewhere.patience_s(self.limit_s):
+            all_silent = self.elsewhere.everybody()
+            if all_silent is None and self.silent <= self.limit_s + self.elsewhere.patience_s(self.limit_s):
                 return
-            everybody = told or self.found
+            everybody = all_silent or self.found
         silent = {f"worker {rank}": one for rank, one in everybody.items()}
         least = min((one.update, one.since) for one in silent.values())
         behind = [name for name, one in silent.items() if (one.update, one.since) == least]

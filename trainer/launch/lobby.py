@@ -128,10 +128,10 @@ class Lobby:
             if not self.board.check([NEWEST.format(number)]):
                 continue
             id = self.board.get(NEWEST.format(number)).decode()
-            told, beat = self._told(id), self.board.get(BEAT.format(id))
-            same = (self.hosts.get(number), self.beats.get(number)) == (told, beat)
+            host, beat = self._host_of(id), self.board.get(BEAT.format(id))
+            same = (self.hosts.get(number), self.beats.get(number)) == (host, beat)
             self.silent[number] = self.silent[number] + passed if same else 0.0
-            self.hosts[number], self.beats[number] = told, beat
+            self.hosts[number], self.beats[number] = host, beat
 
     def is_there(self, number: int) -> bool:
         """Whether a host shows signs of life."""
@@ -148,9 +148,9 @@ class Lobby:
     def parts(self) -> dict[int, Host]:
         """What the commands of this life have told, by the numbers of their hosts, even where newer ones have come."""
         newest = [(n, id, self.hosts[n]) for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n]
-        return {n: host if host.id == id else self._told(id) for n, id, host in newest}
+        return {n: host if host.id == id else self._host_of(id) for n, id, host in newest}
 
-    def _told(self, id: str) -> Host:
+    def _host_of(self, id: str) -> Host:
         return Host(**json_text.loads(self.board.get(HERE.format(id))))
 
     def waiting(self) -> list[int]:
@@ -328,12 +328,12 @@ class Guest:
             first = beat
             self.sleep(LOOK_S)
 
-    def _check_terms(self, mine: Mapping[str, Any]) -> None:
+    def _check_terms(self, own: Mapping[str, Any]) -> None:
         """A host that was started with another command is refused, and the others go on."""
-        theirs, mine = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(mine, default=str))
-        if key := differing(theirs, mine):
+        theirs, own = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(own, default=str))
+        if key := differing(theirs, own):
             raise RunFailed(
-                f"this host was started with another command: {key} is {mine.get(key)} here and "
+                f"this host was started with another command: {key} is {own.get(key)} here and "
                 f"{theirs.get(key)} on host 0. Type the same on all hosts. The run goes on without this host"
             )
 

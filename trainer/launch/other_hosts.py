@@ -44,7 +44,7 @@ class OtherHosts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.board, self.meeting, self.clock = board, meeting, clock
-        self.told = False
+        self.end_announced = False
         self._looked = clock()
         self._elsewhere = {
             f"{role.name}/{rank}": rank
@@ -70,10 +70,10 @@ class OtherHosts:
         if self.meeting.hosts > 1 and board.check([ENDED]):
             host, _, why = board.get(ENDED).decode().partition(" ")
             if int(host) != self.meeting.number:
-                self.told = True
-                asked, told = board.check([ASKED]), f"{self.meeting.name(int(host))} has ended the run: {why}"
+                self.end_announced = True
+                asked, message = board.check([ASKED]), f"{self.meeting.name(int(host))} has ended the run: {why}"
                 self._say({KNOWS.format(self.meeting.number): ""})
-                raise AskedToLeave(told, elsewhere=True) if asked else RunFailed(told)
+                raise AskedToLeave(message, elsewhere=True) if asked else RunFailed(message)
         self.meeting.watch(board)
         return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
 
@@ -99,7 +99,7 @@ class OtherHosts:
         """
         if self.meeting.hosts == 1:
             return
-        if not self.told:
+        if not self.end_announced:
             self._tell(why, asked)
         patience = Patience(HEARD_S, self.clock)
         with suppress(NoNote):
@@ -108,8 +108,8 @@ class OtherHosts:
 
     def _tell(self, why: str, asked: bool) -> None:
         first_line = why.strip().splitlines()[0]
-        told = {ASKED: ""} if asked else {}
-        self._say({**told, ENDED: f"{self.meeting.number} {first_line}", KNOWS.format(self.meeting.number): ""})
+        notes = {ASKED: ""} if asked else {}
+        self._say({**notes, ENDED: f"{self.meeting.number} {first_line}", KNOWS.format(self.meeting.number): ""})
 
     def _others(self) -> list[int]:
         """The other hosts, without those of which all workers are lost."""
@@ -158,5 +158,5 @@ class OtherHosts:
                     f"\nATTENTION: {self.meeting.name(host)} does not say that its processes have ended\n", flush=True
                 )
                 continue
-            for rank, told in json_text.loads(self.board[0].get(key)).items():
-                results.setdefault("server", {})[int(rank)] = told
+            for rank, result in json_text.loads(self.board[0].get(key)).items():
+                results.setdefault("server", {})[int(rank)] = result

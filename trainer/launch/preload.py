@@ -67,7 +67,7 @@ def why_ended() -> str:
     """Why the forkserver that has just broken off has ended, as far as its parent can know it: its own words are on the
     screen."""
     pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
-    told = "the forkserver, from which the run's processes come, has ended"
+    what = "the forkserver, from which the run's processes come, has ended"
     deadline = time.monotonic() + ENDED_S
     while pid is not None and time.monotonic() < deadline:
         try:
@@ -78,13 +78,13 @@ def why_ended() -> str:
             time.sleep(0.01)
         elif found.si_code == os.CLD_EXITED:
             return (
-                f"{told} with an error of its own, which stands above. If that is {os.strerror(errno.EAGAIN)!r}, "
+                f"{what} with an error of its own, which stands above. If that is {os.strerror(errno.EAGAIN)!r}, "
                 f"{machine_limits.no_process()}"
             )
         else:
             hint = " (out of memory?)" if found.si_status == signal.SIGKILL else ""
-            return f"{told}: it was killed by {signal_name(found.si_status)}{hint}"
-    return f"{told}. If {os.strerror(errno.EAGAIN)!r} stands above, {machine_limits.no_process()}"
+            return f"{what}: it was killed by {signal_name(found.si_status)}{hint}"
+    return f"{what}. If {os.strerror(errno.EAGAIN)!r} stands above, {machine_limits.no_process()}"
 
 
 def _import(path: list[str], names: list[str], folder: str) -> None:

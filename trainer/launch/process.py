@@ -62,7 +62,7 @@ class Failure:
 
     at: int
     words: str
-    told: bool
+    for_users: bool
     ends_run: bool = False
     where: tuple[int, int, int] | None = None
     follows: bool = False
@@ -70,7 +70,7 @@ class Failure:
     again: bool = False
 
     def __str__(self) -> str:
-        return f": {self.words}" if self.told else f":\n{self.words}"
+        return f": {self.words}" if self.for_users else f":\n{self.words}"
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -98,8 +98,12 @@ def refused_by_machine(error: BaseException) -> str:
         return limit
     if isinstance(error, OSError) and (error.errno in FULL or (error.errno in REFUSED and is_part(error.filename))):
         return f"{error.filename or 'a file'} cannot be written: {error.strerror}"
-    told = OS_ERROR.search(str(error))
-    return f"a file cannot be written: {os.strerror(int(told[1]))}" if told and int(told[1]) in FULL else ""
+    system_error = OS_ERROR.search(str(error))
+    return (
+        f"a file cannot be written: {os.strerror(int(system_error[1]))}"
+        if system_error and int(system_error[1]) in FULL
+        else ""
+    )
 
 
 class Child:

@@ -98,12 +98,14 @@ class ProcessReports:
                 leave_plan(self.plan)
                 self._unwritten = False
 
-    def _take(self, told: Mapping[tuple[str, int], ProcessReport], endpoints: Mapping[tuple[str, int], str]) -> None:
+    def _take(self, reports: Mapping[tuple[str, int], ProcessReport], endpoints: Mapping[tuple[str, int], str]) -> None:
         """Into the plan."""
-        self.unreported = {key: p for key, p in self.unreported.items() if key not in told}
+        self.unreported = {key: p for key, p in self.unreported.items() if key not in reports}
         self.without_endpoint = {key: p for key, p in self.without_endpoint.items() if key not in endpoints}
-        processes = [_with(p, told.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes]
-        first = {role: dict(one.environment) for (role, rank), one in told.items() if rank == 0}
+        processes = [
+            _with(p, reports.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes
+        ]
+        first = {role: dict(one.environment) for (role, rank), one in reports.items() if rank == 0}
         self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
         self._unwritten = True
 
@@ -114,8 +116,8 @@ class ProcessReports:
         return {key: board.get(note.format(*key)).decode() for key in found}
 
 
-def _with(process: Process, told: ProcessReport | None, endpoint: str | None) -> Process:
+def _with(process: Process, report: ProcessReport | None, endpoint: str | None) -> Process:
     """The process as it is; who does not listen is at its host's address."""
-    if told is not None:
-        process = replace(process, pid=told.pid, endpoint=process.endpoint or told.host)
+    if report is not None:
+        process = replace(process, pid=report.pid, endpoint=process.endpoint or report.host)
     return process if endpoint is None else replace(process, endpoint=endpoint)

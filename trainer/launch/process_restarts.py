@@ -1,4 +1,4 @@
-"""Restarts a worker or a parameter server that has died, while the others go on."""
+"""Restarts a worker that has died, while the others go on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from trainer.errors import Died, RunFailed, first_line
 from trainer.host import pulse
 from trainer.launch.engine import Start
 from trainer.launch.process_reports import ProcessReports
-from trainer.launch.server_snapshot import snapshot_of
 from trainer.launch.started_process import Handle, StartedProcess
 from trainer.launch.supervisor import END_S, end
-from trainer.planning.deaths import Deaths, LostAtServer
+from trainer.planning.deaths import Deaths
 from trainer.strategies.lost_workers import new_life
-from trainer.wording import counted
 
 
 class ProcessRestarts:
@@ -23,7 +21,6 @@ class ProcessRestarts:
 
     Args:
         deaths: counts them with all others of the run; None: no process is restarted.
-        checkpoints: the run's, from which servers go on.
         starts: what each process was told, by name.
         begin: starts a process.
         members: the processes of the run; those that are started here join them.
@@ -37,9 +34,8 @@ class ProcessRestarts:
         begin: Callable[[Start], Handle],
         members: list[StartedProcess],
         noted: ProcessReports | None = None,
-        checkpoints: Path | None = None,
     ) -> None:
-        self.noted, self.checkpoints = noted, checkpoints
+        self.noted = noted
         self.deaths, self.starts, self.begin, self.members = deaths, starts, begin, members
         self.before: tuple[str, int] | None = None
         """Who was restarted last, and after which update it had died."""
@@ -47,7 +43,7 @@ class ProcessRestarts:
     def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
         """Restart a process that has died, and return it; None if it must not be restarted. That is if it reported an
         error of its own (another one than that it has missed the checkpoint at which it was to come back), too many
-        have died, or it died twice after the same update. A server needs a checkpoint to begin with.
+        have died, or it died twice after the same update.
 
         It is dead for certain: where its forkserver was killed, it only seems so, and goes on.
         """
@@ -58,23 +54,11 @@ class ProcessRestarts:
             return None
         if self.deaths is None or self.deaths.left() <= 0:
             return None
-        resume, how = start.payload.resume, "; the others go on meanwhile"
-        if member.role.name == "server":
-            assert self.checkpoints is not None
-            found = snapshot_of(start, self.checkpoints, this[1])
-            if isinstance(found, str):
-                print(f"\n{member} cannot be started again by itself: {found}", flush=True)
-                return None
-            self.deaths.lost.append(LostAtServer(member.rank, start.life, found.folder, found.lost))
-            lost = (
-                f"; {counted(found.lost, 'update')} of this server since then {'is' if found.lost == 1 else 'are'} lost"
-            )
-            resume, how = str(found.folder), f" from {found.folder.name}{lost}; the workers go on"
         self.before = this
         self.deaths.returned.append(first_line(death))
-        print(f"\nATTENTION: {death}\n{self.deaths.count()}: {member} is started again{how}\n", flush=True)
-        payload = start.payload if resume == start.payload.resume else replace(start.payload, resume=resume)
-        return self._started(member, replace(start, life=new_life(), returns=True, payload=payload))
+        how = f"{self.deaths.count()}: {member} is started again; the others go on meanwhile"
+        print(f"\nATTENTION: {death}\n{how}\n", flush=True)
+        return self._started(member, replace(start, life=new_life(), returns=True))
 
     def _started(self, member: StartedProcess, start: Start) -> StartedProcess:
         pulse.make(Path(start.pulse))

@@ -243,20 +243,18 @@ def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
 
 
 def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
-    mine, *others = (
-        json_text.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts)
-    )
+    own, *others = (json_text.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts))
     at, everywhere = ("at", "in all commands") if meeting.labels else ("on", "on all hosts")
     for number, terms in enumerate(others, 1):
-        if key := differing(mine, terms):
+        if key := differing(own, terms):
             return (
                 f"{meeting.name(number)} was started with another command: {key} is {terms.get(key)} there and "
-                f"{mine.get(key)} {at} {meeting.label(0)}. Type the same {everywhere}."
+                f"{own.get(key)} {at} {meeting.label(0)}. Type the same {everywhere}."
             )
     return ""
 
 
-def differing(mine: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+def differing(first: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """The first term of host 0's that another host has not, causes before effects; empty: they have the same."""
-    keys = sorted({**mine, **others}, key=lambda key: not key.startswith("launch."))
-    return next((key for key in keys if mine.get(key) != others.get(key) != ANY), "")
+    keys = sorted({**first, **others}, key=lambda key: not key.startswith("launch."))
+    return next((key for key in keys if first.get(key) != others.get(key) != ANY), "")

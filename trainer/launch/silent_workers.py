@@ -44,9 +44,9 @@ class SilentWorkers:
         apart: workers can do without each other.
     """
 
-    def __init__(self, board: Sequence[Board], size: int, mine: Sequence[int], host: str, apart: bool) -> None:
-        self.board, self.size, self.mine, self.host, self.apart = board, size, mine, host, apart
-        self.told: dict[int, str] = {}
+    def __init__(self, board: Sequence[Board], size: int, ranks: Sequence[int], host: str, apart: bool) -> None:
+        self.board, self.size, self.ranks, self.host, self.apart = board, size, ranks, host, apart
+        self.written: dict[int, str] = {}
 
     def patience_s(self, limit_s: float) -> float:
         """How much longer than the limit this host's workers must be silent to count as those that hang, although
@@ -59,14 +59,14 @@ class SilentWorkers:
 
     def tell(self, found: Mapping[int, Silent]) -> None:
         """Tell the others of this host's workers, by rank; the rest of them have done their work."""
-        if found and not self.told:
+        if found and not self.written:
             self.board[0].set(f"{PART}/{BEGUN}", "")
-        for rank in self.mine:
+        for rank in self.ranks:
             self._set(rank, json.dumps(asdict(found[rank])) if rank in found else AWAY)
 
     def withdraw(self) -> None:
         """Tell the others that this host's workers work."""
-        for rank in self.told:
+        for rank in self.written:
             self._set(rank, WORKS)
 
     def everybody(self) -> dict[int, Silent] | None:
@@ -76,18 +76,18 @@ class SilentWorkers:
         for rank in range(self.size):
             if self.apart and board.check([FENCED.format(rank)]):
                 continue
-            told = self.told.get(rank, WORKS) if rank in self.mine else self._get(rank)
-            if told == WORKS:
+            note = self.written.get(rank, WORKS) if rank in self.ranks else self._get(rank)
+            if note == WORKS:
                 return None
-            if told != AWAY:
-                found[rank] = Silent(**json_text.loads(told))
+            if note != AWAY:
+                found[rank] = Silent(**json_text.loads(note))
         return found
 
     def _get(self, rank: int) -> str:
         key = f"{PART}/{rank}"
         return self.board[0].get(key).decode() if self.board[0].check([key]) else WORKS
 
-    def _set(self, rank: int, told: str) -> None:
-        if self.told.get(rank, WORKS) != told:
-            self.told[rank] = told
-            self.board[0].set(f"{PART}/{rank}", told)
+    def _set(self, rank: int, note: str) -> None:
+        if self.written.get(rank, WORKS) != note:
+            self.written[rank] = note
+            self.board[0].set(f"{PART}/{rank}", note)

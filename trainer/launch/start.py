@@ -19,13 +19,12 @@ from trainer.host.signals import Grace
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
-from trainer.planning.hosts import hosts_of
+from trainer.planning.find_checkpoint import can_go_on, has_begun, keeps
+from trainer.planning.hosts import hosts_of, listens_at
+from trainer.planning.launch_role import peers
 from trainer.planning.launcher import launcher_of
 from trainer.planning.plan import Plan
-from trainer.planning.resume import can_go_on, has_begun, keeps
 from trainer.planning.run_secret import secret_of_hosts
-from trainer.planning.server_hosts import listens_at
-from trainer.planning.started_one_by_one import peers
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
@@ -62,19 +61,19 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     from trainer.launch.rendezvous import Meeting
 
     plan, config = assignment.plan, assignment.config
-    told = config.launch
-    everybody = peers(told)
+    settings = config.launch
+    everybody = peers(settings)
     meeting = Meeting(
-        host=told.master_addr,
-        here=listens_at(told),
-        port=told.master_port,
+        host=settings.master_addr,
+        here=listens_at(settings),
+        port=settings.master_port,
         number=plan.node_rank,
         hosts=plan.nnodes,
-        timeout_s=told.timeout_s,
-        patience_s=config.node("strategy").get("timeout_s", told.timeout_s),
-        secret=secret_of_hosts(told),
-        interface="lo" if plan.nnodes == 1 else _interface(told.master_addr),
-        addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(told),
+        timeout_s=settings.timeout_s,
+        patience_s=config.node("strategy").get("timeout_s", settings.timeout_s),
+        secret=secret_of_hosts(settings),
+        interface="lo" if plan.nnodes == 1 else _interface(settings.master_addr),
+        addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
         labels=[str(peer) for peer in everybody],
         terms=terms(plan, config, assignment),
         watch=assignment.watch or (lambda board: None),
@@ -93,7 +92,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         engine or Forked(preload),
         seen,
         grace,
-        told.hang_timeout_s if config.mode == "train" else None,
+        settings.hang_timeout_s if config.mode == "train" else None,
         ProcessReports(plan),
         assignment.deaths,
         plan.restarts > 0,
@@ -107,7 +106,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         "lost_workers": {str(rank): why.splitlines()[0] for rank, why in results.lost.items()},
         "asked": results.asked,
     }
-    return {**workers[min(workers)], **{name: told for name, told in more.items() if told}}
+    return {**workers[min(workers)], **{name: settings for name, settings in more.items() if settings}}
 
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:
@@ -115,22 +114,21 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     from trainer.launch.started_process import Role
 
     roles, survives = [], plan.traits.survives
-    # in lockstep a server that goes back alone would lack steps that the other servers have, and pushes that it had
-    # answered
-    again = survives and not plan.traits.lockstep and keeps(config, plan) and plan.nnodes == 1
+    # a worker alone: where a server dies, all go back to the newest checkpoint
+    again = survives and plan.leased and keeps(config, plan) and plan.nnodes == 1
     for name in plan.roles:
-        if mine := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
+        if here := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
             is_server = name == "server"
-            ports = _ports(config.launch, plan.roles[name], [p.rank for p in mine]) if is_server else []
+            ports = _ports(config.launch, plan.roles[name], [p.rank for p in here]) if is_server else []
             roles.append(
                 Role(
                     name,
                     plan.roles[name],
                     plan.entries[name],
-                    [p.device for p in mine],
-                    mine[0].rank,
+                    [p.device for p in here],
+                    here[0].rank,
                     apart=survives and not is_server,
-                    again=again and (is_server or plan.leased),
+                    again=again and not is_server,
                     ports=ports,
                 )
             )
@@ -141,16 +139,16 @@ def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
     """``server.N.json`` also of the servers on hosts that have another folder; one may be there from an earlier
     life."""
     with if_the_disk_takes():
-        for rank, told in servers.items():
-            replace_file(run_dir / f"server.{rank}.json", json.dumps(told, indent=1))
+        for rank, statistics in servers.items():
+            replace_file(run_dir / f"server.{rank}.json", json.dumps(statistics, indent=1))
 
 
-def _ports(told: LaunchConfig, servers: int, mine: Sequence[int]) -> list[int]:
+def _ports(settings: LaunchConfig, servers: int, ranks: Sequence[int]) -> list[int]:
     """Where the servers of this host listen, by their numbers; none: at free ports."""
-    if everybody := peers(told):
-        return [everybody[told.node_rank].endpoint.port]
-    ports = server_ports(told.server_ports, servers)
-    return [ports[number] for number in mine] if ports else []
+    if everybody := peers(settings):
+        return [everybody[settings.node_rank].endpoint.port]
+    ports = server_ports(settings.server_ports, servers)
+    return [ports[number] for number in ranks] if ports else []
 
 
 def _interface(master_addr: str) -> str | None:

@@ -190,7 +190,7 @@ class Supervisor:
         dead = {str(death.of) for death in self.deaths}
         if (
             failure is not None
-            and failure.told
+            and failure.for_users
             and (failure.follows or not member.role.apart)
             and {*failure.missing} <= dead
         ):
@@ -298,12 +298,12 @@ class Supervisor:
         """Why each that runs was declared lost by the others, and was not let in again; empty if one was not."""
         why = {}
         for member in self.running:
-            told = "it was started again, and the run was over before it could take part"
+            for_users = "it was started again, and the run was over before it could take part"
             if self._takes_part(member):
-                told = note_of(self.board[0], f"fenced/{member.role.name}/{member.rank}")
-            if not (member.role.apart and told):
+                for_users = note_of(self.board[0], f"fenced/{member.role.name}/{member.rank}")
+            if not (member.role.apart and for_users):
                 return {}
-            why[member.rank] = told
+            why[member.rank] = for_users
         return why
 
 

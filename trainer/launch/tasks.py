@@ -140,7 +140,7 @@ class TaskHandle:
         if not self.arrived:
             self.arrived = self.board.check([BEGUN])
             if not self.arrived and self.failure is None and self.clock() - self.began > self.timeout_s:
-                self.failure = Failure(self.started_ns, self._silent(), told=True, ends_run=True)
+                self.failure = Failure(self.started_ns, self._silent(), for_users=True, ends_run=True)
         if not self.returned and self.board.check(["value"]):
             self.value, self.returned = json_text.loads(self.board.get("value")), True
         if self.failure is None and self.board.check(["failure"]):
@@ -214,7 +214,7 @@ class Commands:
         """Have the launcher start a process's command. What the process is handed is in a file for this user alone."""
         name = start.role.name
         file = start.scratch / f"{name}.{start.rank}.json"
-        private.write(file, json.dumps(told(start)))
+        private.write(file, json.dumps(for_users(start)))
         line = (sys.executable, "-m", "trainer.launch.task_process", str(file))
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **start.environment}
         task = Task(name, start.rank, start.role.devices[start.index], line, environment, start.log)
@@ -254,7 +254,7 @@ class Commands:
         return running
 
 
-def told(start: Start) -> dict[str, Any]:
+def for_users(start: Start) -> dict[str, Any]:
     """What a command's process is handed (its :class:`Start`), as plain data for JSON."""
     return {
         **vars(start),

@@ -8,8 +8,8 @@ from typing import Any
 from trainer.config.keys import is_of, leaves
 from trainer.config.run_config import RunConfig
 from trainer.planning.assignment import Assignment
+from trainer.planning.launch_role import plain_launch
 from trainer.planning.plan import Plan
-from trainer.planning.started_one_by_one import plain_launch
 
 OF_EACH_HOST = (
     "name",
@@ -78,14 +78,14 @@ def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, An
         "batches": plan.total_steps,
         "precision": plan.chosen.precision,
     }
-    told = {**typed, **planned, **found}
+    found_terms = {**typed, **planned, **found}
     if plan.least_nnodes:
-        told |= {"the checkpoint": Path(assignment.resume).name}
+        found_terms |= {"the checkpoint": Path(assignment.resume).name}
     if plan.by_role:
-        told = {key: value for key, value in told.items() if key not in ("launch.nnodes", "workers")}
-        told |= plain_launch(config.launch)
+        found_terms = {key: value for key, value in found_terms.items() if key not in ("launch.nnodes", "workers")}
+        found_terms |= plain_launch(config.launch)
     others = ("device", "precision") if config.launch.role == "server" else ()
-    return {**told, **dict.fromkeys(others, ANY)}
+    return {**found_terms, **dict.fromkeys(others, ANY)}
 
 
 def _is_of_each_host(key: str, value: Any) -> bool:

@@ -84,10 +84,10 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     """
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
-    taken = way.take()
-    if isinstance(taken, str):
-        return UserError.exit_code if taken else 0
-    assignment = Assignment.of(taken)
+    message = way.take()
+    if isinstance(message, str):
+        return UserError.exit_code if message else 0
+    assignment = Assignment.of(message)
     sys.path[:0] = [folder for folder in assignment.plan.own_code if folder not in sys.path]
     log = Path(assignment.plan.run_dir) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -116,8 +116,8 @@ def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dic
         except (RunFailed, UserError, Interrupted):
             raise
         except Exception:  # torchrun shows it and keeps it in a file: without what the config hides
-            told = text(traceback.format_exc(), set(assignment.secrets))
-            raise RunFailed(f"worker {rank}:\n{told}") from None
+            words = text(traceback.format_exc(), set(assignment.secrets))
+            raise RunFailed(f"worker {rank}:\n{words}") from None
 
     seat = Seat("worker", rank, world, local, here, device, board, group_store=store)
     outcome: dict[str, Any] = record(work)(seat)  # type: ignore[assignment]

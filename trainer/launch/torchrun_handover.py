@@ -172,8 +172,8 @@ def agents_folder(environment: Mapping[str, str]) -> Path | None:
 
     Each rank is told of a file for its errors, ``RUN/attempt_N/RANK/error.json``; RUN is new, with mode 0700.
     """
-    told = environment.get("TORCHELASTIC_ERROR_FILE", "")
-    if not told:
+    error_file = environment.get("TORCHELASTIC_ERROR_FILE", "")
+    if not error_file:
         return None
-    attempt = Path(told).absolute().parents[1]
+    attempt = Path(error_file).absolute().parents[1]
     return attempt if private.is_private(attempt.parent) and private.is_own(attempt) else None

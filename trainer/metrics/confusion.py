@@ -81,8 +81,8 @@ class Tally:
             cells = torch.bincount(labels * (self.classes + 1) + guesses, minlength=len(self.counts))
         else:
             hits = torch.bincount(labels[guesses == labels], minlength=self.classes)
-            told = torch.bincount(guesses, minlength=self.classes + 1)[: self.classes]
-            cells = torch.cat([hits, torch.bincount(labels, minlength=self.classes), told])
+            guess_counts = torch.bincount(guesses, minlength=self.classes + 1)[: self.classes]
+            cells = torch.cat([hits, torch.bincount(labels, minlength=self.classes), guess_counts])
         self.counts += cells.double().cpu()
         logs = outputs.double().log_softmax(1)
         losses = -logs.gather(1, labels.unsqueeze(1)).squeeze(1)

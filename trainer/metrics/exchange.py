@@ -12,7 +12,7 @@ WORD = 6
 Total = Callable[[torch.Tensor], torch.Tensor]
 
 
-def exchanged(total: Total, index: int, count: int, mine: bytes) -> list[bytes]:
+def exchanged(total: Total, index: int, count: int, own: bytes) -> list[bytes]:
     """Gather bytes from all workers of a validation: returns each worker's, in order. Calls ``total`` twice.
 
     Args:
@@ -20,11 +20,11 @@ def exchanged(total: Total, index: int, count: int, mine: bytes) -> list[bytes]:
         index: this worker's place.
     """
     sizes = torch.zeros(count, dtype=torch.float64)
-    sizes[index] = len(mine)
+    sizes[index] = len(own)
     lengths = [int(size) for size in total(sizes).tolist()]
     words = -(-max(lengths) // WORD)
     padded = np.zeros(words * WORD, np.uint8)
-    padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+    padded[: len(own)] = np.frombuffer(own, np.uint8)
     places = np.zeros((count, words), np.float64)
     places[index] = padded.reshape(words, WORD) @ (256.0 ** np.arange(WORD))
     summed = total(torch.from_numpy(places.ravel())).cpu().numpy().reshape(count, words)

@@ -64,8 +64,8 @@ class OwnMetrics:
             return []
         from safetensors.torch import save
 
-        mine = save(dict(self._states())) if self.samples else b""
-        return [part for part in exchanged(total, index, count, mine) if part]
+        own = save(dict(self._states())) if self.samples else b""
+        return [part for part in exchanged(total, index, count, own) if part]
 
     def values(self, parts: Sequence[bytes]) -> dict[str, float]:
         """Compute each metric over the samples behind these states; if there are none, over this worker's own."""
@@ -87,12 +87,12 @@ class OwnMetrics:
         for name, metric in self.made.items():
             found: list[dict[str, list[torch.Tensor]]] = []
             for part in parts:
-                mine: dict[str, list[torch.Tensor]] = {}
+                own: dict[str, list[torch.Tensor]] = {}
                 for key in sorted(
                     (k for k in part if k.partition("|")[0] == name), key=lambda k: int(k.rpartition("|")[2])
                 ):
-                    mine.setdefault(key.split("|")[1], []).append(part[key])
-                found.append(mine)
+                    own.setdefault(key.split("|")[1], []).append(part[key])
+                found.append(own)
             _merge(metric, found)
 
     def _value(self, name: str, value: Any) -> float:
@@ -167,8 +167,8 @@ def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> b
         _number(value)
     except ValueError as error:
         raise UserError(what, f"compute() {error}") from error
-    told = getattr(metric, "higher_is_better", None)
-    return told if isinstance(told, bool) else None
+    direction = getattr(metric, "higher_is_better", None)
+    return direction if isinstance(direction, bool) else None
 
 
 def _number(value: Any) -> float:
@@ -213,9 +213,9 @@ def _merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
     parts = list(modules(metric))
     for place, part in enumerate(parts):
         for name, reduction in part._reductions.items():
-            all_of_them = [mine.get(f"{place}.{name}", []) for mine in found]
+            all_of_them = [states_of_one.get(f"{place}.{name}", []) for states_of_one in found]
             several = isinstance(part._defaults[name], list)
-            flat = [tensor.to(part.device) for mine in all_of_them for tensor in mine]
+            flat = [tensor.to(part.device) for states_of_one in all_of_them for tensor in states_of_one]
             value: Any = flat if several else flat[0] if len(flat) == 1 else torch.stack(flat)
             if (
                 reduction is not None and len(flat) > 1 and not (several and _joins(reduction))
@@ -225,7 +225,7 @@ def _merge(metric: Any, found: list[dict[str, list[torch.Tensor]]]) -> None:
         part._computed, part._update_count = None, max(1, part._update_count)
     for name in () if parts else metric.sums:
         before = getattr(metric, name)
-        together = torch.stack([mine[name][0] for mine in found]).sum(0)
+        together = torch.stack([states_of_one[name][0] for states_of_one in found]).sum(0)
         setattr(metric, name, _like(before, together))
 
 

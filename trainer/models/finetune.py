@@ -130,10 +130,10 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
     return tensor_files.read(Path(weights), f"model.weights={weights}")
 
 
-def _load(model: nn.Module, given: dict[str, torch.Tensor], what: str) -> None:
+def _load(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
     """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes
     without."""
-    found = renamed(given, model.state_dict(), what).tensors
+    found = renamed(tensors, model.state_dict(), what).tensors
     anew = _begin_anew(model, {name: tuple(tensor.shape) for name, tensor in found.items()}, what)
     fit.into(model, {n: t for n, t in found.items() if n not in anew and not _of_a_head(n, model)}, what)
 
@@ -172,14 +172,14 @@ def _of_a_head(name: str, model: nn.Module) -> bool:
 
 
 def _without_head(
-    model: nn.Module, num_classes: int, given: dict[str, torch.Tensor], head: str
+    model: nn.Module, num_classes: int, tensors: dict[str, torch.Tensor], head: str
 ) -> dict[str, torch.Tensor]:
     """The tensors of a file, with the model's own in place of those of the head where that is to be new."""
     if head != "new":
-        return given
+        return tensors
     own, (name, module) = model.state_dict(), _head_of(model, num_classes)
     new = {f"{name}.{part}": own[f"{name}.{part}"] for part in module.state_dict()}
-    return {**renamed(given, own, "model.weights").tensors, **new}
+    return {**renamed(tensors, own, "model.weights").tensors, **new}
 
 
 def _head_of(model: nn.Module, num_classes: int) -> tuple[str, nn.Module]:

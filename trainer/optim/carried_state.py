@@ -88,13 +88,13 @@ def load_by_name(
     """
     states, live = by_name(saved, saved_names), kept_state(optimizer, names)
     carried, now = carry(saved_state(kind, states, live.tables), live), optimizer.state_dict()
-    found = taken(carried, states, _by_name(optimizer, names))
+    found = matching_states(carried, states, _by_name(optimizer, names))
     source = saved if carried.same else None
     optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
     return carried.same
 
 
-def taken(carried: Carried, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
+def matching_states(carried: Carried, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
     """The states that are taken over, with the buffers that begin at zero."""
     found = {name: {key: states[name][key] for key in keys} for name, keys in carried.keys.items()}
     for name, keys in carried.zeros.items():

@@ -126,9 +126,9 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
     """
     groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
     plain = len(groups) == 1
-    given: list[Any] = groups[0][1] if plain else [{"params": parameters} for _, parameters in groups]
+    parameter_groups: list[Any] = groups[0][1] if plain else [{"params": parameters} for _, parameters in groups]
     optimizer: torch.optim.Optimizer = call_target(
-        node, "optimizer", given, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
+        node, "optimizer", parameter_groups, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
     )
     if plain and groups[0][0] == Rate():
         return optimizer

@@ -108,9 +108,9 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
     Raises:
         UserError: ``optimizer.sparse=auto``, and the optimizer has no counterpart that updates touched rows alone.
     """
-    given, family = str(node.get("sparse", "auto")), FAMILIES.get(type(optimizer), "")
+    configured, family = str(node.get("sparse", "auto")), FAMILIES.get(type(optimizer), "")
     lazy = family and not optimizer.defaults.get("momentum") and not optimizer.defaults.get("amsgrad")
-    if given == "auto" and not lazy:
+    if configured == "auto" and not lazy:
         raise UserError(
             f"optimizer ({_spelled(node)})",
             (
@@ -119,7 +119,7 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
             ),
             f"optimizer.sparse=adagrad (or {', '.join(r for r in RULES if r != 'adagrad')})",
         )
-    rule = family if given == "auto" else given
+    rule = family if configured == "auto" else configured
     related = rule == family or (rule == "rowwise_adagrad" and family == "adagrad")
     own = {k: optimizer.defaults[k] for k in DEFAULTS[rule] if related and k in optimizer.defaults}
     return SparseRule(rule, float(optimizer.defaults["lr"]), {**DEFAULTS[rule], **own})

@@ -162,9 +162,9 @@ class Updater:
             number, saved = groups.get(first[0], loaded) if first else (-1, {})
             if 0 <= number < len(made_with):
                 made = made_with[number]
-                taken = {key for key, value in own.items() if key in saved and _equal(made.get(key), value)}
+                restored = {key for key, value in own.items() if key in saved and _equal(made.get(key), value)}
                 later = [key for key in added(saved, made) if key not in own] if same else []
-                group.update({**own, **{key: saved[key] for key in (*taken, *later)}})
+                group.update({**own, **{key: saved[key] for key in (*restored, *later)}})
 
     def _settings(self) -> list[dict[str, Any]]:
         """Of each parameter group."""

@@ -5,28 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.errors import Died, RunFailed
 from trainer.wording import counted
 
 WINDOW_S = 3600.0
 """So many restarts as ``launch.max_restarts`` may be within this time."""
-
-
-@dataclass(frozen=True)
-class LostAtServer:
-    """Updates that a server had done since the snapshot from which it was started again by itself.
-
-    Attributes:
-        server, life: which, and which of its lives has died. snapshot: folder of the checkpoint. updates: so many.
-    """
-
-    server: int
-    life: int
-    snapshot: Path
-    updates: int
 
 
 class Deaths:
@@ -36,8 +20,7 @@ class Deaths:
         most: so many restarts may be within an hour; clock: in seconds.
 
     Attributes:
-        returned: how processes died that were started again while the others went on.
-        lost: what servers among them have lost, in order.
+        returned: how workers died that were started again while the others went on.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,7 +28,6 @@ class Deaths:
         self.times = deque[float]()
         self.before: Died | None = None
         self.returned = list[str]()
-        self.lost = list[LostAtServer]()
 
     def left(self) -> int:
         """How many restarts are allowed now."""

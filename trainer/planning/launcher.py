@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from trainer.planning.assignment import Assignment
+from trainer.planning.assignment import Assignment
 
 
 class Launcher(ABC):

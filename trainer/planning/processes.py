@@ -1,4 +1,6 @@
-"""Lists the processes of a run: how many workers it has, and the host, device and endpoint of each process."""
+"""Lists the processes of a run: how many workers it has, the host, device and endpoint of each process, and how workers
+and servers reach each other.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,49 @@ from trainer.config import schema
 from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
-from trainer.host import addresses, hardware
+from trainer.errors import UserError
+from trainer.host import addresses, hardware, segments
 from trainer.host.addresses import with_port
 from trainer.planning.endpoints import server_ports
-from trainer.planning.hosts import hosts_of
-from trainer.planning.server_hosts import server_hosts
-from trainer.planning.started_one_by_one import Peer, neighbours, peers
+from trainer.planning.hosts import hosts_of, server_hosts
+from trainer.planning.launch_role import Peer, neighbours, peers
 from trainer.strategies.builtin import AUTO
+
+
+def choose_device(config: RunConfig) -> str:
+    """Choose the device of the run's workers: ``cpu`` or ``cuda``."""
+    if config.device != "auto":
+        return str(config.device)
+    return "cuda" if hardware.gpus() else "cpu"
+
+
+def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
+    """Refuse more workers on this host than it has GPUs, unless only a plan is asked for."""
+    if device != "cuda" or config.plan or config.launch.role == "server":
+        return
+    gpus = len(hardware.gpus()) if gpus is None else gpus
+    if gpus == 0:
+        raise UserError("device=cuda", "this machine shows no GPU", "device=cpu")
+    alone = config.launch.role is not None and gpus == 1  # CUDA_VISIBLE_DEVICES shows each worker its own
+    if nproc > gpus and not alone:
+        raise UserError(
+            f"launch.nproc={nproc}",
+            f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own",
+            f"launch.nproc={gpus} (or device=cpu)",
+        )
+
+
+def transport_of(config: RunConfig, roles: Mapping[str, int]) -> str:
+    """How values travel between workers and servers, as the plan shows it; '' without servers."""
+    told = config.node("strategy").get("transport")
+    if "server" not in roles or told is None:
+        return ""
+    if told == "tcp" or config.launch.nnodes > 1:
+        return "TCP, encrypted"
+    if told == "ipc":
+        return "Unix sockets"
+    lacks = segments.what_lacks()
+    return f"Unix sockets (no shared memory: {lacks})" if lacks else "Unix sockets, large values in shared memory"
 
 
 def default_workers(config: RunConfig) -> int | None:

@@ -1,8 +1,7 @@
-"""Finds the checkpoint from which a run resumes, and checks whether it can with this config."""
+"""Checks whether a run can resume from a checkpoint with this config and other numbers of workers and servers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,20 +13,104 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
 from trainer.host import versions
-from trainer.planning import async_resume
-from trainer.planning.async_resume import lost
 from trainer.planning.batches import CONTIGUOUS
-from trainer.planning.changed_states import check_ages, what_watches
-from trainer.planning.config_before import completed, public
-from trainer.planning.kept_runs import AUTO, FRESH, RUN_DIR, check_name, check_nothing_lost, own
-from trainer.planning.measured_before import begin_anew, measures_of
+from trainer.planning.find_checkpoint import own
 from trainer.planning.plan import Plan
-from trainer.run_folder import lives
-from trainer.terminal.status import read_status
+from trainer.planning.restart_checks import EACH, GEO, STRATEGIES
+from trainer.planning.resume_changes import begin_anew, check_ages, completed, measures_of, public, what_watches
 from trainer.wording import counted
 
-RUN_ID = re.compile(r"[0-9a-f]{32}")
-"""An MLflow run's id."""
+
+def _other_workers(plan: Plan, about: store.About) -> bool:
+    """Whether an asynchronous run resumes with another number of workers."""
+    return plan.strategy in STRATEGIES and about.workers != plan.workers
+
+
+def _other_processes(plan: Plan, about: store.About) -> bool:
+    """Whether an asynchronous run resumes with another number of workers or servers."""
+    servers = plan.roles.get("server", 0)
+    return plan.strategy in STRATEGIES and (about.workers, about.servers) != (plan.workers, servers)
+
+
+def _batch(about: store.About, merge: int) -> int:
+    """The batch size of one worker in the run that wrote the checkpoint."""
+    return about.global_batch_size // (about.workers * merge)
+
+
+def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> None:
+    """Refuse to resume with another number of workers if that does not fit the blocks leased before.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not plan.leased:
+        why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
+        raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
+    if (before := _batch(about, plan.merge)) != plan.batch_size:
+        why = (
+            f"a batch has {plan.batch_size} samples, and had {before} in {folder}; work is handed out in blocks "
+            f"of batches"
+        )
+        raise UserError(f"{plan.workers} workers", why, f"data.batch_size={before}")
+    for key in EACH:
+        told, now = about.config.get(key), getattr(config, key)
+        if told is not None and told * about.workers != (now or 0) * plan.workers:
+            together = told * about.workers
+            why = (
+                f"it counts those of each worker, and {folder} is of {counted(about.workers, 'worker')} with "
+                f"{told} each"
+            )
+            even = (
+                f"{key}={together // plan.workers}"
+                if together % plan.workers == 0
+                else f"launch.workers={about.workers}"
+            )
+            raise UserError(f"{key}={now}", why, even)
+
+
+def _counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
+    """Whether a resumed asynchronous run has another value of a key only because it has more or fewer workers."""
+    return _other_workers(plan, about) and key in EACH and about.config.get(key) is not None
+
+
+def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
+    """Yield one line for everything that begins anew with another number of workers or servers."""
+    if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
+        yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
+    if plan.leased and about.config.get("max_steps") and _is_cut(plan, about):
+        yield (
+            f"the rest of the epoch that max_steps={about.config.get('max_steps')} has cut: its blocks were "
+            f"counted then, and the next epoch follows"
+        )
+    if not _other_processes(plan, about):
+        return
+    if plan.strategy == GEO:
+        yield (
+            "what tells the replicas of workers apart: all begin with the servers' parameters, and train again on "
+            "what they had not exchanged"
+        )
+        yield "what the workers' optimizers remember of rows"
+    if float(about.config.get("strategy", {}).get("delay_compensation") or 0.0):
+        yield "the parameters that workers had pulled: a gradient of the first update is not compensated"
+
+
+def _is_cut(plan: Plan, about: store.About) -> bool:
+    """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes
+    on."""
+    whole, rest = divmod(about.total_steps, plan.steps_per_epoch)
+    return plan.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
+
+
+def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
+    """Yield why updates differ from before, if pserver_geo's workers or servers are now more or fewer."""
+    if plan.strategy == GEO and _other_processes(plan, about):
+        now = plan.roles.get("server", 0)
+        yield (
+            f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has "
+            f"{plan.workers} and {now}; each worker has a replica of its own"
+        )
+
+
 PRECISION = "precision"
 """What it stands for is compared (:func:`_precision`), not the word."""
 FP16, FP64 = "fp16", "fp64"
@@ -65,7 +148,6 @@ HARMLESS = (
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
 OF_THE_COMMAND = ("resume", "plan")
 """From where a run resumes, and whether its plan alone is shown: no differences of the training."""
-YES_OR_NO = ("true", "false", "yes", "no", "1", "0")
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
 CLIPS = ("strategy.clip_norm", "strategy.clip_value")
@@ -107,90 +189,6 @@ class Resume:
         return self.folder.parent.parent
 
 
-def keeps(config: RunConfig, plan: Plan) -> bool:
-    """Whether the run writes checkpoints from which it can resume."""
-    told = config.checkpoint
-    asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
-    return asked and config.mode == "train"
-
-
-def can_go_on(config: RunConfig, plan: Plan) -> bool:
-    """Whether nothing is lost if the run ends now and the same command begins it again.
-
-    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a
-    folder that this host sees.
-    """
-    if config.mode != "train":
-        return True
-    if not keeps(config, plan):
-        return not plan.node_rank and not has_begun(Path(plan.run_dir))
-    return not plan.node_rank or bool(lives.read(Path(plan.run_dir)))
-
-
-def has_begun(run_dir: Path) -> bool:
-    """Whether the run has done an update in its current life. What a life before has left may tell that it ran."""
-    status = read_status(run_dir)
-    return status.get("state") == "running" and status.get("life") == lives.number(run_dir)
-
-
-def find(config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]) -> Path | None:
-    """Find the checkpoint that ``resume.path`` names; None if the run starts anew.
-
-    Args:
-        folder_of: the run's folder of an MLflow run id.
-
-    Raises:
-        UserError: there is none, or a run that could go on would be written over.
-    """
-    folder = _checkpoint(config, run_dir, say, folder_of)
-    check_nothing_lost(config, run_dir, folder)
-    return folder
-
-
-def _checkpoint(
-    config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]
-) -> Path | None:
-    """The checkpoint that ``resume.path`` names; None: there is none to look for, or none yet."""
-    path = config.resume.path
-    if config.mode != "train" or path is None or path == FRESH:
-        return None
-    if path.lower() in YES_OR_NO:
-        raise UserError(
-            f"resume={path.lower()}",
-            "says where from: auto, a folder, an MLflow run id, or fresh",
-            f"{RUN_DIR}=FOLDER resume=auto",
-        )
-    if path == AUTO:
-        if (newest := store.newest_to_go_on(run_dir / store.CHECKPOINTS, say)) is None:
-            say(f"resume=auto: there is no checkpoint in {run_dir / store.CHECKPOINTS}; the run begins")
-        return newest
-    if RUN_ID.fullmatch(path) and not Path(path).exists():
-        folder = _named(path, folder_of(path), say)
-    else:
-        folder = _named(path, Path(path).expanduser().absolute(), say)
-    check_name(path, folder, run_dir)
-    return folder
-
-
-def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
-    """A checkpoint, or the newest of a run's folder.
-
-    Args:
-        asked: what was typed.
-
-    Raises:
-        UserError: it is none.
-    """
-    if (path / store.ABOUT).is_file():
-        return store.check(path)
-    for checkpoints in (path, path / store.CHECKPOINTS):
-        if (folder := store.newest_whole(checkpoints, say)) is not None:
-            return folder
-    raise UserError(
-        f"resume={asked}", f"there is no whole checkpoint in {path}", "resume=FOLDER of a run or of a checkpoint"
-    )
-
-
 def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], Sequence[str]] = tuple) -> Resume:
     """Check that a run can resume from a checkpoint with this config; returns the :class:`Resume`.
 
@@ -206,8 +204,8 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
     _check_strategy(plan, about, folder)
     if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
-    if async_resume.other_workers(plan, about):
-        async_resume.check(config, plan, about, folder)
+    if _other_workers(plan, about):
+        _check_other_workers(config, plan, about, folder)
     else:
         _check_global_batch(plan, about, folder)
     matters, harmless = _changes(config, plan, about)
@@ -231,13 +229,13 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
     matters, harmless = list[str](), list[str]()
     for key, line in differences(about.config, public(config), plan.strategy != about.strategy):
-        if is_of(key, HARMLESS) or async_resume.counts_for_others(plan, about, key):
+        if is_of(key, HARMLESS) or _counts_for_others(plan, about, key):
             harmless.append(line)
         elif key != PRECISION:
             matters.append(line)
     if arithmetic := _precision(plan, about):
         matters.append(arithmetic)
-    others = async_resume.other_workers(plan, about)  # whose updates are as many together
+    others = _other_workers(plan, about)  # whose updates are as many together
     if not matters and about.total_steps != plan.total_steps and not others:
         matters = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
     matters = matters or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
@@ -335,7 +333,7 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         return
     if before != now:
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
-    if now in (*ALIKE, SYNC, *async_resume.STRATEGIES):
+    if now in (*ALIKE, SYNC, *STRATEGIES):
         return
     if about.workers != plan.workers and not plan.traits.replicas:
         why = f"{folder} has {about.workers} workers, each with a state of its own"
@@ -394,7 +392,7 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
         yield f"what tells the replicas of {counted(about.workers, 'worker')} apart: all begin with {mean}"
     for _ in _other_errors(plan, about):
         yield "what workers have left out of their gradients: it is not added to a later update"
-    yield from lost(plan, about)
+    yield from _lost_with_other_numbers(plan, about)
 
 
 def _average(config: RunConfig, about: store.About) -> Iterator[str]:
@@ -434,5 +432,5 @@ def _kept_in_servers(plan: Plan, about: store.About) -> str:
     )
 
 
-OTHER_NUMBERS = (_other_replicas, _other_errors, async_resume.other_numbers)
+OTHER_NUMBERS = (_other_replicas, _other_errors, _other_numbers)
 """Each tells why updates are others where there are more or fewer workers or servers than before."""

@@ -13,7 +13,7 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.cache import cache_root, make
-from trainer.planning.started_one_by_one import on_one_machine, peers
+from trainer.planning.launch_role import on_one_machine, peers
 from trainer.wording import quoted
 
 VARIABLE = "TRAINER_RUN_SECRET"

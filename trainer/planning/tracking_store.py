@@ -17,7 +17,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
@@ -25,11 +24,9 @@ from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 from trainer.host import json_text, text_checks
 from trainer.planning import sqlite_store
+from trainer.planning.plan import Plan
 from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
 from trainer.wording import typed
-
-if TYPE_CHECKING:
-    from trainer.planning.plan import Plan
 
 DRIVERS = {"sqlite": "sqlite3", "postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 """MLflow's databases, with the module that SQLAlchemy takes for each where the address names none."""

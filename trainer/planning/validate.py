@@ -25,24 +25,19 @@ from trainer.planning.data_checks import (
     check_orders,
     check_unsharded,
     with_classes,
+    with_length,
 )
-from trainer.planning.devices import check_devices, choose_device
-from trainer.planning.elastic import check_elastic
 from trainer.planning.endpoints import check_port
 from trainer.planning.eval_and_predict import evaluation_batch_size, facts_of, in_its_mode, looked_at
-from trainer.planning.hosts import is_elsewhere, on_hosts
+from trainer.planning.hosts import check_alone, check_servers, is_elsewhere, on_hosts
 from trainer.planning.key_checks import check_group, check_keys, check_name, check_targets
 from trainer.planning.launcher import launcher_of
-from trainer.planning.loss_checks import check_weights
-from trainer.planning.nonfinite import check_nonfinite
-from trainer.planning.processes import default_workers, workers_everywhere, workers_here
+from trainer.planning.processes import check_devices, choose_device, default_workers, workers_everywhere, workers_here
+from trainer.planning.restart_checks import check_elastic, check_nonfinite
 from trainer.planning.run_secret import check_secret
-from trainer.planning.server_hosts import check_servers
-from trainer.planning.several_tasks import check_alone
-from trainer.planning.stream_checks import with_length
 from trainer.planning.tracking_store import check_tracking
+from trainer.planning.training_checks import check_optimization, check_validation, check_weights
 from trainer.planning.user_class_checks import check_declaration, refusals
-from trainer.planning.validation_checks import check_optimization, check_validation
 from trainer.strategies.contract import Declaration
 
 

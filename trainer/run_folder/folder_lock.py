@@ -73,10 +73,10 @@ def _shut(path: Path) -> Shut | None:
         return Shut(f"{path.name} in it cannot be opened, and a run holds its folder by it", f"chmod 600 {file}")
     why = f"{path.name} in it belongs to user {owner}, so that nobody else can tell whether a run still works there"
     folder = path.parent.stat()
-    mine = os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True) and not (
+    may_remove = os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True) and not (
         folder.st_mode & stat.S_ISVTX and folder.st_uid != os.geteuid()
     )
-    return Shut(why, f"rm -f {file} ({'you' if mine else owner} can), once no run of {owner} works there")
+    return Shut(why, f"rm -f {file} ({'you' if may_remove else owner} can), once no run of {owner} works there")
 
 
 class FolderLock:
@@ -102,18 +102,23 @@ class FolderLock:
 
     def sign(self) -> None:
         """Write into the file who holds the folder."""
-        told = {"pid": os.getpid(), "host": socket.gethostname(), "user": user_name(os.geteuid()), "since": time.time()}
+        holder = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "user": user_name(os.geteuid()),
+            "since": time.time(),
+        }
         with suppress(OSError):
             os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, json.dumps(told).encode(), 0)
+            os.pwrite(self.descriptor, json.dumps(holder).encode(), 0)
 
     def holder(self) -> str:
         """Who holds the folder, as its file tells: ``process 12 of user eva on host gpu3, since 2026-01-02 03:04``; ''
         if it does not."""
         try:
-            told = json_text.loads(os.pread(self.descriptor, LONGEST, 0))
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["since"]))
-            who = f"process {int(told['pid'])} of user {told['user']} on host {told['host']}, since {since}"
+            parsed = json_text.loads(os.pread(self.descriptor, LONGEST, 0))
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(parsed["since"]))
+            who = f"process {int(parsed['pid'])} of user {parsed['user']} on host {parsed['host']}, since {since}"
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return ""
         return one_line(who)

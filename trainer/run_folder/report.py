@@ -18,7 +18,7 @@ from trainer.run_folder.lives import number
 from trainer.run_folder.points import Points
 
 STATUS_EVERY_S = 0.5
-KEPT = ("metrics", "best", "samples", "step", "told", "epoch", "elsewhere", "data_waited", "_validated")
+KEPT = ("metrics", "best", "samples", "step", "line_step", "epoch", "elsewhere", "data_waited", "_validated")
 """What a report that goes on has from the one before."""
 OWN = "[worker "
 """How a line begins that has one worker's own values (execution.log_workers)."""
@@ -40,7 +40,7 @@ class Window(NamedTuple):
     step: int
     waited: float
     samples: int
-    told: int
+    line_step: int
 
     def later(self, seconds: float) -> Window:
         """This window moved ``seconds`` later, to leave out time that does not count."""
@@ -83,7 +83,7 @@ class Report:
         self.total_steps = total_steps
         self.metrics: dict[str, float] = {}
         self.best: dict[str, float] = {}
-        self.samples = self.told = 0
+        self.samples = self.line_step = 0
         self.step = 0
         self.epoch = 0
         self.data_waited = 0.0
@@ -101,7 +101,7 @@ class Report:
     def doing(self, what: str) -> None:
         """Before the first update, report what the run is waiting for."""
         if self.run_dir and not self.step:
-            told = {
+            status = {
                 "state": "starting",
                 "doing": what,
                 "step": 0,
@@ -110,7 +110,7 @@ class Report:
                 "life": self.life,
             }
             with self._if_the_disk_takes(path := self.run_dir / "status.json"):
-                leave(path, told)
+                leave(path, status)
 
     def progress(self, epoch: int, step: int) -> None:
         """After every update, report where the run is."""
@@ -151,14 +151,14 @@ class Report:
         since = self._window_before if rest and self._window_before.step else self._window
         warm = since.step > 0 or step == self.total_steps  # the first batch's time is that of starting
         seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
-        share = updates / max(step - since.told, updates)  # of this life; the line tells of the life before as well
+        share = updates / max(step - since.line_step, updates)  # the updates of this life
         perf = {
             "perf/samples_per_s": (self.samples - since.samples) * share / seconds,
             "perf/step_s": seconds / updates,
             "perf/data_wait": (feed.waited - since.waited) / seconds,
         }
         self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples, step)
-        self.told = step
+        self.line_step = step
         self.data_waited = feed.waited
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no update"
@@ -188,9 +188,9 @@ class Report:
             better = min if falls(name, self.watched.lower) else max
             self.best[name] = better(value, self.best.get(name, value))
         for prefix, words in ((RAW, "validation"), (AVERAGED, "validation of the averaged weights")):
-            told = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
-            if told:
-                print(f"[Epoch {epoch}] {words} {told}", flush=True)
+            shown = ", ".join(f"{k.removeprefix(prefix)}: {v:.5f}" for k, v in values.items() if k.startswith(prefix))
+            if shown:
+                print(f"[Epoch {epoch}] {words} {shown}", flush=True)
         if self.watched.metric not in values and not self._unmeasured:
             print(unmeasured(self.watched.metric), flush=True)
         self._unmeasured = self.watched.metric not in values
@@ -207,8 +207,8 @@ class Report:
             values: ``test/...``. of: which weights were measured, in words.
         """
         self.metrics |= values
-        told = ", ".join(f"{name.removeprefix(TESTED)}: {value:.5f}" for name, value in values.items())
-        print(f"[Epoch {epoch}] test {told} ({of})", flush=True)
+        shown = ", ".join(f"{name.removeprefix(TESTED)}: {value:.5f}" for name, value in values.items())
+        print(f"[Epoch {epoch}] test {shown} ({of})", flush=True)
         self._point(epoch, step, values)
         if self.run_dir:
             self.write_status("running", time.perf_counter())
@@ -333,7 +333,7 @@ class Report:
         """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints tell
         neither of which, nor when the last line came.)"""
         for name in KEPT:
-            setattr(self, name, kept.get(name, self.step) if name == "told" else kept[name])
+            setattr(self, name, kept.get(name, self.step) if name == "line_step" else kept[name])
         if metric in (None, self.watched.metric):
             self.watched.load(watched)
         self.pulse.update(self.step)
@@ -341,7 +341,7 @@ class Report:
             self._begin_after(self._points)
         now = time.perf_counter()
         self.started = now - seconds
-        self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples, self.told)
+        self._window = self._window_before = Window(now, self.step, self.data_waited, self.samples, self.line_step)
 
     def forget(self, incomparable: Callable[[str], object]) -> None:
         """Forget the best values of metrics that measured something else before.

@@ -69,8 +69,8 @@ def _updates(lines: bytes) -> tuple[int, int]:
 def read(run_dir: Path) -> Remembered | None:
     """Read ``tracking.json`` of a run's folder; None if it was never tracked, or the file cannot be read."""
     try:
-        told = json_text.read_object(run_dir / FILE)
-        known = {one.name: told[one.name] for one in fields(Remembered) if one.name in told}
+        parsed = json_text.read_object(run_dir / FILE)
+        known = {one.name: parsed[one.name] for one in fields(Remembered) if one.name in parsed}
         if known.get("again") is not None:
             known |= {"again": tuple(known.pop("again"))}
         found = Remembered(**known)
@@ -81,18 +81,18 @@ def read(run_dir: Path) -> Remembered | None:
         return None
 
 
-def write(run_dir: Path, told: Remembered) -> None:
+def write(run_dir: Path, record: Remembered) -> None:
     """Write ``tracking.json`` of a run's folder, without secrets."""
-    leave(run_dir / FILE, asdict(told), private=True)
+    leave(run_dir / FILE, asdict(record), private=True)
 
 
 def cut(run_dir: Path, points: int) -> None:
     """Before metrics.jsonl is cut: note in tracking.json which of its points the server may have. Can be repeated."""
-    told = read(run_dir)
+    record = read(run_dir)
     path = run_dir / POINTS
-    if told is None:
+    if record is None:
         return
-    write(run_dir, told.after_cut(path.read_bytes() if path.is_file() else b"", points))
+    write(run_dir, record.after_cut(path.read_bytes() if path.is_file() else b"", points))
     sync(run_dir / FILE)
     sync(run_dir)
 
@@ -103,5 +103,5 @@ def doubt(run_dir: Path, points: int) -> None:
     Args:
         points: bytes of metrics.jsonl with which the run goes on.
     """
-    if (told := read(run_dir)) is not None:
-        write(run_dir, replace(told, sent_bytes=min(told.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END)))
+    if (record := read(run_dir)) is not None:
+        write(run_dir, replace(record, sent_bytes=min(record.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END)))

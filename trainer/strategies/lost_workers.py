@@ -82,7 +82,7 @@ class TakesBack(Protocol):
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
         """Let a restarted worker in at the coming stop; returns what it must know, or None if it is lost again."""
 
-    def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
+    def come_back(self, numbers: tuple[int, int]) -> tuple[int, int] | None:
         """In a restarted worker: take part in that stop.
         Returns the number of the others' checkpoint and the rank that writes it, or None if all others are lost."""
 

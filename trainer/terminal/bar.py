@@ -53,7 +53,7 @@ def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[
     with Bar(*columns, console=Screen(), transient=True, expand=True) as progress, streams.guarded():
         task = progress.add_task("", total=total_steps, where="starting: importing")
 
-        def look() -> None:
+        def refresh() -> None:
             status = read_status(run_dir)
             if status.get("state") == "starting" and "doing" in status:
                 progress.update(task, where=f"starting: {status['doing']}")
@@ -61,18 +61,18 @@ def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[
                 progress.below = tuple(filter(None, (_measured(status), _peers(run_dir))))
                 progress.update(task, completed=status["step"], total=status["total"], where=f"epoch {status['epoch']}")
 
-        with _every(LOOK_EVERY_S, look):
+        with _every(LOOK_EVERY_S, refresh):
             yield
 
 
 @contextmanager
-def _every(seconds: float, look: Callable[[], None]) -> Iterator[None]:
+def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
     """Look again and again, in a thread."""
     done = threading.Event()
 
     def follow() -> None:
         while not done.wait(seconds):
-            look()
+            call()
 
     thread = threading.Thread(target=follow, daemon=True, name="progress")
     thread.start()
@@ -96,8 +96,10 @@ def _measured(status: dict[str, Any]) -> str:
 
 def _peers(run_dir: Path) -> str:
     """The bar's text of how far each worker is, if they have no common step: ``worker 0: 120 worker 1: 117``."""
-    told = [(int(path.suffixes[-2][1:]), read_status(run_dir, path.name)) for path in run_dir.glob(PEERS)]
-    return "  ".join(f"worker {rank}: {status['step']}" for rank, status in sorted(told, key=lambda t: t[0]) if status)
+    statuses = [(int(path.suffixes[-2][1:]), read_status(run_dir, path.name)) for path in run_dir.glob(PEERS)]
+    return "  ".join(
+        f"worker {rank}: {status['step']}" for rank, status in sorted(statuses, key=lambda t: t[0]) if status
+    )
 
 
 def _column(form: str) -> TextColumn:

@@ -248,9 +248,9 @@ class LogFile(io.FileIO):
     def _write_all(self, data: Any) -> None:
         rest = memoryview(data).cast("B")
         while rest:
-            if (taken := super().write(rest)) is None:  # whoever shares the descriptor has made it non-blocking
+            if (count := super().write(rest)) is None:  # whoever shares the descriptor has made it non-blocking
                 select.select([], [self], [])
-            rest = rest[taken or 0 :]
+            rest = rest[count or 0 :]
 
 
 def _lasting(stream: Any, number: int) -> Any:

@@ -69,10 +69,10 @@ def refuse_misfit(
     """
     if not (missing or unknown or other):
         return
-    told = [f"of its {count} tensors {len(missing)} are missing"] * bool(missing)
-    told += [f"{len(unknown)} are unknown to the model"] * bool(unknown)
-    told += [f"{len(other)} have another shape"] * bool(other)
-    error = UserError(what, f"{why}: {', '.join(told)}", "the model and the data that it was trained with")
+    differences = [f"of its {count} tensors {len(missing)} are missing"] * bool(missing)
+    differences += [f"{len(unknown)} are unknown to the model"] * bool(unknown)
+    differences += [f"{len(other)} have another shape"] * bool(other)
+    error = UserError(what, f"{why}: {', '.join(differences)}", "the model and the data that it was trained with")
     for row, names in (("missing", missing), ("unknown", unknown), ("shape", other)):
         if names:
             error.add_note(f"  {row:<9}{some_names(names)}")

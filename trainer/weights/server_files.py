@@ -71,11 +71,11 @@ class ServerFile:
     @property
     def version(self) -> int:
         """The number of updates that the server had applied."""
-        return int(self.meta["version"]) - int(self.meta.get("skipped", 0))
+        return int(self.meta["version"])
 
     def steps(self, table: str) -> int:
         """The number of steps that the rule of a table has made."""
-        return int(self.meta["version"]) - int(self.meta.get(BEGAN, {}).get(table, 0))
+        return self.version - int(self.meta.get(BEGAN, {}).get(table, 0))
 
     @property
     def life(self) -> int:
@@ -90,7 +90,7 @@ class ServerFile:
     @cached_property
     def tables(self) -> dict[str, TableFacts]:
         """The facts of the server's tables, by name."""
-        return {name: TableFacts(**told) for name, told in self.meta["tables"].items()}
+        return {name: TableFacts(**facts) for name, facts in self.meta["tables"].items()}
 
     @cached_property
     def full(self) -> ServerFile | None:

@@ -137,8 +137,8 @@ class Renamed(Generic[T]):
     @property
     def said(self) -> str:
         """What was left out of names and files, for the plan."""
-        told = [f"names without {self.prefix}."] if self.prefix else []
-        return "; ".join([*told, *([f"not of the model: {some_names(self.outside)}"] if self.outside else [])])
+        parts = [f"names without {self.prefix}."] if self.prefix else []
+        return "; ".join([*parts, *([f"not of the model: {some_names(self.outside)}"] if self.outside else [])])
 
 
 def renamed(by_name: Mapping[str, T], own: Container[str], what: str) -> Renamed[T]:

@@ -312,8 +312,8 @@ def follow(content: bytes) -> bool:
                 raise ValueError(f"it has the operation {name}, which plain tensors do not need")
             stack[-2:] = [StackItem()]
         elif name in ("REDUCE", "BUILD"):
-            given = stack.pop()
-            size = given.size + sum(item.size for item in given.items)
+            state = stack.pop()
+            size = state.size + sum(item.size for item in state.items)
             copied += size
             if copied > len(content):
                 raise ValueError("it copies more than it has")

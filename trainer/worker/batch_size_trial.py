@@ -77,8 +77,8 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     try:
         measure = _limited_gpu(told, seat.device) if seat.device.startswith("cuda") else _limited_host(told)
         with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):
-            run.rhythm = replace(run.rhythm, total_steps=UPDATES, epochs=max(UPDATES, run.rhythm.epochs))
-            run.keep_best = lambda: None
+            run.schedule = replace(run.schedule, total_steps=UPDATES, epochs=max(UPDATES, run.schedule.epochs))
+            run.watchers.save_best = lambda: None
             fit(run)
             needed = measure()
         if needed.peak > needed.most:

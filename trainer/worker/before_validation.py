@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
-from trainer.worker.loop import Training
 from trainer.worker.state import device_of, put_randomness, randomness
+from trainer.worker.training import Training
 
 
 class BeforeValidation:
@@ -37,9 +37,9 @@ class BeforeValidation:
 @contextmanager
 def _own_weights(run: Training) -> Iterator[None]:
     """Context manager: the model has its own weights, and not the averaged or the best ones that are being measured."""
-    run.take_back()
-    if run.ema is not None and run.ema.placed:
-        with run.ema.in_place():  # which changes places once more
+    run.final_test.restore_trained(run.model)
+    if run.watchers.ema is not None and run.watchers.ema.placed:
+        with run.watchers.ema.in_place():  # which changes places once more
             yield
     else:
         yield

@@ -14,7 +14,7 @@ from trainer.strategies.lost_workers import was_lost
 from trainer.worker.model import save
 
 
-def keep_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -> None:
+def save_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -> None:
     """Write the model as the best one so far. The one before stays where the disk is full.
 
     It stays also where this worker was stopped while it wrote, and taken for lost: then another worker keeps the best

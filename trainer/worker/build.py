@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from trainer.config import redact
 from trainer.config.instantiate import call_target, needs_skeleton
@@ -43,16 +44,16 @@ from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
-from trainer.planning.loss_checks import balanced_keys
 from trainer.planning.plan import Plan
+from trainer.planning.training_checks import balanced_keys
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
-from trainer.worker.best_model import keep_best
+from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
-from trainer.worker.loop import Rhythm, Training
-from trainer.worker.model import Updaters, arithmetic, construct, prepared
-from trainer.worker.nonfinite import KINDS
+from trainer.worker.model import Updaters, autocast, construct, prepared
+from trainer.worker.nonfinite import STEP_HOOKS
 from trainer.worker.settings import seed_all
+from trainer.worker.training import FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
 from trainer.worker.user_strategy import check_abilities, check_set_up
 
 UNLIMITED = 1 << 62
@@ -78,35 +79,36 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     criterion = _make_criterion(config, plan, seat, splits)
     feed = _make_feed(config, plan, seat, strategy, splits, order, criterion)
     task = _make_task(plan, criterion)
-    run = Training(
+    return Training(
         model=model,
         forward=forward,
         task=task,
         strategy=strategy,
         feed=feed,
-        report=report,
-        rhythm=_make_rhythm(config, plan),
-        arithmetic=arithmetic(plan.chosen.precision, device),
+        autocast=autocast(plan.chosen.precision, device),
         lockstep=plan.traits.lockstep,
-        callbacks=made(config.callbacks, seat.rank, seat.size, Path(plan.run_dir), plan.total_steps, model),
-        own=OwnMetrics(config.metrics, device),
-        compiling=", compiling the model" if config.compile else "",
-        skeleton=bare,
-        guard=KINDS[config.on_nonfinite](seat.rank, seat.size, plan.traits.lockstep and plan.traits.same_everywhere),
+        schedule=_make_schedule(config, plan),
+        watchers=_make_watchers(config, plan, seat, strategy, model),
+        reporting=Reporting(report, LogWindow(task), compiles=config.compile),
+        final_test=FinalTest(bare),
     )
-    return _following(run, config, plan, seat) if plan.mode == "train" else run
 
 
-def _following(run: Training, config: RunConfig, plan: Plan, seat: Seat) -> Training:
-    """Add to a training worker what follows validations: the best model, averaged weights, early stop."""
-    return replace(
-        run,
-        keep_best=partial(keep_best, run.model, run.strategy, seat, Path(plan.run_dir)),
-        ema=averaged_weights(run.model, config.ema),
-        mean=not plan.traits.same_everywhere,
-        early_stop=_early_stop(config.early_stop, plan.lower),
-        plateau=is_plateau(config.scheduler._target_),
+def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, model: nn.Module) -> Watchers:
+    """Make the :class:`Watchers` of the run. An evaluation has no early stop, no averaged weights and no best model."""
+    run_dir = Path(plan.run_dir)
+    together = plan.traits.lockstep and plan.traits.same_everywhere
+    watchers = Watchers(
+        step_hook=STEP_HOOKS[config.on_nonfinite](seat.rank, seat.size, together),
+        callbacks=made(config.callbacks, seat.rank, seat.size, run_dir, plan.total_steps, model),
+        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device)),
     )
+    if plan.mode == "train":
+        watchers.early_stop = _early_stop(config.early_stop, plan.lower)
+        watchers.plateau = is_plateau(config.scheduler._target_)
+        watchers.ema, watchers.average_ema = averaged_weights(model, config.ema), not plan.traits.same_everywhere
+        watchers.save_best = partial(save_best, model, strategy, seat, run_dir)
+    return watchers
 
 
 def measured(config: RunConfig) -> tuple[bool, bool]:
@@ -116,17 +118,17 @@ def measured(config: RunConfig) -> tuple[bool, bool]:
     return config.validation, config.test
 
 
-def _make_rhythm(config: RunConfig, plan: Plan) -> Rhythm:
-    """Make the worker's :class:`Rhythm` from the config: how long the run is, how often it logs and validates."""
-    told, steps = config.execution, UNLIMITED if plan.leased else plan.total_steps
-    return Rhythm(
-        plan.epochs,
-        steps,
-        told.log_every,
-        told.val_every,
-        told.val_every_steps,
-        config.validation,
-        told.line_of == "batch",
+def _make_schedule(config: RunConfig, plan: Plan) -> Schedule:
+    """Make the :class:`Schedule` of the run. With leased work no worker knows its number of updates."""
+    execution = config.execution
+    return Schedule(
+        epochs=plan.epochs,
+        total_steps=UNLIMITED if plan.leased else plan.total_steps,
+        log_every=execution.log_every,
+        val_every=execution.val_every,
+        val_every_steps=execution.val_every_steps,
+        validate=config.validation,
+        log_last_batch=execution.line_of == "batch",
     )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from trainer.config.instantiate import call_target
 from trainer.errors import Interrupted, RunFailed, failed
 from trainer.metrics.exchange import Total, exchanged
-from trainer.planning.callback_states import name_of
+from trainer.planning.resume_changes import name_of
 
 HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end", "on_exception")
 """Methods that a callback may have, each called with one event."""

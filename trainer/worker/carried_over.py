@@ -16,9 +16,9 @@ from trainer.optim.kept_state import BETWEEN, KeptState, carry, named
 from trainer.optim.sparse import CLASSES
 from trainer.optim.states import by_name, of_no_parameter
 from trainer.optim.updater import UpdaterState
-from trainer.planning.async_resume import GEO
 from trainer.planning.auto import ModelFacts
 from trainer.planning.plan import Plan
+from trainer.planning.restart_checks import GEO
 from trainer.weights import server_files
 from trainer.weights.server_files import DENSE, ServerFile
 

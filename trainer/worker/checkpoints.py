@@ -23,11 +23,11 @@ from trainer.run_folder import tracking_file
 from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost, was_lost
 from trainer.worker.before_validation import BeforeValidation
-from trainer.worker.loop import Training
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.shared_folder import life_of
-from trainer.worker.state import part_of
+from trainer.worker.state import save_state
+from trainer.worker.training import Training
 
 SLOW_S = 1.0
 """How long the training waits for the write before; then there is no checkpoint this time."""
@@ -111,19 +111,19 @@ class Checkpoints:
             self.look(run)
             return
         self._ask(run)
-        if run.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
-            self._take(run, run.epoch)
-        if run.step == self.target:
+        if run.progress.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
+            self._take(run, run.progress.epoch)
+        if run.progress.step == self.target:
             self._answer()
 
     def after_epoch(self, run: Training) -> None:
         """Save after an epoch if a checkpoint is due, unless the epoch's last update has saved already."""
         if not run.lockstep:
-            if self._ends(run.epoch):
+            if self._ends(run.progress.epoch):
                 if isinstance(run.strategy, LooksUp):
                     run.strategy.meet()  # whoever comes early waits where the first one can still stop all
                 self._take(run, self._next(run))
-        elif run.step != self.saved and (self._ends(run.epoch) or self._is_due(run)):
+        elif run.progress.step != self.saved and (self._ends(run.progress.epoch) or self._is_due(run)):
             self._take(run, self._next(run))
 
     @contextmanager
@@ -154,8 +154,8 @@ class Checkpoints:
         self.waits_at = _meetings(run) + 1
         if run.lockstep and run.strategy.all_reduce_sum(torch.tensor([float(self.cut)], dtype=torch.float64)).item():
             self.leaving = True
-            if run.step != self.saved:
-                self._take(run, run.epoch)
+            if run.progress.step != self.saved:
+                self._take(run, run.progress.epoch)
             self._answer()
 
     def look(self, run: Training, decides: bool = True) -> None:
@@ -172,7 +172,7 @@ class Checkpoints:
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
-            self._take(run, run.epoch)
+            self._take(run, run.progress.epoch)
             self.leaving = bool(self._asked()[0])
             self._answer()
 
@@ -183,7 +183,7 @@ class Checkpoints:
         if self.before is not None:
             return None
         every = self.told.every_steps
-        due = self._late() or (every is not None and run.step // every > max(0, self.saved_after) // every)
+        due = self._late() or (every is not None and run.progress.step // every > max(0, self.saved_after) // every)
         return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
 
     def _asked(self) -> tuple[int, int]:
@@ -195,11 +195,11 @@ class Checkpoints:
 
     def _is_due(self, run: Training) -> bool:
         every = self.told.every_steps
-        return every is not None and run.step % every == 0
+        return every is not None and run.progress.step % every == 0
 
     def _epoch_is_due(self, run: Training) -> bool:
         """This was the epoch's last update, and after its validation there is a checkpoint."""
-        return run.update == self.updates and self._ends(run.epoch)
+        return run.progress.update == self.updates and self._ends(run.progress.epoch)
 
     def _ends(self, epoch: int) -> bool:
         every = self.told.every_epochs
@@ -208,12 +208,12 @@ class Checkpoints:
     def _next(self, run: Training) -> int:
         """The epoch in which the run goes on: the next one, but for one that max_steps has cut, of which more can be
         asked for."""
-        return run.epoch if run.over and run.update < self.updates else run.epoch + 1
+        return run.progress.epoch if run.over and run.progress.update < self.updates else run.progress.epoch + 1
 
     def _ask(self, run: Training) -> None:
         """The first worker says when all are to save, others look whether it has."""
         if self.target is not None:
-            if run.step <= self.target:
+            if run.progress.step <= self.target:
                 return
             # who said so had been stopped, was taken for lost, and woke too late
             self.asked, self.target, self.leaving = self.asked + 1, None, False
@@ -224,7 +224,7 @@ class Checkpoints:
             if not (leaving or self._late()):
                 return
             if self._may_say(key):
-                target = run.step if self.seat.size == 1 else run.strategy.next_meeting(run.step)
+                target = run.progress.step if self.seat.size == 1 else run.strategy.next_meeting(run.progress.step)
                 self.board.set(key, f"{target} {int(leaving)}")
         if self.board.check([key]):  # it may be that of a first worker which is lost by now
             target, leaves = map(int, self.board.get(key).split())
@@ -276,26 +276,25 @@ class Checkpoints:
         needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.over or run.strategy.halts
         if not self.writer.wait(SLOW_S):
             what = "the checkpoint waits" if needed else "no checkpoint"
-            print(f"{what} at update {run.step}: the one before is still being written", flush=True)
+            print(f"{what} at update {run.progress.step}: the one before is still being written", flush=True)
             if not needed:
                 return
             self.writer.wait()
-        number = run.strategy.halt(run.step if run.lockstep else max(run.step, self.saved + 1))
+        number = run.strategy.halt(run.progress.step if run.lockstep else max(run.progress.step, self.saved + 1))
         folder = life_folder(store.folder_of(self.folder, number), self.life)
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
-            packed = Packed(vars(part_of(run, share, epoch, first or not self.shared)))
+            packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)))
         except TypeError as error:  # what a callback of the user's remembers
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""
-        if run.run_dir is not None:  # here, too: two workers must not write the same curves
-            run.report.take_over(run.run_dir) if first else run.report.hand_over()
+        run.reporting.set_writer(first)
         if first:
             about = json.dumps({**self.about, **_position(run, epoch), "step": number, **self._known()}, indent=1)
-            if run.report.watched.value is not None:
+            if run.reporting.report.watched.value is not None:
                 _try(lambda: self.best.hold(folder))
-        self.saved, self.saved_after, self.saved_at = number, run.step, self.clock()
+        self.saved, self.saved_after, self.saved_at = number, run.progress.step, self.clock()
         waited = self.saved_at - began
         workers = range(self.seat.size) if share.workers is None else share.workers
         names = [*(store.part_of(worker) for worker in workers), *share.files]
@@ -316,7 +315,7 @@ class Checkpoints:
             if failed:
                 print(failed, flush=True)
             return
-        failed = failed or run.report.unwritten()
+        failed = failed or run.reporting.report.unwritten()
         _try(lambda: self.best.seal(folder))
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
@@ -368,17 +367,17 @@ def _try(hold: Callable[[], None]) -> None:
 
 def _position(run: Training, epoch: int) -> dict[str, Any]:
     """The run's position for checkpoint.json: updates, epoch, samples, and the metric that marks the best model."""
-    watched, (validated, metrics) = run.report.watched, run.validated
+    watched, (validated, metrics) = run.reporting.report.watched, run.progress.validated
     return {
-        "updates": run.step,
+        "updates": run.progress.step,
         "epoch": epoch,
-        "update": run.update if epoch == run.epoch else 0,
-        "samples": run.report.samples,
-        "points": run.report.points,
+        "update": run.progress.update if epoch == run.progress.epoch else 0,
+        "samples": run.reporting.report.samples,
+        "points": run.reporting.report.points,
         "best_step": watched.step if watched.value is not None else 0,
         "watched": {
             "metric": watched.metric,
-            "value": metrics.get(watched.metric.partition("/")[2]) if validated == run.step else None,
+            "value": metrics.get(watched.metric.partition("/")[2]) if validated == run.progress.step else None,
             "falls": watched.falls,
         },
     }

@@ -13,9 +13,9 @@ from trainer.host.notes_board import Board
 from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import ADMITTED, TakesBack, is_lost
 from trainer.worker.checkpoints import Checkpoints
-from trainer.worker.loop import Training
 from trainer.worker.resuming import resume
 from trainer.worker.returned import COMES, LET_IN, NOT_WRITTEN
+from trainer.worker.training import Training
 
 NOBODY = "it has come back, and nobody is left who could let it in"
 LOOK_S, TELL_S = 0.05, 1.0
@@ -40,7 +40,7 @@ def come_back(run: Training, seat: Seat) -> None:
     Raises:
         RunFailed: the run was over before, or the checkpoint is not written.
     """
-    kept, strategy = run.checkpoints, run.strategy
+    kept, strategy = run.watchers.checkpoints, run.strategy
     if not isinstance(kept, Checkpoints) or not isinstance(strategy, TakesBack):
         raise RunFailed("a worker comes back at a checkpoint of the others, and this run has none")
     asked, meeting, stop = let_in(seat, strategy.pause)
@@ -50,9 +50,9 @@ def come_back(run: Training, seat: Seat) -> None:
     folder, kept.asked = store.folder_of(kept.folder, number), asked + 1
     wait_for((folder / durable_folder.MARKER).is_file, seat, folder.name, writer, strategy.pause)
     resume(run, folder, seat)
-    run.samples, run.line.before = 0, None  # the first worker counts its own
+    run.progress.samples, run.reporting.window.last_sums = 0, None  # the first worker counts its own
     strategy.take_part()
-    print(f"takes part again after update {run.step}", flush=True)
+    print(f"takes part again after update {run.progress.step}", flush=True)
 
 
 def let_in(

@@ -10,8 +10,8 @@ from trainer.planning.assignment import Assignment
 from trainer.strategies.contract import Seat
 from trainer.weights import fit
 from trainer.worker.final_test import measure
-from trainer.worker.loop import evaluate
 from trainer.worker.train import at_work, keep_findings
+from trainer.worker.validation import validate
 
 
 def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
@@ -20,9 +20,9 @@ def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     with at_work(seat, assignment) as run:
         fit.load(Path(assignment.plan.weights), run.model)
         if split == TEST:
-            run.examined = {"last": run.task.kept(measure(run, run.model, assignment.plan.weights))}
+            run.progress.val_sums["last"] = run.task.kept(measure(run, run.model, assignment.plan.weights))
         else:
-            evaluate(run, 0)
+            validate(run)
         if seat.rank == 0:
             keep_findings(run, Path(assignment.plan.run_dir), split)
-        return {**run.report.outcome(), "samples": int(run.examined["last"][-1].item())}
+        return {**run.reporting.report.outcome(), "samples": int(run.progress.val_sums["last"][-1].item())}

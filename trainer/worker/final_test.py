@@ -19,8 +19,9 @@ from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
 from trainer.strategies.contract import FullModel, Seat, Strategy, Traits
 from trainer.weights import fit, tensor_files
-from trainer.worker.loop import Training, examined
 from trainer.worker.model import construct, prepared
+from trainer.worker.training import Training
+from trainer.worker.validation import measure_split
 
 PIECE = 1 << 20
 """Numbers of a tensor that workers of several hosts exchange at a time."""
@@ -37,12 +38,13 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     """
     if TEST not in run.feed.evaluated:
         return
+    report, progress = run.reporting.report, run.progress
     step, known = assignment.tested
-    if known and run.lockstep and run.step == step:
-        run.report.test(run.epoch, run.step, known, "measured before: nothing was trained since")
+    if known and run.lockstep and progress.step == step:
+        report.test(progress.epoch, progress.step, known, "measured before: nothing was trained since")
         return
-    leavable = nullcontext() if run.checkpoints is None else run.checkpoints.validating(run)
-    watched = run.report.watched
+    leavable = nullcontext() if run.watchers.checkpoints is None else run.watchers.checkpoints.validating(run)
+    watched = report.watched
     with leavable:
         if not _has_best(run, assignment.plan):
             forgotten = assignment.plan.best and watched.value is None
@@ -52,12 +54,12 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
         if not _takes_weights(run, assignment.plan):
             measure(run, _second_model(run, assignment, seat), of)
             return
-        run.trained = {
+        run.final_test.trained = {
             n: t.to("cpu", copy=True) for n, t in run.model.state_dict().items() if isinstance(t, torch.Tensor)
         }
         _load_best(run, run.model, assignment.plan, seat)
         measure(run, run.model, of, settle=lambda: None)  # all have the same weights, which none is to replace
-        run.take_back()
+        run.final_test.restore_trained(run.model)
 
 
 @torch.no_grad()
@@ -69,14 +71,13 @@ def measure(run: Training, model: nn.Module, of: str, settle: Callable[[], None]
         settle: called before on all workers; None: the strategy's ``synchronize``.
     """
     model.eval()
-    with run.report.evaluating():
-        sums, index, own = examined(run, settle or run.strategy.synchronize, TEST, model)
-    if run.run_dir is not None:
-        run.report.take_over(run.run_dir) if index == 0 else run.report.hand_over()
+    with run.reporting.report.evaluating():
+        sums, index, own = measure_split(run, settle or run.strategy.synchronize, TEST, model)
+    run.reporting.set_writer(index == 0)
     found = {**run.task.validation(sums), **own}
     # what is known of the best that any model could reach is known of the validation data
     values = {f"{TESTED}{name}": value for name, value in found.items() if not name.endswith("_share")}
-    run.report.test(run.epoch, run.step, values, of + _part(run.feed.evaluated[TEST]))
+    run.reporting.report.test(run.progress.epoch, run.progress.step, values, of + _part(run.feed.evaluated[TEST]))
     return sums
 
 
@@ -95,7 +96,7 @@ def _has_best(run: Training, plan: Plan) -> bool:
     def known(index: int, count: int) -> bool:
         there = plan.best and index == 0 and path.is_file() and not tensor_files.left_out(path)
         # a worker that was started again has not seen the validations before
-        flags = torch.tensor([bool(there), run.report.watched.value is not None], dtype=torch.float64)
+        flags = torch.tensor([bool(there), run.reporting.report.watched.value is not None], dtype=torch.float64)
         return bool((run.strategy.all_reduce_sum(flags) > 0).all())
 
     return run.strategy.agree(known)
@@ -114,7 +115,7 @@ def _takes_weights(run: Training, plan: Plan) -> bool:
 def _second_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Module:
     """Build the model once more, with its tables, and load the best weights."""
     config = assignment.config.replaced("model", for_saved_weights(assignment.config.model))
-    bare = construct(config) if run.skeleton is None else built(run.skeleton)
+    bare = construct(config) if run.final_test.skeleton is None else built(run.final_test.skeleton)
     model = prepared(bare, config, replace(assignment.plan, traits=Traits()), torch.device(seat.device))
     _load_best(run, model, assignment.plan, seat)
     return model

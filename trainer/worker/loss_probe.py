@@ -13,7 +13,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.criterion import BALANCED, NEITHER, SAMPLES, kind_of
-from trainer.planning.single_samples import SingleSample
+from trainer.planning.batches import SingleSample
 from trainer.wording import counted
 from trainer.worker.sample_shapes import NotTaken, forward
 

@@ -101,7 +101,7 @@ class Updaters:
         return rates(module, self.config.optimizer)
 
 
-def arithmetic(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
     """Return the context manager for a forward pass in the plan's precision (autocast, or nothing)."""
     if precision not in DTYPES:
         return nullcontext

@@ -1,38 +1,44 @@
-"""``on_nonfinite``: stops, rewinds or skips when a loss or gradient is NaN or infinite."""
+"""Step hooks for ``on_nonfinite``: stop, rewind or skip when a loss or gradient is NaN or infinite.
+
+    stop     checks losses. The run ends at the first bad one, with a report in ``nonfinite.json``.
+    rewind   checks losses and gradients before each step, and ends the process; the launcher resumes from a checkpoint.
+    skip     checks the same, undoes the update and goes on.
+
+A loss on a GPU is not read at once, because reading waits for the device. ``stop`` reads losses when a log line waits
+anyway; ``rewind`` and ``skip`` wait before each step.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from trainer.data.feed import Batch
 from trainer.errors import NotFinite
 from trainer.run_folder.reset_files import REPORT
 from trainer.wording import counted
 from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report, not_finite
-
-if TYPE_CHECKING:
-    from trainer.data.feed import Batch
-    from trainer.worker.loop import Training
+from trainer.worker.training import Training
 
 MOST_SKIPS = 100
-"""So many updates in a row are left out; the next one that is not finite ends the run."""
-TOLD = 5
-"""Each of the first skipped updates has a line; the others are counted."""
+"""Limit of updates skipped in a row; one more ends the run."""
+MOST_LINES = 5
+"""The first skipped updates have a line each; the others are counted in ``train/skipped``."""
 ADVICE = "A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
+SKIPPED = "train/skipped"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A batch whose loss was computed, and its place in the run.
+class BatchLoss:
+    """Loss of a batch, and the position of the batch in the run.
 
     Attributes:
-        epoch, update: in which it is, and of the epoch's updates which one, from 0; step: the run's update, from 1.
-        number: of the batch in its epoch.
-        loss: its mean loss (); batch: itself; None: it is not kept.
+        epoch, update: epoch, and update of the epoch, from 0. step: update of the run, from 1.
+        number: batch of the epoch, from 0. loss: mean loss (). batch: None: it is not kept.
     """
 
     epoch: int
@@ -47,116 +53,101 @@ class Seen:
 class Stop:
     """``on_nonfinite=stop``: ends the run at the first batch whose loss is NaN or infinite, with a report.
 
-    On a CPU each loss is looked at when it is there. On a GPU that would wait for it, so that the losses are looked at
-    when a line of the log has to wait anyway.
-
     Args:
-        rank, size: this worker's number, and how many there are.
-        together: all workers take the same step, or none.
+        rank, size: this worker's rank, and the number of workers.
+        together: all workers take the same step, or none does.
     """
 
     rank: int = 0
     size: int = 1
     together: bool = False
+    losses: list[BatchLoss] = field(default_factory=list)
+    """Losses that are not checked yet."""
     name = "stop"
-    seen: list[Seen] = field(default_factory=list)
 
-    def would_wait(self, loss: torch.Tensor) -> bool:
-        """Whether reading a loss now would wait for the device."""
+    def read_waits(self, loss: torch.Tensor) -> bool:
+        """Whether reading a loss waits for the device."""
         return loss.device.type != "cpu"
 
-    def begin(self, run: Training) -> None:
-        """Called before an update's first forward."""
+    def before_update(self, run: Training) -> None:
+        """Does nothing."""
 
-    def look(self, run: Training, batch: Batch, loss: torch.Tensor) -> None:
-        """Check a batch's loss after its forward.
+    def after_forward(self, run: Training, batch: Batch, loss: torch.Tensor) -> None:
+        """Check the loss of a batch on the CPU.
 
         Raises:
-            NotFinite: its loss is not finite.
+            NotFinite: the loss is not finite.
         """
-        if self.would_wait(loss):
-            self.seen.append(_seen(run, loss))
+        if self.read_waits(loss):
+            self.losses.append(_batch_loss(run, loss))
         elif not math.isfinite(loss.item()):
-            raise self.found(run, [_seen(run, loss, batch)])
+            raise self.report(run, [_batch_loss(run, loss, batch)])
 
-    def step(self, run: Training, samples: int) -> None:
-        """Take the update's step; subclasses refuse or skip a step that is not finite."""
-        run.strategy.step(samples)
+    def after_backward(self, run: Training) -> bool:
+        """Keep every update."""
+        return True
 
-    def line(self, run: Training, loss: float) -> None:
-        """Check the loss of a log line: the mean over all workers if these are in lockstep.
+    def after_log(self, run: Training, loss: float) -> None:
+        """Check the loss of a log line, which in lockstep is the mean over all workers.
 
         Raises:
-            NotFinite: it is not finite.
+            NotFinite: the loss is not finite.
         """
-        seen, self.seen = self.seen, []
+        losses, self.losses = self.losses, []
         if math.isfinite(loss):
             return
-        bad = _first_bad(seen)
+        bad = _first_bad(losses)
         if bad is not None or not run.lockstep:
-            error = self.found(run, seen[bad or 0 :][:1], loss=loss)
+            error = self.report(run, losses[bad or 0 :][:1], loss=loss)
         else:
-            error = self.error(run, f"The loss is {loss}")
-        if run.lockstep:  # nobody ends before the report is there
-            run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
+            error = nonfinite_error(run, f"The loss is {loss}")
+        if run.lockstep:
+            _wait_for_report(run)
         raise error
 
-    def found(self, run: Training, seen: Sequence[Seen], what: str = "loss", loss: float = math.nan) -> NotFinite:
+    def report(
+        self, run: Training, losses: Sequence[BatchLoss], what: str = "loss", loss: float = math.nan
+    ) -> NotFinite:
         """Write the report about these batches, the first of which is to blame; returns the error to raise."""
-        if not seen:
-            return self.error(run, f"The loss is {loss}", report=False)
-        first = seen[0]
+        if not losses:
+            return nonfinite_error(run, f"The loss is {loss}", report=False)
+        first = losses[0]
         value = float(first.loss)
-        said = f"The loss is {value}" if what == "loss" else f"The {what} are not finite (the loss is {value})"
-        told = Finding(
+        finding = Finding(
             self.name,
             self.rank,
             first.epoch,
             first.update,
             first.step,
             what,
-            [s.number for s in seen],
-            [float(s.loss) for s in seen],
+            [one.number for one in losses],
+            [float(one.loss) for one in losses],
         )
-        leave_report(run, told, first.batch)
-        return self.error(run, said, first)
+        leave_report(run, finding, first.batch)
+        message = f"The loss is {value}" if what == "loss" else f"The {what} are not finite (the loss is {value})"
+        return nonfinite_error(run, message, first)
 
-    def error(self, run: Training, said: str, at: Seen | None = None, report: bool = True) -> NotFinite:
-        """Make the error for a loss or gradient that is not finite; it names the report.
-
-        Args:
-            at: the batch to blame; None: it is not known, and the update that was done last is named.
-            report: there is one.
-        """
-        step, number, epoch, update = run.step, run.line.number, run.epoch, max(0, run.update - 1)
-        if at is not None:
-            step, number, epoch, update = at.step, at.number, at.epoch, at.update
-        where = f"\nreport: {run.run_dir / REPORT}" if report and run.run_dir is not None else ""
-        return NotFinite(
-            f"{said} at update {step} (epoch {epoch}, batch {number}). {ADVICE}{where}", step, epoch, update
-        )
-
-    def skipped(self, run: Training) -> dict[str, float]:
-        """The number of updates skipped so far, as a metric for each log line; {} if none was."""
+    def metrics(self, run: Training) -> dict[str, float]:
+        """Return no metrics."""
         return {}
 
 
 @dataclass
-class LooksBeforeStep(Stop):
+class CheckBeforeStep(Stop):
     """Checks losses and gradients of each update before its step, which waits for them."""
 
-    def begin(self, run: Training) -> None:
-        self.seen = []
+    def before_update(self, run: Training) -> None:
+        self.losses = []
 
-    def look(self, run: Training, batch: Batch, loss: torch.Tensor) -> None:
-        self.seen.append(_seen(run, loss, batch))
+    def after_forward(self, run: Training, batch: Batch, loss: torch.Tensor) -> None:
+        self.losses.append(_batch_loss(run, loss, batch))
 
-    def line(self, run: Training, loss: float) -> None:
-        pass
+    def after_log(self, run: Training, loss: float) -> None:
+        """Does nothing."""
 
-    def blame(self, run: Training) -> tuple[str, int]:
-        """Return what in the update is not finite (``loss``, ``gradients`` or ''), and which worker must report it."""
-        losses = ~torch.isfinite(torch.stack([s.loss for s in self.seen])).all()
+    def find_bad(self, run: Training) -> tuple[str, int]:
+        """Return what of the update is not finite (``loss``, ``gradients`` or ''), and the worker that reports it."""
+        losses = ~torch.isfinite(torch.stack([one.loss for one in self.losses])).all()
         flags = torch.zeros(self.size + 1, dtype=torch.float64, device=losses.device)
         flags[self.rank], flags[-1] = losses, _gradients_are_bad(run)
         if self.together and self.size > 1:
@@ -166,50 +157,50 @@ class LooksBeforeStep(Stop):
             return "loss", bad.index(1.0)
         return "gradients" if gradients else "", 0 if self.together else self.rank
 
-    def source(self, run: Training) -> int:
-        """The first worker whose own batches give such gradients when they are computed again; else worker 0."""
+    def find_source(self, run: Training) -> int:
+        """Return the first worker whose own batches give such gradients when computed again; else worker 0."""
         flags = torch.zeros(self.size, dtype=torch.float64)
-        flags[self.rank] = any(gives_bad_gradients(run, seen.batch) for seen in self.seen if seen.batch is not None)
+        flags[self.rank] = any(gives_bad_gradients(run, one.batch) for one in self.losses if one.batch is not None)
         flags = run.strategy.all_reduce_sum(flags)
         return int(flags.argmax())
 
     def end(self, run: Training, what: str, worker: int) -> NotFinite:
         """Write the report about an update that is not finite; returns the error to raise."""
-        bad = _first_bad(self.seen) if what == "loss" else None
-        seen = self.seen if bad is None else self.seen[bad : bad + 1]
-        first = seen[0]
-        if what == "gradients" and self.together and self.size > 1:  # after the exchange all workers have them
-            worker = self.source(run)
+        bad = _first_bad(self.losses) if what == "loss" else None
+        losses = self.losses if bad is None else self.losses[bad : bad + 1]
+        first = losses[0]
+        if what == "gradients" and self.together and self.size > 1:  # the exchange has given them to all workers
+            worker = self.find_source(run)
         if worker == self.rank:
-            error = self.found(run, seen, what)
+            error = self.report(run, losses, what)
         else:
-            said = f"The {what} of worker {worker} {'is' if what == 'loss' else 'are'} not finite"
-            error = self.error(run, said, first)
+            verb = "is" if what == "loss" else "are"
+            error = nonfinite_error(run, f"The {what} of worker {worker} {verb} not finite", first)
         if self.together and self.size > 1:
-            run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
+            _wait_for_report(run)
         return error
 
 
 @dataclass
-class Rewind(LooksBeforeStep):
+class Rewind(CheckBeforeStep):
     """``on_nonfinite=rewind``: raises before a step that is not finite; the launcher then resumes from a checkpoint."""
 
     name = "rewind"
 
-    def step(self, run: Training, samples: int) -> None:
-        what, worker = self.blame(run)
+    def after_backward(self, run: Training) -> bool:
+        what, worker = self.find_bad(run)
         if what:
             raise self.end(run, what, worker)
-        run.strategy.step(samples)
+        return True
 
 
 @dataclass
-class Skip(LooksBeforeStep):
-    """``on_nonfinite=skip``: leaves out a step that is not finite, on all workers if these take the same step.
+class Skip(CheckBeforeStep):
+    """``on_nonfinite=skip``: skips a step that is not finite, on all workers if they take the same step.
 
     Attributes:
-        buffers: the model's before the update; a forward changes batch-norm's statistics.
-        meter: what the next line averages without the update.
+        buffers: the model's buffers before the update; a forward changes the statistics of batch norm.
+        meter: batches of the log window before the update.
     """
 
     name = "skip"
@@ -217,88 +208,107 @@ class Skip(LooksBeforeStep):
     meter: list[Any] = field(default_factory=list)
 
     @torch.no_grad()
-    def begin(self, run: Training) -> None:
-        super().begin(run)
-        self.meter = run.line.meter.state()
+    def before_update(self, run: Training) -> None:
+        super().before_update(run)
+        self.meter = run.reporting.window.meter.state()
         live = list(run.model.buffers())
         if len(self.buffers) != len(live):
             self.buffers = [buffer.clone() for buffer in live]
         elif live:
             torch._foreach_copy_(self.buffers, live)
 
-    def step(self, run: Training, samples: int) -> None:
-        what, worker = self.blame(run)
+    def after_backward(self, run: Training) -> bool:
+        what, worker = self.find_bad(run)
+        progress = run.progress
         if not what:
-            run.in_a_row = 0
-            run.strategy.step(samples)
-            return
-        if run.in_a_row >= MOST_SKIPS:
+            progress.skipped_in_a_row = 0
+            return True
+        if progress.skipped_in_a_row >= MOST_SKIPS:
             error = self.end(run, what, worker)
-            raise NotFinite(
-                f"{MOST_SKIPS} updates in a row were skipped (on_nonfinite=skip). {error}",
-                error.step,
-                error.epoch,
-                error.update,
-            )
-        self.leave_out(run, samples)
-        run.skipped += 1
-        run.in_a_row += 1
-        if run.skipped <= TOLD:
-            rest = "; further ones are counted in train/skipped" if run.skipped == TOLD else ""
-            print(
-                f"update {run.step + 1} is skipped: its {what} {'is' if what == 'loss' else 'are'} not finite{rest}",
-                flush=True,
-            )
+            message = f"{MOST_SKIPS} updates in a row were skipped (on_nonfinite=skip). {error}"
+            raise NotFinite(message, error.step, error.epoch, error.update)
+        self.undo_update(run)
+        progress.skipped += 1
+        progress.skipped_in_a_row += 1
+        if progress.skipped <= MOST_LINES:
+            rest = f"; further ones are counted in {SKIPPED}" if progress.skipped == MOST_LINES else ""
+            verb = "is" if what == "loss" else "are"
+            print(f"update {progress.step + 1} is skipped: its {what} {verb} not finite{rest}", flush=True)
+        return False
 
     @torch.no_grad()
-    def leave_out(self, run: Training, samples: int) -> None:
-        """Restore everything as it was before the update, except its place in the schedule."""
-        run.strategy.skip(samples)
+    def undo_update(self, run: Training) -> None:
+        """Restore what the forwards of the update have changed."""
         for buffer, before in zip(run.model.buffers(), self.buffers, strict=True):
             buffer.copy_(before)
-        run.line.meter.load(self.meter)
-        run.line.last = None
-        if run.ema is not None:
-            run.ema.step = run.step + 1
+        run.reporting.window.meter.load(self.meter)
+        run.reporting.window.last_batch = None
+        if run.watchers.ema is not None:  # the average does not follow an update that changed nothing
+            run.watchers.ema.step = run.progress.step + 1
 
-    def skipped(self, run: Training) -> dict[str, float]:
-        total = float(run.skipped)
+    def metrics(self, run: Training) -> dict[str, float]:
+        """Return the number of skipped updates, summed over workers if each skips its own."""
+        total = float(run.progress.skipped)
         if not self.together and run.lockstep:
             total = run.strategy.all_reduce_sum(torch.tensor([total], dtype=torch.float64)).item()
-        return {"train/skipped": total} if total else {}
+        return {SKIPPED: total} if total else {}
 
 
-KINDS = {kind.name: kind for kind in (Stop, Skip, Rewind)}
+STEP_HOOKS = {hook.name: hook for hook in (Stop, Skip, Rewind)}
 """By the value of ``on_nonfinite``."""
 
 
 def check_parameters(run: Training) -> None:
-    """Refuse to make a checkpoint of parameters that are NaN or infinite: no run could resume from it.
+    """Refuse to save a checkpoint of parameters that are NaN or infinite: no run could resume from it.
 
     Raises:
-        NotFinite: they are not finite.
+        NotFinite: a parameter is not finite.
     """
     trained = [p.detach() for p in run.model.parameters() if p.requires_grad]
     if not _are_finite(trained):
         first, *others = not_finite(run.model)
         names = f"{first} and {counted(len(others), 'other')}" if others else first
-        said = f"The parameters are not finite ({names}), so no checkpoint is made of them,"
-        raise run.guard.error(run, said, report=False)
+        message = f"The parameters are not finite ({names}), so no checkpoint is made of them,"
+        raise nonfinite_error(run, message, report=False)
 
 
-def _seen(run: Training, loss: torch.Tensor, batch: Batch | None = None) -> Seen:
-    return Seen(run.epoch, run.update, run.step + 1, run.line.number + 1, loss.detach(), batch)
+def nonfinite_error(run: Training, message: str, at: BatchLoss | None = None, report: bool = True) -> NotFinite:
+    """Make the error about a loss or gradient that is not finite.
+
+    Args:
+        at: batch to blame; None: it is unknown, and the error names the last update.
+        report: name the report in the error.
+    """
+    progress = run.progress
+    step, number = progress.step, run.reporting.window.batch_in_epoch
+    epoch, update = progress.epoch, max(0, progress.update - 1)
+    if at is not None:
+        step, number, epoch, update = at.step, at.number, at.epoch, at.update
+    run_dir = run.reporting.run_dir
+    where = f"\nreport: {run_dir / REPORT}" if report and run_dir is not None else ""
+    message = f"{message} at update {step} (epoch {epoch}, batch {number}). {ADVICE}{where}"
+    return NotFinite(message, step, epoch, update)
 
 
-def _first_bad(seen: Sequence[Seen]) -> int | None:
-    if not seen:
+def _wait_for_report(run: Training) -> None:
+    """Meet all workers, so that none ends the run before the report is written."""
+    run.strategy.all_reduce_sum(torch.zeros(1, dtype=torch.float64))
+
+
+def _batch_loss(run: Training, loss: torch.Tensor, batch: Batch | None = None) -> BatchLoss:
+    progress, number = run.progress, run.reporting.window.batch_in_epoch + 1
+    return BatchLoss(progress.epoch, progress.update, progress.step + 1, number, loss.detach(), batch)
+
+
+def _first_bad(losses: Sequence[BatchLoss]) -> int | None:
+    if not losses:
         return None
-    finite = torch.isfinite(torch.stack([s.loss for s in seen])).tolist()
+    finite = torch.isfinite(torch.stack([one.loss for one in losses])).tolist()
     return finite.index(False) if not all(finite) else None
 
 
 def _gradients_are_bad(run: Training) -> float | torch.Tensor:
-    """Of the fp16 loss scale's doing, they are its own matter."""
+    """Whether a gradient is not finite. With a GradScaler return 0: it skips steps with inf itself."""
     if getattr(getattr(run.strategy, "updater", None), "scaler", None) is not None:
         return 0.0
     found = [p.grad for p in run.model.parameters() if p.grad is not None]
@@ -312,9 +322,9 @@ def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _greatest(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The greatest magnitude in each tensor: NaN and infinity where it has one."""
-    there = [t for t in tensors if t.numel()]
-    if not there:
+    """Return the greatest magnitude in each tensor: NaN or infinity if the tensor has one."""
+    filled = [t for t in tensors if t.numel()]
+    if not filled:
         return None
-    norms = torch._foreach_norm(there, math.inf)  # type: ignore[arg-type]
-    return torch.stack([norm.double().to(there[0].device) for norm in norms])
+    norms = torch._foreach_norm(filled, math.inf)  # type: ignore[arg-type]
+    return torch.stack([norm.double().to(filled[0].device) for norm in norms])

@@ -6,19 +6,18 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+from trainer.data.feed import Batch
 from trainer.errors import first_line
+from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.reset_files import REPORT
 from trainer.strategies.contract import FullModel
-
-if TYPE_CHECKING:
-    from trainer.data.feed import Batch
-    from trainer.worker.loop import Training
+from trainer.worker.training import Training
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,15 @@ class Finding:
 
 def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
     """Write the report about a loss that is not finite into the run's folder.
-    Whatever breaks in it is told there, and keeps no run from its own end.
+    An error in a part of the report is written there; it does not hide the run's own error.
 
     Args:
-        batch: the first that is to blame; None: it is not at hand, and is read again.
+        batch: the first bad batch; None: it is read again.
     """
-    if run.run_dir is None:
+    run_dir = run.reporting.run_dir
+    if run_dir is None:
         return
-    told: dict[str, Any] = asdict(finding)
+    report: dict[str, Any] = asdict(finding)
     parts: dict[str, Callable[[], Any]] = {
         "samples": lambda: {str(n): run.feed.numbers(finding.epoch, n) for n in finding.batches},
         "parameters_not_finite": lambda: not_finite(run.model),
@@ -60,11 +60,11 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
     }
     for name, part in parts.items():
         try:
-            told[name] = part()
+            report[name] = part()
         except Exception as error:  # of the user's model or data, in a run that has failed already
-            told[name] = _unknown(error)
+            report[name] = _unknown(error)
     with contextlib.suppress(OSError):
-        leave(run.run_dir / REPORT, _plain(told))
+        leave(run_dir / REPORT, _plain(report))
 
 
 def not_finite(model: nn.Module) -> list[str]:
@@ -94,7 +94,7 @@ def _again(run: Training, batch: Batch) -> dict[str, Any]:
     if isinstance(run.strategy, FullModel):
         raise LookupError("parameters are in the servers")
     layers: list[tuple[str, str]] = []
-    with _watched(run.model, layers), _alone(run.model), _eager(run), run.arithmetic():
+    with _watched(run.model, layers), _alone(run.model), _eager(run), run.autocast():
         loss, _ = run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
     name, kind = layers[0] if layers else (None, None)
     found = {
@@ -112,7 +112,7 @@ def _again(run: Training, batch: Batch) -> dict[str, Any]:
 def gives_bad_gradients(run: Training, batch: Batch) -> bool:
     """Whether a batch's own gradient is not finite when computed again; False if it is, or cannot be computed."""
     try:
-        with _alone(run.model), _eager(run), run.arithmetic():
+        with _alone(run.model), _eager(run), run.autocast():
             loss, _ = run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
         return not all(math.isfinite(norm) for norm in _gradient_norms(run.model, loss).values())
     except Exception:  # of the user's model, in a run that has failed already
@@ -138,11 +138,11 @@ def _watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
     """Context manager: appends modules whose output is NaN or infinite to ``layers``, in order, with their class."""
 
     def hook(name: str) -> Any:
-        def look(module: nn.Module, _: Any, outputs: Any) -> None:
+        def note_output(module: nn.Module, _: Any, outputs: Any) -> None:
             if not _finite(outputs):
                 layers.append((name or "(the model)", type(module).__name__))
 
-        return look
+        return note_output
 
     hooks = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
     try:
@@ -155,8 +155,6 @@ def _watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone(model: nn.Module) -> Iterator[None]:
     """Context manager: no batch norm of the model waits for other workers."""
-    from trainer.models.sync_batch_norm import GlooSyncBatchNorm
-
     waiting = [m for m in model.modules() if isinstance(m, (nn.SyncBatchNorm, GlooSyncBatchNorm)) and m.training]
     for module in waiting:
         module.eval()
@@ -170,7 +168,7 @@ def _alone(model: nn.Module) -> Iterator[None]:
 def _eager(run: Training) -> Any:
     """Context manager: a compiled model runs eagerly, so that its layers can be watched."""
     stance: Any = torch.compiler.set_stance
-    return stance("force_eager") if run.compiling else contextlib.nullcontext()
+    return stance("force_eager") if run.reporting.compiles else contextlib.nullcontext()
 
 
 def _finite(values: Any) -> bool:

@@ -12,7 +12,7 @@ from trainer.host.memory import GIB
 from trainer.planning.plan import Plan
 from trainer.strategies.contract import Seat
 from trainer.wording import counted
-from trainer.worker.loop import Training
+from trainer.worker.training import Training
 
 SAID = (
     "can't allocate memory",
@@ -36,7 +36,7 @@ def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_memory(error):
             raise
-        raise RunFailed(_sentence(error, run.step, plan, seat.device)) from error
+        raise RunFailed(_sentence(error, run.progress.step, plan, seat.device)) from error
 
 
 def is_memory(error: BaseException | None) -> bool:

@@ -26,7 +26,7 @@ from trainer.visible import one_line
 from trainer.weights import fit
 from trainer.wording import counted
 from trainer.worker import predict_rows
-from trainer.worker.model import Updaters, arithmetic, build_model
+from trainer.worker.model import Updaters, autocast, build_model
 from trainer.worker.settings import settings
 from trainer.worker.train import membership
 
@@ -117,7 +117,7 @@ def _look_at_rows(
     device, precision = torch.device(seat.device), plan.chosen.precision
     reader: RowReader = call_target(node, "data")
     place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
-    context = arithmetic(precision, device)
+    context = autocast(precision, device)
     looking = predict_rows.RowPrediction(model, reader, place, context, plan.batch_size, seat, strategy, report)
     results = looking.results([Path(str(config.predict.input)) / name for name in names])
     if seat.rank:
@@ -162,7 +162,7 @@ def _blocks(
     device, precision = torch.device(seat.device), plan.chosen.precision
     dtype = torch.float64 if precision == "fp64" else torch.float32
     place = Placement(preprocessing, device, dtype, plan.chosen.channels_last)
-    context = arithmetic(precision, device)
+    context = autocast(precision, device)
     batches, step = iter(loader), 0
     files: int = len(loader.dataset)  # type: ignore[arg-type]
     for start, mine in _shares(files, seat):

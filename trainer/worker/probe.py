@@ -27,8 +27,8 @@ from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimi
 from trainer.optim.kept_state import BETWEEN, KeptState, named
 from trainer.optim.sparse import CLASSES, rule_of
 from trainer.planning.auto import Buckets, ModelFacts
-from trainer.planning.kept_runs import FRESH
-from trainer.planning.single_samples import SingleSample
+from trainer.planning.batches import SingleSample
+from trainer.planning.find_checkpoint import FRESH
 from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.worker.callbacks import HOOKS

@@ -13,16 +13,14 @@ from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
-from trainer.planning.callback_states import moved
-from trainer.planning.config_before import completed
-from trainer.planning.measured_before import Measures, is_other
+from trainer.planning.resume_changes import Measures, completed, is_other, moved
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
 from trainer.worker.checkpoints import Checkpoints
-from trainer.worker.lines import line_of
-from trainer.worker.loop import Training
-from trainer.worker.state import WorkerState, go_on, randomness
+from trainer.worker.state import WorkerState, load_state, randomness
 from trainer.worker.state_conversion import averaged, for_servers, from_servers
+from trainer.worker.training import Training
+from trainer.worker.training_log import merged_window
 
 
 def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | None = None, data: str = "") -> None:
@@ -46,13 +44,13 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
     config = about.config if config is None else config
     before = completed(about.config, config)
     nodes = [list(one.get("callbacks") or ()) for one in (before, config)]
-    go_on(run, folder, replace(own, callbacks=moved(own.callbacks, *nodes)), first)
+    load_state(run, folder, replace(own, callbacks=moved(own.callbacks, *nodes)), first)
     _forget(run, Measures(before, config, is_other(about.data, data)))
-    run.stop = _stops(run, before, config)
-    if isinstance(run.checkpoints, Checkpoints):
-        run.checkpoints.saved, run.checkpoints.saved_after = about.step, run.step
+    run.progress.stop = _stops(run, before, config)
+    if isinstance(run.watchers.checkpoints, Checkpoints):
+        run.watchers.checkpoints.saved, run.watchers.checkpoints.saved_after = about.step, run.progress.step
     if seat.rank == 0:
-        print(f"goes on from {folder} after update {run.step}", flush=True)
+        print(f"goes on from {folder} after update {run.progress.step}", flush=True)
 
 
 def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Training) -> WorkerState:
@@ -66,14 +64,15 @@ def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Trainin
     names = store.parts(folder)
     mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
     parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
-    line = line_of([part.line for part in parts], first.line, run.lockstep, run.task)
+    window = merged_window([part.window for part in parts], first.window, run.lockstep, run.task)
     progress = (parts or [first])[0].progress
     if not run.lockstep:
-        progress = {**progress, "samples": sum(part.progress.get("samples", 0) for part in parts)}
+        progress = {**progress, "samples": sum(part.progress["samples"] for part in parts)}
     if not parts:
         drawn = randomness(torch.device(seat.device))
-        return replace(first, model=None, seen=[], line=line, progress=progress, randomness=drawn)
-    return replace(parts[0], seen=[batch for part in parts for batch in part.seen], line=line, progress=progress)
+        return replace(first, model=None, batches=[], window=window, progress=progress, randomness=drawn)
+    batches = [batch for part in parts for batch in part.batches]
+    return replace(parts[0], batches=batches, window=window, progress=progress)
 
 
 def _rehearse(run: Training) -> None:
@@ -81,7 +80,7 @@ def _rehearse(run: Training) -> None:
     for _, batches in run.feed.updates(0):
         batch = next(batches)
         with run.strategy.accumulate(True), counting(run.model, batch.samples):
-            with run.arithmetic():
+            with run.autocast():
                 loss, _ = run.task.forward(run.forward.train(), batch.inputs, batch.labels, batch.denominator)
             run.strategy.backward(loss)
         run.forward.zero_grad(set_to_none=True)
@@ -90,8 +89,8 @@ def _rehearse(run: Training) -> None:
 
 def _forget(run: Training, measures: Measures) -> None:
     """Best values of metrics that measured something else before are none."""
-    run.report.forget(measures.why_not)
-    early_stop, updater = run.early_stop, getattr(run.strategy, "updater", None)
+    run.reporting.report.forget(measures.why_not)
+    early_stop, updater = run.watchers.early_stop, getattr(run.strategy, "updater", None)
     if early_stop is not None and measures.anew("early_stop.metric", early_stop.best.metric):
         early_stop.forget()
     plateau = updater.plateau if isinstance(updater, Updater) else None
@@ -102,9 +101,9 @@ def _forget(run: Training, measures: Measures) -> None:
 def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config
     decide anew."""
-    if before.get("callbacks") != now.get("callbacks") and run.callbacks:
-        run.callbacks.forget_stop()
-    reason = run.callbacks.agreed if run.callbacks else ""
-    if run.early_stop is not None and before.get("early_stop") == now.get("early_stop"):
-        return run.early_stop.reason(run.validated[0]) or reason
+    if before.get("callbacks") != now.get("callbacks") and run.watchers.callbacks:
+        run.watchers.callbacks.forget_stop()
+    reason = run.watchers.callbacks.agreed if run.watchers.callbacks else ""
+    if run.watchers.early_stop is not None and before.get("early_stop") == now.get("early_stop"):
+        return run.watchers.early_stop.reason(run.progress.validated[0]) or reason
     return reason

@@ -14,27 +14,23 @@ import torch
 from trainer.checkpoint.tensor_tree import on_device
 from trainer.errors import RunFailed
 from trainer.strategies.contract import Share
-from trainer.worker.loop import Training
-
-PROGRESS = ("update", "step", "samples", "validated", "examined", "skipped", "in_a_row", "rewinds", "closed")
-"""How far the training is, besides the epoch. Older checkpoints lack the last of them."""
-LINE = ("batches", "printed", "due", "lr", "number", "before", "epoch", "earlier")
-"""Of the line of the log that is being averaged, besides its sums."""
+from trainer.worker.training import Training
 
 
 @dataclass
 class WorkerState:
-    """A worker's part of a checkpoint: its whole state.
+    """A worker's part of a checkpoint: everything that the rest of its run depends on.
 
     Attributes:
-        epoch: in which the run goes on; progress: how far it is. model: parameters by name; ema: their average;
-        strategy: its common share. None: the first worker's part has them. buffers, averaged_buffers, own: the worker's
-        own buffers, their average, the strategy's own share. line, seen: the line of the log that is being averaged,
-        and the batches behind it. randomness: states of the generators. report, early_stop, callbacks: what they
-        remember.
+        progress: position of the run, see :class:`Progress`.
+        model: parameters by name. ema: their average. strategy: state that all workers have alike. None: the first
+        worker's part has them.
+        buffers, averaged_buffers: the worker's own buffers, and their average. own: the strategy's own state.
+        window, batches: the log window, and its batches.
+        randomness: states of the random generators.
+        report, early_stop, callbacks: their states.
     """
 
-    epoch: int
     progress: Mapping[str, Any]
     model: Mapping[str, torch.Tensor] | None
     ema: Mapping[str, Any] | None
@@ -42,72 +38,79 @@ class WorkerState:
     buffers: Mapping[str, torch.Tensor]
     averaged_buffers: Sequence[torch.Tensor]
     own: Mapping[str, Any]
-    line: Mapping[str, Any]
-    seen: Sequence[Any]
+    window: Mapping[str, Any]
+    batches: Sequence[Any]
     randomness: Mapping[str, Any]
     report: Mapping[str, Any]
     early_stop: Mapping[str, Any] | None
     callbacks: Mapping[str, Any]
 
 
-def part_of(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState:
-    """Collect a worker's part of a checkpoint. Its tensors are those of the training: copy them at once.
+def save_state(run: Training, share: Share, epoch: int, whole: bool) -> WorkerState:
+    """Return a worker's part of a checkpoint. Its tensors are those of the training: copy them at once.
 
     Args:
-        share: the strategy's.
-        epoch: in which the run goes on, after ``run.update`` updates of it; of the next one after none.
-        whole: with what all workers have alike.
+        share: the strategy's state.
+        epoch: epoch in which the run goes on: the current one, or the next one from its start.
+        whole: include what all workers have alike.
     """
-    ema = run.ema
+    progress, ema, early_stop, callbacks = (
+        run.progress,
+        run.watchers.ema,
+        run.watchers.early_stop,
+        run.watchers.callbacks,
+    )
+    next_epoch = {} if epoch == progress.epoch else {"epoch": epoch, "update": 0}
     return WorkerState(
-        epoch=epoch,
-        progress={name: getattr(run, name) for name in PROGRESS} | ({} if epoch == run.epoch else {"update": 0}),
+        progress={**vars(progress), **next_epoch},
         model={name: p.detach() for name, p in run.model.named_parameters()} if whole else None,
         ema=ema.state() if whole and ema is not None else None,
         strategy=share.common if whole else None,
         buffers=dict(run.model.named_buffers()),
         averaged_buffers=[] if ema is None else ema.average[ema.buffers :],
         own=share.own,
-        line={name: getattr(run.line, name) for name in LINE},
-        seen=run.line.meter.state(),
+        window=run.reporting.window.state(),
+        batches=run.reporting.window.meter.state(),
         randomness=randomness(device_of(run)),
-        report=run.report.state(),
-        early_stop=None if run.early_stop is None else run.early_stop.state(),
-        callbacks=run.callbacks.state() if run.callbacks else {},
+        report=run.reporting.report.state(),
+        early_stop=None if early_stop is None else early_stop.state(),
+        callbacks=callbacks.state() if callbacks else {},
     )
 
 
-def go_on(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:
-    """Put the state that :func:`part_of` has collected back into a worker: model, optimizer, feed, log line, random
-    numbers.
+def load_state(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:
+    """Put the state that :func:`save_state` returned back into a worker.
 
     Args:
-        folder: of the checkpoint.
-        part: the worker's; first: that of the first worker, which has what is common to all.
+        folder: the checkpoint.
+        part: state of this worker. first: state of the first worker, which has what all workers have alike.
     """
-    run.epoch = part.epoch
-    for name in PROGRESS:
-        setattr(run, name, part.progress.get(name, getattr(run, name)))
+    ema, early_stop, callbacks, report = (
+        run.watchers.ema,
+        run.watchers.early_stop,
+        run.watchers.callbacks,
+        run.reporting.report,
+    )
+    vars(run.progress).update(part.progress)
     whole = first if part.model is None else part
     assert whole.model is not None and whole.strategy is not None
     _put(dict(run.model.named_parameters()), whole.model)
     _put(dict(run.model.named_buffers()), part.buffers)
     run.strategy.load(folder, Share(whole.strategy, part.own))
-    if run.ema is not None and whole.ema is not None:
-        run.ema.load(**whole.ema)
-        names = [*run.ema.names[: run.ema.buffers], *part.buffers]
-        run.ema.load(run.ema.step, [*run.ema.average[: run.ema.buffers], *part.averaged_buffers], names)
-    elif run.ema is not None:  # it was made of the model's first weights
-        run.ema.begin_anew()
-    if run.early_stop is not None and part.early_stop is not None:
-        run.early_stop.load(**part.early_stop)
-    if run.callbacks:
-        run.callbacks.load(part.callbacks)
-    run.report.load(**part.report)
-    run.feed.waited = run.report.data_waited
-    for name in LINE:
-        setattr(run.line, name, part.line[name])
-    run.line.meter.load(on_device(part.seen, device_of(run)))
+    if ema is not None and whole.ema is not None:
+        ema.load(**whole.ema)
+        names = [*ema.names[: ema.buffers], *part.buffers]
+        ema.load(ema.step, [*ema.average[: ema.buffers], *part.averaged_buffers], names)
+    elif ema is not None:  # it was made of the model's first weights
+        ema.begin_anew()
+    if early_stop is not None and part.early_stop is not None:
+        early_stop.load(**part.early_stop)
+    if callbacks:
+        callbacks.load(part.callbacks)
+    report.load(**part.report)
+    run.feed.waited = report.data_waited
+    run.reporting.window.load(part.window)
+    run.reporting.window.meter.load(on_device(part.batches, device_of(run)))
     put_randomness(device_of(run), **part.randomness)
 
 

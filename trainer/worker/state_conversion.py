@@ -19,8 +19,8 @@ from trainer.optim.updater import UpdaterState
 from trainer.strategies.replicas import HasReplicas
 from trainer.weights import server_files
 from trainer.weights.server_files import DENSE, TABLE
-from trainer.worker.loop import Training
 from trainer.worker.state import WorkerState
+from trainer.worker.training import Training
 
 OWN, AVERAGED = "own", ("model", "ema", "strategy")
 """Of a worker's part."""

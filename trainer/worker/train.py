@@ -27,8 +27,8 @@ from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
 from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
+from trainer.planning.find_checkpoint import keeps
 from trainer.planning.plan import Plan
-from trainer.planning.resume import keeps
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
@@ -38,13 +38,15 @@ from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.coming_back import come_back
 from trainer.worker.final_test import test
 from trainer.worker.host_monitor import watched
-from trainer.worker.loop import Training, fit
+from trainer.worker.loop import fit
 from trainer.worker.model import save
+from trainer.worker.nonfinite import SKIPPED
 from trainer.worker.out_of_memory import memory_named
 from trainer.worker.profiler import Profiled
 from trainer.worker.resuming import resume
 from trainer.worker.settings import settings
 from trainer.worker.shared_folder import is_shared
+from trainer.worker.training import Training
 
 PARTS_S = 600.0
 """Longest wait of the first worker until all others have written their parts of a checkpoint."""
@@ -63,30 +65,32 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     run_dir = Path(assignment.plan.run_dir)
     with at_work(seat, assignment) as run, _checkpoints(run, seat, assignment):
         if seat.rank == 0:
-            example.keep_skeleton(run_dir, run.skeleton)
+            example.keep_skeleton(run_dir, run.final_test.skeleton)
         if seat.returns:
             come_back(run, seat)
         elif assignment.resume:
             with not_removed_meanwhile(assignment.resume, run_dir):
                 resume(run, Path(assignment.resume), seat, _shown(assignment), assignment.data)
-        if rewinds := (*run.rewinds, *assignment.rewinds):
-            run.rewinds = tuple(Rewind(*rewind) for rewind in rewinds)
-            run.feed.reorder(run.rewinds)
+        report = run.reporting.report
+        if rewinds := (*run.progress.rewinds, *assignment.rewinds):
+            run.progress.rewinds = tuple(Rewind(*rewind) for rewind in rewinds)
+            run.feed.reorder(run.progress.rewinds)
         try:
             with memory_named(run, assignment.plan, seat):
                 fit(run)
         except Preempted:
-            return {**run.report.outcome(), "ended": PREEMPTED}
-        if run.report.run_dir is not None:
-            run.report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
+            return {**report.outcome(), "ended": PREEMPTED}
+        if report.run_dir is not None:
+            report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
         run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir) if index == 0 else None)
         try:
             test(run, assignment, seat)
         except Preempted:
-            return {**run.report.outcome(), "ended": PREEMPTED}
-        skipped = {"skipped": int(told)} if (told := run.guard.skipped(run).get("train/skipped")) else {}
-        return {**run.report.outcome(), **skipped, **(run.feed.growth.found() if run.feed.growth is not None else {})}
+            return {**report.outcome(), "ended": PREEMPTED}
+        skipped = run.watchers.step_hook.metrics(run).get(SKIPPED)
+        outcome = {**report.outcome(), **({"skipped": int(skipped)} if skipped else {})}
+        return {**outcome, **(run.feed.growth.found() if run.feed.growth is not None else {})}
 
 
 @contextlib.contextmanager
@@ -114,7 +118,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         "data": assignment.data,
         "versions": versions.installed(),
     }
-    run.checkpoints = kept = Checkpoints(
+    run.watchers.checkpoints = kept = Checkpoints(
         folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs, about, PARTS_S
     )
     if not run.lockstep and isinstance(run.strategy, LooksUp):
@@ -144,8 +148,8 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
     """Write the trained model, the findings of the validations, and what is needed to use the model elsewhere."""
     with whole(run.strategy):
         save(run.model, run_dir / "model.safetensors")
-        if run.ema is not None:
-            with run.ema.in_place():
+        if run.watchers.ema is not None:
+            with run.watchers.ema.in_place():
                 save(run.model, run_dir / "model_ema.safetensors")
     keep_findings(run, run_dir)
     config, plan, inputs = assignment.config, assignment.plan, run.feed.example()
@@ -182,14 +186,15 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             report.who = f"{OWN}{seat.rank}] "
         try:
             report.doing("building the model and opening the data")
-            run = replace(build(config, plan, seat, strategy, report), run_dir=run_dir)
+            run = build(config, plan, seat, strategy, report)
+            run.reporting.run_dir = run_dir
             if config.profile:
-                run = replace(run, profile=_profiled(config, plan, seat, run_dir))
+                run.reporting.profile = _profiled(config, plan, seat, run_dir)
             try:
                 with _host_watched(seat, report, config.tracking.system_every_s):
                     yield run
             finally:
-                run.profile.close()
+                run.reporting.profile.close()
                 run.feed.close()
         except BaseException:
             with suppress(OSError):  # what ends the run is the first cause, and not the full disk after it
@@ -244,7 +249,7 @@ def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
     Args:
         split: whose samples they are.
     """
-    best, last = run.examined.get("best"), run.examined.get("last")
+    best, last = run.progress.val_sums.get("best"), run.progress.val_sums.get("last")
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:

@@ -98,7 +98,7 @@ class Cluster:
     def _serve(self, server: Server, socket: ServerSocket) -> None:
         try:
             while not server.over and not self.ended.is_set():
-                server.turn(socket.receive(int(1000 * machine.LOOK_S)))
+                server.turn(socket.receive(int(1000 * machine.CHECK_S)))
         except BaseException as error:
             self.errors.append(error)
         finally:
@@ -160,7 +160,7 @@ def impatient(monkeypatch: Any, weather: Weather | None = None, again_s: float =
     """Clients that send again soon, through that weather."""
     with monkeypatch.context() as patch:
         patch.setattr(client_module, "AGAIN_S", again_s)
-        patch.setattr(machine, "LOOK_S", 0.02)
+        patch.setattr(machine, "CHECK_S", 0.02)
         if weather is not None:
             patch.setattr(connections_module, "WorkerSocket", StormySocket)
             patch.setattr(StormySocket, "weather", weather)

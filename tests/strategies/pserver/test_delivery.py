@@ -211,7 +211,7 @@ def sendings_of_a_request(room_at: float, seconds: int) -> list[float]:
     now, sendings = [0.0], list[float]()
     client = Client.__new__(Client)
     client.rank, client.number, client.most_bytes, client.incarnations, client.under_way = 0, 0, 100, [1], {}
-    client.names, client.greeting = ["server 0"], set()
+    client.names = ["server 0"]
 
     def send(server: int, frames: Any) -> bool:
         sendings.extend([now[0]] * (now[0] >= room_at))

@@ -117,57 +117,16 @@ def test_block_of_a_worker_that_there_is_no_more_is_anybodys() -> None:
     assert leases.ask(Holder(1, 78), 0, 3, ()) == Answer(1, again=True)
 
 
-def test_checkpoint_of_a_server_that_was_started_again_says_that_it_may_have_handed_out_any_block() -> None:
-    """Other servers may have a part of a block that a worker had which was lost meanwhile."""
-    leases = Leases()
-    leases.load(2, epoch=0, blocks=3, next=1, finished=((0, 1),), dropped=(), kept=())
-    assert leases.ask(Holder(0, 77), 0, 3, ()) == Answer(1)
-    leases.come_back()
-    next_life = Leases()
-    next_life.load(2, **leases.state())
-    asked = [next_life.ask(Holder(0, 79), 0, 3, ()) for _ in range(2)]
-    assert asked == [Answer(1, again=True), Answer(2, again=True)]
-
-
-def started_again(take_over: bool) -> Leases:
-    """The blocks of a server that was started again before it handed out any: its life before had handed block 0 to
-    worker 0."""
-    leases = Leases(take_over)
-    leases.load(2, epoch=0, blocks=3, next=0, finished=(), dropped=(), kept=())
-    leases.come_back()
-    leases.told(Holder(0, 77), 0, 3, held=(0,), finished=())
-    return leases
-
-
-def test_block_that_a_worker_told_a_server_of_is_its_own_also_after_a_checkpoint() -> None:
-    leases = Leases()
-    leases.load(2, **started_again(take_over=True).state())
-    assert leases.ask(Holder(1, 80), 0, 3, ()) == Answer(1, again=True)
-    assert leases.ask(Holder(0, 79), 0, 3, ()) == Answer(0, again=True)
-    assert leases.ask(Holder(1, 80), 0, 3, (1,)) == Answer(2, again=True)
-    assert leases.ask(Holder(1, 80), 0, 3, (2,)) is None, "block 0 is under way"
-
-
-def test_block_that_a_worker_told_a_server_of_is_dropped_with_it() -> None:
-    leases = started_again(take_over=False)
-    leases.lose(0)
-    assert leases.ask(Holder(1, 80), 0, 3, ()) == Answer(1, again=True)
-    assert leases.ask(Holder(1, 80), 0, 3, (1,)) == Answer(2, again=True)
-    assert leases.ask(Holder(1, 80), 0, 3, (2,)) == Answer(over=True)
-    assert leases.dropped == 1
-
-
 def test_who_asks_for_work_of_an_earlier_epoch_is_told_that_the_epoch_is_over() -> None:
     leases = Leases()
     assert leases.ask(Holder(0, 77), 1, 2, ()) == Answer(0)
     before = leases.state()
     assert leases.ask(Holder(1, 78), 0, 2, (0, 1)) == Answer(over=True)
-    leases.told(Holder(1, 78), 0, 2, held=(1,), finished=(0,))
     assert leases.state() == before, "blocks of the present epoch have the same numbers"
 
 
 def test_batch_that_one_of_several_servers_has_applied_counts_as_applied() -> None:
-    """One of them was started again, and lacks what it had done since its snapshot."""
+    """A lost worker's last push came to some of them alone."""
     progress = Progress()
     for epoch, applied in (
         (1, {"7": [(0, 3)]}),

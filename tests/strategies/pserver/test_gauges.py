@@ -87,22 +87,6 @@ def test_a_value_that_was_not_measured_anew_is_not_told_again_and_the_end_measur
         worker.close()
 
 
-def test_rates_of_a_server_that_was_started_again_are_not_those_since_its_life_before() -> None:
-    client = SimpleNamespace(greetings=0)
-    counted = gauges.Gauges(client)  # type: ignore[arg-type]
-
-    def rates(seconds: float, count: int) -> dict[str, float]:
-        told = {"seconds": seconds, "waiting": 0, "rows": 1, "staleness": {}, **dict.fromkeys(gauges.COUNTS, count)}
-        request = SimpleNamespace(server=0, answer=Message(Verb.DONE, records=[text(told)]))
-        return counted._told([request])  # type: ignore[list-item]
-
-    rates(10.0, 1000)
-    assert rates(12.0, 1200)["server0/pushes_per_s"] == 100.0
-    client.greetings += 1
-    assert "server0/pushes_per_s" not in rates(14.0, 200)
-    assert rates(15.0, 230)["server0/pushes_per_s"] == 30.0
-
-
 def test_rates_at_the_end_are_not_those_of_its_last_milliseconds() -> None:
     """A question may be under way then, or just answered; a run that is over sooner than that has rates, too."""
     answers = iter([(10.0, 1000), (12.0, 1200), (12.01, 1200), (12.3, 1200)])
@@ -112,7 +96,7 @@ def test_rates_at_the_end_are_not_those_of_its_last_milliseconds() -> None:
         told = {"seconds": seconds, "waiting": 0, "rows": 1, "staleness": {}, **dict.fromkeys(gauges.COUNTS, count)}
         return SimpleNamespace(server=0, answer=Message(Verb.DONE, records=[text(told)]))
 
-    client = SimpleNamespace(greetings=0, servers=[0], ask=ask, wait=lambda requests: None)
+    client = SimpleNamespace(servers=[0], ask=ask, wait=lambda requests: None)
     counted = gauges.Gauges(client)  # type: ignore[arg-type]
     counted.requests = counted._ask()
     assert "server0/pushes_per_s" not in counted._told(counted.requests)

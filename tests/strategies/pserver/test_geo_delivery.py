@@ -62,7 +62,7 @@ def test_lost_answer_loses_no_row_s_refresh(monkeypatch: pytest.MonkeyPatch, see
             assert len(ids) > ROWS // 2
             for server, kept in enumerate(cluster.servers):
                 assert isinstance(kept.parameters.shard, Shard)
-                own = ids[kept.parameters.shard.mine(1, ids)]
+                own = ids[kept.parameters.shard.owns(1, ids)]
                 rows = kept.parameters.shard.tables[1].pull(own, create=False)
                 torch.testing.assert_close(replica.look_up(own), rows, rtol=0, atol=1e-12)
                 torch.testing.assert_close(

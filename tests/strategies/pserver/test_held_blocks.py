@@ -1,5 +1,4 @@
-"""A worker goes on in a block of which servers that were started again have lost batches before those that it has
-computed."""
+"""A worker goes on in a block that it, or a lost worker, had at a checkpoint."""
 
 from __future__ import annotations
 
@@ -57,16 +56,16 @@ def goes_on(servers: Servers, computed: list[tuple[int, int]], at_its_end: bool)
     lease = work.lease(0, AGAIN)
     if work.torn:
         servers.push(work)
-        lease = work.lease_anew(0, lease)
     return work, lease
 
 
-@pytest.mark.parametrize("has", [[[]], [[], [(0, 5)]], [[(0, 2)], [(0, 5)]], [[(0, 2)]], [[(0, 2)], [(0, 4), (5, 6)]]])
-def test_what_is_computed_behind_lost_batches_is_pushed_alone_and_the_block_ends_with_its_last_batch(has: Any) -> None:
+@pytest.mark.parametrize("computed", [[], [(2, 3)]], ids=["nothing", "a batch"])
+@pytest.mark.parametrize("has", [[[(0, 2)], [(0, 5)]], [[(0, 2)], [(0, 4), (5, 6)]]])
+def test_a_push_ends_where_only_some_servers_have_what_follows(has: Any, computed: list[tuple[int, int]]) -> None:
+    """A lost worker's last push came to the second server alone."""
     servers = Servers(has)
-    work, lease = goes_on(servers, [(5, 6)], at_its_end=True)
-    assert work.torn and lease.start == min([part[1] for parts in has for part in parts[:1]] + [0] * ([] in has))
-    assert not work.all_finished, "batches of the block are still to come"
+    work, lease = goes_on(servers, computed, at_its_end=False)
+    assert work.torn and lease.start == 2 + len(computed)
     for index in range(lease.start, BATCHES):
         work.note((0, 0, index, index == BATCHES - 1))
         if work.must_push:
@@ -75,7 +74,7 @@ def test_what_is_computed_behind_lost_batches_is_pushed_alone_and_the_block_ends
     work.note((0, 1, 0, False))
     servers.push(work)
     assert [[*p.of(0, 0)] for p in servers.progress] == [[(0, BATCHES)]] * len(servers.progress)
-    assert work.all_finished == {0}
+    assert work._done == [0]
 
 
 @pytest.mark.parametrize(
@@ -87,13 +86,6 @@ def test_what_is_computed_next_stays_pending(has: Any, computed: list[tuple[int,
     work, lease = goes_on(servers, computed, at_its_end=True)
     assert not work.torn and lease.start == BATCHES
     lease.empty()
-    assert not work.all_finished
+    assert not work._done
     servers.push(work)
-    assert work.all_finished == {0}
-
-
-def test_what_servers_have_already_is_not_pushed_with_other_batches() -> None:
-    """The worker was doing batches again that had only been known to all servers behind a gap."""
-    servers = Servers([[(0, 5)], [(0, 5)]])
-    work, lease = goes_on(servers, [(2, 3)], at_its_end=False)
-    assert lease.start == 5 and not work.covered().records
+    assert work._done == [0]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.strategies.pserver.server.ledger import BEFORE, HEADER, LedgerFile
+from trainer.strategies.pserver.server.ledger import HEADER, LedgerFile
 from trainer.strategies.pserver.server.rules import Push
 
 NO_WORK = np.zeros((0, 4), dtype=np.int64)
@@ -24,28 +24,22 @@ def push(number: int, rank: int = 0) -> Push:
 
 
 def live(seed: int, folder: Path) -> None:
-    """Servers are killed at any time, started again from an older checkpoint, and checkpoints of each life may be
-    completed."""
+    """A run ends at any time, and goes on from one of its checkpoints."""
     draw, path = random.Random(seed), folder / "ledger.0.tsv"
     ledger, number = LedgerFile(path, {}), 0
     saved: list[tuple[Mapping[str, Any], str]] = []
     for _ in range(draw.randrange(5, 30)):
-        match draw.choice(("push", "push", "save", "save", "server dies", "run ends")):
+        match draw.choice(("push", "push", "save", "save", "run ends")):
             case "push":
                 number += 1
                 work = np.array([[0, number, 0, 1], [0, number, 1, 2]][: draw.randrange(3)]).reshape(-1, 4)
                 ledger(push(number), work)
             case "save":
                 saved.append((ledger.place, path.read_text()))
-            case "server dies" if saved:
-                place, text = draw.choice(saved[-2:])
-                ledger = LedgerFile(path, place, returns=True)
-                assert path.read_text() == text, f"seed {seed}"
             case "run ends" if saved:
                 place, text = draw.choice(saved[-2:])
                 ledger = LedgerFile(path, place)
                 assert path.read_text() == text, f"seed {seed}"
-                assert not Path(BEFORE.format(path, 0)).exists()
                 saved = [(place, text)]
 
 
@@ -70,7 +64,7 @@ def test_a_checkpoint_of_a_former_version_says_the_length_alone(tmp_path: Path) 
 
 
 def test_a_ledger_that_is_gone_begins_anew(tmp_path: Path) -> None:
-    LedgerFile(path := tmp_path / "ledger.0.tsv", {"ledger": 100, "ledger_crc": 5}, returns=True)
+    LedgerFile(path := tmp_path / "ledger.0.tsv", {"ledger": 100, "ledger_crc": 5})
     assert path.read_text() == HEADER
 
 

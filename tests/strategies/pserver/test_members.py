@@ -128,7 +128,7 @@ def test_first_cause_of_a_loss_is_told_whoever_declares_the_worker_lost_next() -
     with Cluster(config("async", 2, 2)) as cluster:
         workers, [one, other] = [Bare(cluster, rank) for rank in (0, 1)], cluster.servers
         workers[0].begin()
-        other.liveness.look_after = lambda: None  # type: ignore[method-assign]  # it hears of the loss by FENCE first
+        other.liveness.check_workers = lambda: None  # type: ignore[method-assign]  # it hears of the loss by FENCE first
         life = workers[1].client.life
         cluster.store.set(f"fenced/worker/1/{life}", silence)
         wait_for(lambda: one.members.present() == [0], 60, "one loses worker 1")
@@ -160,29 +160,29 @@ def test_silent_worker_is_ended_before_it_is_lost_where_the_run_goes_on_without_
     clock[0] += 8.0
     members.heard(0)
     clock[0] += 2.5
-    server.liveness.look_after()
+    server.liveness.check_workers()
     notes = [f"silent/worker/{rank}/{rank + 5}" for rank in range(3)]
     assert [board.check([note]) for note in notes] == [False, True, True] and members.present() == [0, 1, 2]
     members.heard(2)
-    server.liveness.look_after()
+    server.liveness.check_workers()
     assert board.get(notes[2]) == b"", "it was heard again"
     members.all[2].heard -= 10.5
-    server.liveness.look_after()
+    server.liveness.check_workers()
     assert board.get(notes[2]) and members.present() == [0, 1, 2]
     board.set("lost/worker/1/6", "its process ended")
-    server.liveness.look_after()
+    server.liveness.check_workers()
     assert (
         members.present() == [0, 2]
         and members.all[1].lost == "nothing was heard of it for 10 s (strategy.lost_after_s)"
     )
     clock[0] += 3.0
     members.heard(0)
-    server.liveness.look_after()
+    server.liveness.check_workers()
     assert (
         members.present() == [0] and members.all[2].lost == "nothing was heard of it for 10 s (strategy.lost_after_s)"
     )
     clock[0] += 10.5
-    server.liveness.look_after()
+    server.liveness.check_workers()
     assert members.present() == [] and not board.check([notes[0]])
 
 
@@ -193,7 +193,7 @@ def test_server_that_looks_late_gives_the_launcher_of_a_silent_worker_its_time()
     server.members.heard(0)
     for late, present in ((0.0, [0, 1]), (0.3, [0, 1]), (1.5, [0])):
         clock[0] += late
-        server.liveness.look_after()
+        server.liveness.check_workers()
         assert server.members.present() == present
 
 
@@ -204,22 +204,22 @@ def test_server_that_was_stopped_gives_everybody_its_time_again() -> None:
     clock = [100.0]
     for part in (server, server.members, server.turns, server.work):
         part.now = lambda: clock[0]
-    server.ended_turn = server.looked = server.work.moved = clock[0]
+    server.ended_turn = server.checked_at = server.work.moved = clock[0]
     for rank in (0, 1):
         server.members.hello(rank, rank + 1)
     clock[0] += 25.0  # stopped in poll
     server.turn([])
     assert server.members.present() == [0, 1] and server.members.silent() == []
-    look_after = server.liveness.look_after
+    check_workers = server.liveness.check_workers
 
     def slow() -> None:
         """What has waited for a worker that is lost now, such as a SAVE, takes its time."""
         clock[0] += 25.0
 
-    server.liveness.look_after = slow  # type: ignore[method-assign]
+    server.liveness.check_workers = slow  # type: ignore[method-assign]
     clock[0] += 0.2
     server.turn([])
-    server.liveness.look_after = look_after  # type: ignore[method-assign]
+    server.liveness.check_workers = check_workers  # type: ignore[method-assign]
     assert server.members.silent() == []
     for _ in range(60):  # 12 s in which it listened, and heard of one
         clock[0] += 0.2

@@ -69,7 +69,7 @@ def test_times_and_limits_are_those_of_the_page() -> None:
     waits = told["a worker waits for an answer"]
     assert f"`strategy.timeout_s` + {client.MARGIN_S:g} s," in waits and waits.endswith(f"BYE {client.BYE_S:g} s")
     says("descriptors of a server", descriptors.RESERVE)
-    says("a server looks for silent workers, and into the store", machine.LOOK_S)
+    says("a server looks for silent workers, and into the store", machine.CHECK_S)
     says("longest frame", server.SMALLEST_LIMIT >> 20, 24)
     says("records in a message, TEXT", messages.MOST_RECORDS, messages.TEXT_LIMIT >> 20)
     says("messages queued in a socket, each direction", sockets.QUEUE, connections_contract.ROOM_S)
@@ -88,7 +88,7 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
         f"A push more than {members.AHEAD:,} above the watermark is refused",
         f"finishes its pushes and asks again, every {1000 * worker.LEASE_LOOK_S:g} ms",
         f"their launcher ends them after {supervisor.LINGER_S:g} s",
-        f"whose turn comes late ({machine.LOOK_S + machine.AWAY_S:g} s or more",
+        f"whose turn comes late ({machine.CHECK_S + machine.AWAY_S:g} s or more",
         f"after {part_writer.STILL_S:g} s without processor time",
         f"the last sum of the meetings and the {({2: 'two'})[totals.KEPT]} before it",
     ):

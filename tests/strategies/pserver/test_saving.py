@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.notes import Notes
-from tests.strategies.pserver.test_regained import OPTIONS, Played
+from tests.strategies.pserver.played import OPTIONS, Played
 from trainer.checkpoint import durable_folder, writer
 from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import FolderLost
@@ -118,17 +118,10 @@ def test_note_that_cannot_be_written_costs_no_part(
     assert "no note tells that this server saves: the launcher's folder" in capsys.readouterr().out
 
 
-def test_note_of_a_life_that_died_as_it_wrote_does_not_stay(tmp_path: Path) -> None:
-    board = Notes()
-    board.set(SAVING.format(0), "now")
-    Played(tmp_path, board)
-    assert board.get(SAVING.format(0)) == b""
-
-
 class Ways:
     """Connections to one server that writes for so long, and answers nothing meanwhile or later."""
 
-    count, look_s = 1, 1.0
+    count = 1
 
     def __init__(self, writes_s: float, far: bool = False, there_s: float = 0.0) -> None:
         self.writes_s, self.time, self.far, self.there_s = writes_s, 0.0, far, there_s
@@ -149,9 +142,6 @@ class Ways:
     def receive(self) -> list[Message]:
         came, self.answers = self.answers, []
         return came
-
-    def started_again(self) -> dict[int, int]:
-        return {}
 
     def send(self, server: int, frames: Any) -> bool:
         message = unpack([bytearray(frame) for frame in frames])
@@ -207,7 +197,7 @@ def test_who_waits_for_a_checkpoint_misses_a_server_on_another_host_that_is_gone
     ways = Ways(writes_s, far, there_s)
     client = Client(0, ways, TIMEOUT_S)  # type: ignore[arg-type]
     with pytest.raises(Missing, match=r"server 0 (said nothing to worker 0|did not answer MEET)") as told:
-        client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None)
+        client.meet(Message(Verb.MEET, flags=STOPS | SAVES), None)
     assert told.value.who == ("server 0",)
     assert least_s <= ways.time <= most_s
     asked = [time for time, verb in ways.sent if verb == Verb.STATS]
@@ -262,7 +252,7 @@ def test_a_checkpoint_that_two_servers_refuse_is_given_up_and_the_training_goes_
     for server in range(2):
         why = writer.failure_of(folder, part_name(server)).read_text()
         assert told in why and "strategy.timeout_s" not in why
-    assert client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None).verb == Verb.DONE
+    assert client.meet(Message(Verb.MEET, flags=STOPS | SAVES), None).verb == Verb.DONE
     assert ways.time >= max(after_s)
 
 
@@ -295,7 +285,7 @@ def test_a_worker_names_the_key_of_its_patience(tmp_path: Path) -> None:
             rf"checkpoint\)$"
         ),
     ):
-        client.meet(Message(Verb.MEET, flags=STOPS | SAVES), lambda answer: None, None)
+        client.meet(Message(Verb.MEET, flags=STOPS | SAVES), None)
     with pytest.raises(Missing, match=rf"within {TIMEOUT_S + 5:g} s \(strategy.timeout_s and 5 s for the answer\)$"):
         client.wait([client.ask(1, Message(Verb.PULL))])
 

@@ -141,11 +141,14 @@ class ArraySource(DataSource):
             UserError: some are not; how many, and where the first is.
         """
         wrong = [
-            (path, n, v) for path, mine in labels.items() for n, v in enumerate(mine.tolist()) if not 0 <= v < classes
+            (path, n, v)
+            for path, values in labels.items()
+            for n, v in enumerate(values.tolist())
+            if not 0 <= v < classes
         ]
         if wrong:
             path, number, value = wrong[0]
-            total = sum(len(mine) for mine in labels.values())
+            total = sum(len(values) for values in labels.values())
             raise UserError(
                 f"data.root={self.options.root}",
                 (

@@ -12,27 +12,27 @@ from trainer.errors import UserError, why
 from trainer.wording import some, typed
 
 
-def find(given: Any, key: str) -> list[Path]:
+def find(paths: Any, key: str) -> list[Path]:
     """Find the click-log files of a path, folder, pattern or list of these: each real file once, sorted by name.
 
     Raises:
         UserError: something means no file; an empty file; a name that ends in .gz without being such.
     """
-    found = distinct(_meant(given, key))[0]
+    found = distinct(_meant(paths, key))[0]
     for path in found:
         _check(path, key)
     return found
 
 
-def other_names(*given: Any) -> str:
+def other_names(*paths: Any) -> str:
     """Return a sentence about Criteo files that are given under several names, or '' if there are none."""
-    others = [name for one in given if one is not None for name in distinct(_meant(one, "data.path"))[1]]
+    others = [name for one in paths if one is not None for name in distinct(_meant(one, "data.path"))[1]]
     return f"{len(others)} names of the same files are passed over: {some(others)}" if others else ""
 
 
-def _meant(given: Any, key: str) -> list[Path]:
+def _meant(paths: Any, key: str) -> list[Path]:
     found: set[Path] = set()
-    for one in given if isinstance(given, (list, tuple)) else [given]:
+    for one in paths if isinstance(paths, (list, tuple)) else [paths]:
         path = Path(str(one)).expanduser()
         if path.is_dir():
             files = [p for p in path.iterdir() if not p.is_dir() and not p.name.startswith((".", "_"))]

@@ -49,8 +49,8 @@ class RowFiles(DataSource):
             files, parts = self._sources()
         except UserError:  # mode=predict looks at other files, and these need not be there
             return super().fingerprint(facts)
-        told = {name: (named_sizes(paths), asdict(parts[name])) for name, paths in files.items() if name != "test"}
-        return digest_of(self.options.hash_size, told)
+        content = {name: (named_sizes(paths), asdict(parts[name])) for name, paths in files.items() if name != "test"}
+        return digest_of(self.options.hash_size, content)
 
     def row_reader(self) -> dict[str, Any]:
         return {"_target_": "trainer.data.criteo.rows.CriteoRowReader", "hash_size": self.options.hash_size}

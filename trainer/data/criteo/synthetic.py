@@ -32,9 +32,9 @@ class SyntheticCriteo(RowFiles):
     def fingerprint(self, facts: Facts) -> str:
         """A fingerprint of what the rows are drawn from: a .gz of the same rows has another size where zlib is
         another."""
-        told = self.options
+        options = self.options
         return digest_of(
-            "synthetic Criteo rows", VERSION, told.draw_seed, told.train_rows, told.val_rows, told.hash_size
+            "synthetic Criteo rows", VERSION, options.draw_seed, options.train_rows, options.val_rows, options.hash_size
         )
 
     def prepare(self, facts: Facts, progress: Progress) -> Facts:

@@ -80,10 +80,10 @@ def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
 
 
 def _remove_others(folder: Path) -> None:
-    whose = folder.name.rpartition("-")[0]
+    prefix = folder.name.rpartition("-")[0]
     for other in folder.parent.iterdir():
-        if other != folder and other.name.rpartition("-")[0] == whose and other.is_dir():
-            in_use.remove_unused(other, MARKER, other.with_name(f"{whose}-{secrets.token_hex(12)}"))
+        if other != folder and other.name.rpartition("-")[0] == prefix and other.is_dir():
+            in_use.remove_unused(other, MARKER, other.with_name(f"{prefix}-{secrets.token_hex(12)}"))
 
 
 def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, str]]:

@@ -177,6 +177,6 @@ def _held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     chosen = np.zeros(len(labels), bool)
     random = np.random.default_rng(seed)
     for label in np.unique(labels):
-        mine = random.permutation(np.flatnonzero(labels == label))
-        chosen[mine[: min(len(mine) - 1, max(1, round(fraction * len(mine))))]] = True
+        members = random.permutation(np.flatnonzero(labels == label))
+        chosen[members[: min(len(members) - 1, max(1, round(fraction * len(members))))]] = True
     return chosen

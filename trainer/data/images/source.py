@@ -168,11 +168,11 @@ class ImageSource(DataSource):
     def fingerprint(self, facts: Facts) -> str:
         """A fingerprint of the files' names and sizes and the labels, without test images: no training depends on
         them."""
-        told: list[Any] = []
+        content: list[Any] = []
         for listing in self.listings(facts)[:2]:
             left_out = [number for number, name in enumerate(listing.names) if name in facts.left_out]
-            told += [named_sizes(listing.files), listing.spans.tolist(), listing.labels.tolist(), left_out]
-        return digest_of(*told)
+            content += [named_sizes(listing.files), listing.spans.tolist(), listing.labels.tolist(), left_out]
+        return digest_of(*content)
 
     def _centre(self) -> tuple[int, int]:
         """What validation resizes the shorter side to, and the side of the centre that it takes."""
@@ -191,8 +191,8 @@ class ImageSource(DataSource):
 
     def _place(self, split: str, listing: Listing) -> Path:
         """Where the decoded images of a split lie; another place when a file has changed."""
-        whose = hash_of(f"{listing.files[0] if listing.files else ''}/{split}")
-        return self._cache_folder() / f"{whose:016x}-{listing.digest()}"
+        owner = hash_of(f"{listing.files[0] if listing.files else ''}/{split}")
+        return self._cache_folder() / f"{owner:016x}-{listing.digest()}"
 
 
 def _decoded_bytes(listing: Listing) -> int:

@@ -49,7 +49,7 @@ def members(file: IO[bytes], total: int) -> Iterator[TarMember]:
     Raises:
         NotTar: it is none, damaged, or cut off.
     """
-    place, told = 0, dict[bytes, bytes]()
+    place, extended = 0, dict[bytes, bytes]()
     while place < total:
         file.seek(place)
         block = file.read(BLOCK)
@@ -57,29 +57,29 @@ def members(file: IO[bytes], total: int) -> Iterator[TarMember]:
             return
         _check(block, place)
         kind, size = block[156:157], _octal(block[124:136])
-        if kind in FILES and b"size" in told:
-            size = _decimal(told[b"size"])
+        if kind in FILES and b"size" in extended:
+            size = _decimal(extended[b"size"])
         start = place + BLOCK
         length = size if kind in WITH_DATA else 0
         if start + length > total:
             raise NotTar(
-                f"{shortened(_name(block, told))} ends {start + length - total:,} bytes beyond the end of the file"
+                f"{shortened(_name(block, extended))} ends {start + length - total:,} bytes beyond the end of the file"
             )
         place = start + -(-length // BLOCK) * BLOCK
         if kind in (LONG_NAME, PAX):
             if size > MOST_HEADER:
                 raise NotTar(f"it has a header of {size:,} bytes at byte {start - BLOCK}")
             data = file.read(size)
-            told |= _records(data) if kind == PAX else {b"path": data.rstrip(b"\0")}
+            extended |= _records(data) if kind == PAX else {b"path": data.rstrip(b"\0")}
         elif kind in FILES:
-            sparse = any(key.startswith(b"GNU.sparse") for key in told)
-            name = told.get(b"GNU.sparse.name")
-            yield TarMember(one_line(_text(name)) if name else _name(block, told), start, size, sparse)
-            told = {}
+            sparse = any(key.startswith(b"GNU.sparse") for key in extended)
+            name = extended.get(b"GNU.sparse.name")
+            yield TarMember(one_line(_text(name)) if name else _name(block, extended), start, size, sparse)
+            extended = {}
         else:
             if kind == SPARSE:
-                yield TarMember(_name(block, told), start, size, True)
-            told = {} if kind not in (b"K", b"g") else told
+                yield TarMember(_name(block, extended), start, size, True)
+            extended = {} if kind not in (b"K", b"g") else extended
 
 
 def _check(block: bytes, place: int) -> None:
@@ -138,8 +138,8 @@ def _records(data: bytes) -> dict[bytes, bytes]:
     return records
 
 
-def _name(block: bytes, told: dict[bytes, bytes]) -> str:
-    if (path := told.get(b"path")) is not None:
+def _name(block: bytes, extended: dict[bytes, bytes]) -> str:
+    if (path := extended.get(b"path")) is not None:
         return one_line(_text(path))
     name, prefix = block[:100].split(b"\0")[0], block[345:500].split(b"\0")[0]
     return one_line(_text(prefix + b"/" + name if prefix and block[257:263] == b"ustar\0" else name))

@@ -216,17 +216,17 @@ class Shards(ImageSource):
 
     def _found(self, key: str) -> tuple[list[Path], list[str]]:
         """The files that a key means, each real one once, and the other names of these."""
-        given = getattr(self.options, key)
-        patterns = [given] if isinstance(given, str) else list(given)
+        chosen = getattr(self.options, key)
+        patterns = [chosen] if isinstance(chosen, str) else list(chosen)
         for pattern in patterns:
             if (meant := _how_many(pattern)) > MOST_SHARDS:
                 raise UserError(
-                    f"data.{key}={given}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'"
+                    f"data.{key}={chosen}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'"
                 )
         found = sorted({Path(p) for pattern in patterns for braced in braces(pattern) for p in glob.glob(braced)})
         if not found:
             raise UserError(
-                f"data.{key}={given}",
+                f"data.{key}={chosen}",
                 "there are no such files",
                 f"data.{key}='DIR/train-{{000..009}}.tar' or 'DIR/*.tar'",
             )

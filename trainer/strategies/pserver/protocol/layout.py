@@ -47,11 +47,11 @@ class Layout:
         }
 
     @classmethod
-    def parsed(cls, told: Mapping[str, Any]) -> Layout:
+    def parsed(cls, body: Mapping[str, Any]) -> Layout:
         """The layout from its JSON data."""
-        pieces = [(str(n), int(a), int(b)) for n, a, b in told["pieces"]]
-        groups = [(int(n), float(lr), bool(decays)) for n, lr, decays in told.get("groups", ())]
-        made = cls(str(told["dtype"]), pieces, [TableSpec(**t) for t in told["tables"]], groups)
+        pieces = [(str(n), int(a), int(b)) for n, a, b in body["pieces"]]
+        groups = [(int(n), float(lr), bool(decays)) for n, lr, decays in body.get("groups", ())]
+        made = cls(str(body["dtype"]), pieces, [TableSpec(**t) for t in body["tables"]], groups)
         if groups and (sum(n for n, _, _ in groups) != made.dense or min(n for n, _, _ in groups) < 1):
             raise ValueError(f"groups of {[n for n, _, _ in groups]} elements for {made.dense}")
         return made

@@ -32,13 +32,8 @@ WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 """Flags of a pull."""
 RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
-COMES, TELLS = 1, 2
-"""Flags of HELLO: another life of the worker has died, and the first of the others will let this one in; the server has
-been started again, and this worker tells it what it has of the life before."""
-ACKNOWLEDGED, FINISHED, PRESENT = 1, 2, 3
-"""Tables of the IDS of such a HELLO: pushes that are acknowledged and follow one that is not, blocks of the epoch that
-are finished, who took part in the last sum; one more of the last sum of a stop. The sums are NUMBERS of the tables 0
-and 1."""
+COMES = 1
+"""Flag of HELLO: another life of the worker has died, and the first of the others will let this one in."""
 STOPS, SAVES = 1, 2
 """Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
 MARGIN_S = 5.0
@@ -49,8 +44,8 @@ SAVE_TURN_S = 3000.0
 """So long at most a SAVE waits for its turn at a server: it is answered before its worker gives it up."""
 APART = 1
 """Flag of the answer to SAVE."""
-ENDPOINT, AGAIN = "endpoint/server/{}", "again/server/{}"
-"""Notes of a server: where it listens; if it was started again, its life and where it listens since."""
+ENDPOINT = "endpoint/server/{}"
+"""Note of a server: where it listens."""
 SAVING = "saving/server/{}"
 """Note of a server: it writes its part of a checkpoint, and answers nobody meanwhile; empty: it does so no more."""
 
@@ -170,10 +165,10 @@ class Message:
         Raises:
             Malformed: it is something else.
         """
-        told = self.text()
-        if not isinstance(told, dict):
+        value = self.text()
+        if not isinstance(value, dict):
             raise Malformed(f"{self.verb.name} with a text that is no mapping")
-        return told
+        return value
 
 
 def text(value: Any) -> Record:

@@ -114,8 +114,8 @@ class Pool:
         self.segments: list[Segment] = []
         self.by_address: dict[int, Segment] = {}
         self.number = 0
-        self.told = ""
-        self.look_who_has_gone: Callable[[], None] = lambda: None
+        self.reported = ""
+        self.find_gone: Callable[[], None] = lambda: None
         """Called when no segment is free."""
 
     def room(self, count: int, dtype: np.dtype[Any]) -> np.ndarray | None:
@@ -133,7 +133,7 @@ class Pool:
     def _new(self, needed: int) -> Segment | None:
         full = len(self.segments) >= self.most
         if full:
-            self.look_who_has_gone()
+            self.find_gone()
         unfit = next((s for s in self.segments if s.free and (full or needed / 2 < s.size < needed)), None)
         if unfit is not None:  # frames that grow slowly would leave one segment after the other
             self.segments.remove(unfit)
@@ -153,8 +153,8 @@ class Pool:
 
     def tell(self, why: str) -> None:
         """Say in the log, once, why values go through the socket."""
-        if not self.told:
-            self.told = why
+        if not self.reported:
+            self.reported = why
             print(f"large values go through the socket: {why}", flush=True)
 
     def holding(self, frame: np.ndarray) -> Segment | None:
@@ -261,17 +261,17 @@ class Channel:
             mark, process, fd, inode, number, newest, is_read, count, references = TRAILER.unpack_from(trailer)
             after = TRAILER.size + count * NUMBER.size
             held = {n for (n,) in NUMBER.iter_unpack(trailer[TRAILER.size : after])}
-            told = [*REFERENCE.iter_unpack(trailer[after:])]
+            places = [*REFERENCE.iter_unpack(trailer[after:])]
         except struct.error as error:
             raise Malformed(f"places of values: {error}") from error
-        if len(told) != references:
-            raise Malformed(f"{len(told)} places of values instead of {references}")
+        if len(places) != references:
+            raise Malformed(f"{len(places)} places of values instead of {references}")
         if mark != self.mark:
             self._meet(mark, process, fd, inode)
         self.is_read = bool(is_read)
         self._done(newest, held)
         self.newest = max(self.newest, number)
-        for place, *where in told:
+        for place, *where in places:
             if not 0 < place < len(plain):
                 raise Malformed(f"a place of the values of frame {place}")
             plain[place] = self._array(number, *where)

@@ -73,8 +73,8 @@ def receive(folder: Path, server: int, ask: Callable[[int], tuple[Mapping[str, A
     def fetch(temporary: Path) -> None:
         with temporary.open("wb") as file:
             while True:
-                told, some = ask(file.tell())
-                seal.update(told)
+                sealed, some = ask(file.tell())
+                seal.update(sealed)
                 if not some.size:
                     break
                 file.write(some.data)
@@ -103,12 +103,3 @@ def begin_anew(folder: Path, server: int) -> None:
     seals = durable_folder.seal_of(path), durable_folder.seal_of(full)
     for file in (*seals, full, writer.failure_of(folder, path.name)):
         file.unlink(missing_ok=True)
-
-
-def give_up(checkpoints: Path, server: int) -> None:
-    """For a server that was started again: tell of every unfinished snapshot that its part of it will not come."""
-    for partial in sorted(checkpoints.glob("step-*.partial")):
-        folder = partial.with_name(partial.name.removesuffix(".partial"))
-        if not durable_folder.is_written(folder, part_name(server)):
-            leave_failure(folder, server, why := f"server {server} was started again while it was written")
-            print(failure(server, why), flush=True)

@@ -5,6 +5,18 @@ of the run are on one host, Unix sockets do: the kernel lets no other user into 
 password that follows from the secret. Encrypting 4 MB a step would take a quarter of such a machine's time.
 """
 
+# States of a worker's connection, at a server: connected -> greeted -> known | turned away.
+#   connected: it may say nothing for `handshake_s`, then it is closed. greeted: ZeroMQ asks the doorkeeper (ZAP) for
+#   its key or password. known: its messages carry the rank of that key.
+# Who moves it: libzmq's own thread, and `receive`, which answers the doorkeeper's questions between messages.
+#
+# What must always hold:
+# - A message with another rank than the connection's key is dropped. So nobody without a key of this run is heard, and
+#   no worker speaks for another one.
+# - No process waits for room in a socket: a message that does not fit is lost, and its request is sent again.
+# - The last answers are sent before a socket closes (a bounded linger).
+# - RESERVE descriptors are kept for files: when strangers have taken all others, nobody new is let in for a while.
+
 from __future__ import annotations
 
 import hashlib
@@ -248,7 +260,7 @@ class Sharing:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.pool.look_who_has_gone = self._forget_the_ended
+        self.pool.find_gone = self._forget_the_ended
         self.channels: dict[tuple[str, bytes], Channel] = {}
         self.routes: dict[bytes, Channel] = {}
 

@@ -103,10 +103,10 @@ class Waiting:
             "waiting_touched": streamed.rows_of(self._touched, slots, count),
         }
 
-    def load(self, state: Mapping[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
+    def load(self, state: Mapping[str, torch.Tensor], owned: Callable[[np.ndarray], np.ndarray]) -> None:
         """Take over the ids of a :meth:`state` that belong to this server."""
         ids = state["waiting_ids"].numpy()
-        keep = mine(ids)
+        keep = owned(ids)
         slots = self._slots(ids[keep])
         self._seen[slots] = state["waiting_seen"].numpy()[keep]
         self._touched[slots] = state["waiting_touched"].numpy()[keep]

@@ -12,19 +12,18 @@ on."""
 
 
 class NotYet(Exception):
-    """Raised by a handler whose request has to wait: for whom, at what. ``limited``: few of a worker's requests wait
-    there."""
+    """Raised by a handler whose request has to wait: for whom, at what."""
 
-    def __init__(self, ranks: list[int], what: str, limited: bool = True) -> None:
+    def __init__(self, ranks: list[int], what: str) -> None:
         super().__init__(what)
-        self.ranks, self.what, self.limited = ranks, what, limited
+        self.ranks, self.what = ranks, what
 
 
 def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:
     """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because
     the server cannot go on without another one; ``missing``: the workers for whom it has waited in vain."""
-    told = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
-    return Message(Verb.FAILED, records=[text(told)])
+    body = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
+    return Message(Verb.FAILED, records=[text(body)])
 
 
 def not_arrived(names: str, what: str, limit: str) -> str:

@@ -49,16 +49,16 @@ def numbers(message: Message, most_merged: int) -> Numbers:
     found = message.need(Kind.NUMBERS)
     if found.dtype != np.float64 or found.ndim != 1:
         raise Malformed("PUSH without its numbers")
-    told = found[:5].tolist()
-    if len(told) < 3 or not all(map(math.isfinite, told)):
+    values = found[:5].tolist()
+    if len(values) < 3 or not all(map(math.isfinite, values)):
         raise Malformed("PUSH without its numbers")
-    basis, samples, age = int(told[0]), float(told[1]), int(told[2])
+    basis, samples, age = int(values[0]), float(values[1]), int(values[2])
     if not 0 <= basis < LARGEST_NUMBER or not 0 <= age < LARGEST_NUMBER or not 0 <= samples < LARGEST_NUMBER:
         raise Malformed(f"PUSH with the numbers {basis}, {samples:g}, {age}")
-    merged = int(told[3]) if len(told) > 3 else 1
+    merged = int(values[3]) if len(values) > 3 else 1
     if not 1 <= merged <= most_merged:
         raise Malformed(f"PUSH of {merged} gradients")
-    denominator = float(told[4]) if len(told) > 4 else samples
+    denominator = float(values[4]) if len(values) > 4 else samples
     if not 0 <= denominator < LARGEST_NUMBER:
         raise Malformed(f"PUSH of a loss that was divided by {denominator:g}")
     return Numbers(basis, samples, age, merged, denominator)
@@ -80,13 +80,13 @@ def work(message: Message) -> np.ndarray:
     return found
 
 
-def layout(told: Mapping[str, Any]) -> Layout:
+def layout(body: Mapping[str, Any]) -> Layout:
     """The layout in a START, checked.
 
     Raises:
         NotFinite: a rate, or the scale of fresh rows, with which every value would become NaN or infinite.
     """
-    found = Layout.parsed(told)
+    found = Layout.parsed(body)
     factors = [(f"table {t.name}", factor) for t in found.tables for factor in (t.lr, t.scale)]
     for name, factor in [*factors, *((f"the group of {elements} elements", lr) for elements, lr, _ in found.groups)]:
         if not math.isfinite(factor):
@@ -104,12 +104,12 @@ def norm(message: Message, finite_only: bool) -> float:
     found = message.need(Kind.NUMBERS)
     if found.dtype != np.float64 or found.shape != (1,):
         raise Malformed("COMMIT without its norm")
-    told = float(found[0])
-    if finite_only and not math.isfinite(told):
+    value = float(found[0])
+    if finite_only and not math.isfinite(value):
         raise NotFinite(f"the norm of the gradient is not finite ({REFUSED})")
-    if told < 0:
-        raise Malformed(f"COMMIT with the norm {told:g}")
-    return told
+    if value < 0:
+        raise Malformed(f"COMMIT with the norm {value:g}")
+    return value
 
 
 def dense(shard: Shard, message: Message) -> torch.Tensor | None:
@@ -161,7 +161,7 @@ def ids(shard: Shard, number: int, found: np.ndarray) -> np.ndarray:
         raise Malformed(f"table {table.name} has no row {found[0]}: ids are not negative")
     if len(found) and table.num_rows is not None and found[-1] >= table.num_rows:
         raise Malformed(f"table {table.name} has rows 0..{table.num_rows - 1}, not {found[-1]}")
-    if shard.servers > 1 and not shard.mine(number, found).all():
+    if shard.servers > 1 and not shard.owns(number, found).all():
         raise Malformed(f"rows of table {table.name} that another server keeps")
     return found
 

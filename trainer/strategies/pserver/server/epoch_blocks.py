@@ -1,5 +1,19 @@
 """Work is leased: server 0 hands out blocks of an epoch; a block ends only when its pushes are acknowledged."""
 
+# States of a block of the present epoch, at server 0:
+#   not handed out -> out -> finished
+#                     out -> orphaned -> out       its holder was lost; whoever takes it over fences that life first
+#                     out -> dropped               its holder was lost, with data.on_lost_worker=drop
+#   kept -> out                                    it was out at the checkpoint from which the run goes on
+# Who moves it: LEASE (out, finished), `lose` (orphaned, dropped), `load` (kept). A kept block goes to the worker that
+# had it; if that one is lost, or there is no such worker any more, to anybody.
+#
+# What must always hold:
+# - A block has one holder. It is finished when its holder says so, which it does after all servers have acknowledged
+#   all its pushes. The next epoch begins when all blocks are finished or dropped.
+# - `Progress` counts the applied batches of each block at this server as intervals. Each batch is applied once, whoever
+#   pushes it: a push is new as a whole, or known as a whole.
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -43,11 +57,6 @@ class Epoch:
         """Whether every block of the epoch is finished or dropped."""
         return len(self.finished) + len(self.dropped) >= self.blocks
 
-    def has_given(self, block: int) -> bool:
-        """Whether a block from ``next`` on was handed out before: workers have told a server of it that was started
-        again, which may have saved it since, or lost the worker."""
-        return any(block in those for those in (self.out, self.finished, self.kept, self.dropped))
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -73,10 +82,6 @@ class Leases:
         self.epoch = Epoch(-1, 0)
         self.dropped = 0
         self.taken_over = 0
-        self.unsure = False
-        """This server was started again, now or before the checkpoint that it goes on from, and may have handed out any
-        block before:
-        other servers may have a part of it."""
 
     def ask(self, holder: Holder, epoch: int, blocks: int, done: Iterable[int]) -> Answer | None:
         """Called for a worker that reports finished blocks and asks for another; None: it has to wait."""
@@ -100,12 +105,10 @@ class Leases:
             now.out[block] = holder
             self.taken_over += 1
             return Answer(block, before)
-        while now.has_given(now.next):
-            now.next += 1
         if now.next < now.blocks:
             block, now.next = now.next, now.next + 1
             now.out[block] = holder
-            return Answer(block, again=self.unsure)
+            return Answer(block)
         return Answer(over=True) if now.over else None
 
     def holders(self) -> list[int]:
@@ -127,7 +130,7 @@ class Leases:
     def let_go(self, rank: int) -> None:
         """Keep no block for a worker any more: the life that had it is over."""
         now = self.epoch
-        for block in [b for b, whose in now.kept.items() if whose == rank]:
+        for block in [b for b, owner in now.kept.items() if owner == rank]:
             if self.take_over:
                 now.kept[block] = NOBODY
             else:
@@ -138,15 +141,14 @@ class Leases:
     def state(self) -> dict[str, Any]:
         """The blocks of the present epoch as plain numbers, for ``load``."""
         now = self.epoch
-        whose = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
+        owners = {b: holder.rank for b, holder in now.out.items()} | {b: NOBODY for b, _ in now.orphans} | now.kept
         return {
             "epoch": now.number,
             "blocks": now.blocks,
             "next": now.next,
             "finished": list(Intervals((b, b + 1) for b in now.finished)),
             "dropped": sorted(now.dropped),
-            "kept": sorted(whose.items()),
-            "unsure": self.unsure,
+            "kept": sorted(owners.items()),
         }
 
     def load(
@@ -158,33 +160,12 @@ class Leases:
         finished: Iterable[tuple[int, int]],
         dropped: Iterable[int],
         kept: Iterable[tuple[int, int]],
-        unsure: bool = False,
     ) -> None:
         """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker
         that there is no more (``workers``: how many there are) to anybody."""
-        self.unsure = unsure
         done = {block for start, stop in finished for block in range(start, stop)}
-        whose = {block: rank if rank < workers else NOBODY for block, rank in kept}
-        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=whose)
-
-    def come_back(self) -> None:
-        """This server was started again. Workers tell which blocks they have and have finished; of all others nobody
-        knows whether they were handed out."""
-        self.unsure = True
-
-    def told(self, holder: Holder, epoch: int, blocks: int, held: Iterable[int], finished: Iterable[int]) -> None:
-        """A worker tells a server that was started again what it has of an epoch, and has finished."""
-        if epoch > self.epoch.number:
-            self.epoch = Epoch(epoch, blocks)
-        if epoch < self.epoch.number:
-            return
-        now = self.epoch
-        for block in finished:
-            now.kept.pop(block, None)
-            now.finished.add(block)
-        for block in held:
-            now.kept.pop(block, None)
-            now.out[block] = holder
+        owners = {block: rank if rank < workers else NOBODY for block, rank in kept}
+        self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=owners)
 
 
 class Progress:
@@ -196,15 +177,12 @@ class Progress:
     def __init__(self) -> None:
         self.epoch = -1
         self.applied: dict[int, Intervals] = {}
-        self.has_lost = False
-        """This server was started again, and lacks what it had applied since its snapshot."""
 
     def covered(self, work: np.ndarray) -> bool:
         """Whether all batches of a push (N, 4: epoch, block, start, stop) are applied already.
 
         Raises:
-            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one. (Where
-                this server was started again, its life before had all of it: the rest is lost.)
+            Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one.
         """
         rows = work.tolist()
         covered = [
@@ -214,8 +192,6 @@ class Progress:
             return True
         for (epoch, block, start, stop), known in zip(rows, covered, strict=True):
             if known or (epoch == self.epoch and self._of(block).touches(start, stop)):
-                if self.has_lost:
-                    return True
                 raise Malformed(
                     f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not"
                 )

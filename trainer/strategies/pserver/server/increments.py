@@ -90,7 +90,7 @@ class Increments:
     def begin(self, folder: Path, shard: Shard) -> None:
         """Note that a full part is written into that checkpoint, and mark changes from now on."""
         counts = self.wanted and _bytes_of(shard) >= LEAST
-        self._version, self.shares, self._homes = shard.applied, [1.0], [final_folder(folder)] * counts
+        self._version, self.shares, self._homes = shard.version, [1.0], [final_folder(folder)] * counts
         for table in shard.tables.values():
             table.count_changes() if counts else table.since.end()
 

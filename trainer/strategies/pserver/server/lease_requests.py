@@ -21,7 +21,7 @@ class LeaseRequests:
 
     Args:
         leases: the blocks; server 0 hands them out.
-        lose: declares a worker lost. look: reads the notes that tell who is lost.
+        lose: declares a worker lost. read_notes: reads the notes that tell who is lost.
         patience_s: how long nothing may move while somebody waits for a block.
         now: the clock.
     """
@@ -31,12 +31,12 @@ class LeaseRequests:
         leases: Leases,
         members: Members,
         lose: Callable[[int, str], None],
-        look: Callable[[], None],
+        read_notes: Callable[[], None],
         patience_s: float,
         now: Callable[[], float],
     ) -> None:
         self.leases, self.members, self.lose, self.patience_s, self.now = leases, members, lose, patience_s, now
-        self.look = look
+        self.read_notes = read_notes
         self.progress = Progress()
         self.answered: dict[int, tuple[int, int, Message]] = {}
         self.moved = now()
@@ -46,10 +46,10 @@ class LeaseRequests:
         rank, incarnation, number = message.rank, message.incarnation, message.number
         if (before := self.answered.get(rank)) and before[:2] >= (incarnation, number):
             return before[2]
-        told = message.mapping()
-        done = [int(b) for b in told["done"]]
+        body = message.mapping()
+        done = [int(b) for b in body["done"]]
         holder = Holder(rank, self.members.all[rank].life)
-        answer = self.leases.ask(holder, int(told["epoch"]), int(told["blocks"]), done)
+        answer = self.leases.ask(holder, int(body["epoch"]), int(body["blocks"]), done)
         if answer is not None or done:
             self.moved = self.now()
         if answer is None:  # the worker asks again; a block may take long, as long as its holder's pushes come
@@ -60,20 +60,20 @@ class LeaseRequests:
                 return failed(why, missing=holders)
             answer = Answer()
         fence = [answer.before.rank, answer.before.life] if answer.before else []
-        told = {"block": answer.block, "fence": fence, "over": answer.over, "again": answer.again}
-        reply = Message(Verb.DONE, records=[text(told)])
+        body = {"block": answer.block, "fence": fence, "over": answer.over, "again": answer.again}
+        reply = Message(Verb.DONE, records=[text(body)])
         self.answered[rank] = incarnation, number, reply
         return reply
 
     def fence(self, message: Message) -> Message:
         """FENCE: a worker takes over a block. Nothing more is taken from the life before; where nobody knows whose the
         block was, from no life that is over as the notes tell. Answers which batches of the block are applied here."""
-        told = message.mapping()
-        rank, life, epoch, block = (int(told[k]) for k in ("rank", "life", "epoch", "block"))
+        body = message.mapping()
+        rank, life, epoch, block = (int(body[k]) for k in ("rank", "life", "epoch", "block"))
         if rank != NOBODY:
             self._end_life(rank, life)
         else:
-            self.look()
+            self.read_notes()
         applied = [[epoch, block, start, stop] for start, stop in self.progress.of(epoch, block)]
         return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(applied, dtype=np.int64).reshape(-1, 4))])
 
@@ -95,12 +95,6 @@ class LeaseRequests:
         for of_server in progress:
             self.progress.load(**of_server)
         self.leases.load(len(self.members.all), **leases)
-
-    def come_back(self, progress: Mapping[str, Any], leases: Mapping[str, Any]) -> None:
-        """This server was started again, and had saved that; what came after it is lost, or workers know it."""
-        self.go_on([progress], leases)
-        self.leases.come_back()
-        self.progress.has_lost = True
 
     def applied(self, work: np.ndarray) -> None:
         """Note that the batches (N, 4) of blocks have been pushed and applied."""

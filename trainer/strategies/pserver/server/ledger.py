@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.weights.server_files import parts_of
 
 LEDGER = "ledger.{}.tsv"
-BEFORE = "{}.before.{}"
-"""A ledger as it was before a server that was started again cut it back."""
 HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"
 
 
@@ -45,24 +42,13 @@ class LedgerFile(Ledger):
     Every line is written at once, so that the file tells the truth also if the server is killed. What a full disk does
     not take is written once there is room.
 
-    Where a server dies that has written its part of a checkpoint which is not complete, it is started again from the
-    checkpoint before, and cuts its ledger back to that; the other checkpoint may be completed nevertheless, and be the
-    one that the next life of the run goes on from. So what is cut back is kept until then, and found by its CRC.
-
     Args:
         place: what the checkpoint that the run goes on from says; what was applied afterwards is done again.
-        returns: this server alone is started again.
     """
 
-    def __init__(self, path: Path, place: Mapping[str, Any], returns: bool = False) -> None:
-        before = list(_before(path))
-        text = next((text for file in (path, *before) if (text := _up_to(file, place))), HEADER)
-        if returns and path.is_file():
-            os.replace(path, BEFORE.format(path, len(before)))
+    def __init__(self, path: Path, place: Mapping[str, Any]) -> None:
+        text = _up_to(path, place) or HEADER
         replace_file(path, text)
-        if not returns:
-            for file in before:
-                file.unlink(missing_ok=True)
         self._file, self._crc = path.open("ab", buffering=0), zlib.crc32(text.encode())
         self._due = b""
 
@@ -95,19 +81,11 @@ class LedgerFile(Ledger):
         return {"ledger": self._file.tell(), "ledger_crc": self._crc}
 
 
-def opened_ledger(server: int, run: ServersRun, returns: bool = False) -> LedgerFile:
+def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
     """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
     parts = parts_of(Path(run.resume)) if run.resume else []
     place = parts[server].meta if server < len(parts) else {}
-    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), place, returns)
-
-
-def _before(path: Path) -> Iterator[Path]:
-    """Those of earlier lives of this server, the oldest first."""
-    number = 0
-    while (file := Path(BEFORE.format(path, number))).is_file():
-        yield file
-        number += 1
+    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), place)
 
 
 def _up_to(file: Path, place: Mapping[str, Any]) -> str:

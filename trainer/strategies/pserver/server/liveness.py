@@ -1,5 +1,20 @@
 """HELLO, BYE and lost workers: who is present at a server, and what a loss means for the others."""
 
+# How a worker is lost:
+#   heard -> silent -> ended -> lost       Nothing was heard for lost_after_s: a note asks the launcher to end its
+#                                          process. The launcher ends it and leaves a note; this server reads that and
+#                                          loses it.
+#                   -> heard               It was heard again in time: the note is emptied.
+#                   -> lost                The launcher did not end it within ENDING_S.
+# A server also loses a worker because of a FENCE, of the launcher's note, or of another server's note.
+#
+# What must always hold:
+# - Others do the work of a worker only after its process was ended, or cannot be: else it might wake and go on.
+# - All servers give the same reason, and agree who is lost: the note `fenced/worker/N/LIFE` spreads a loss.
+# - Whatever a lost life sends later is answered FAILED, fenced. Its blocks go to others, its part of open sums is
+#   dropped.
+# - A loss ends the run where it must: in sync with on_lost_worker=stop, and of worker 0 before the start.
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,20 +23,15 @@ from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import Board
 from trainer.strategies.lost_workers import ADMITTED, SILENT, note_of
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
-from trainer.strategies.pserver.server.answers import NotYet, failed
+from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
-from trainer.strategies.pserver.server.members import AHEAD, Member, Members
+from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
-from trainer.strategies.pserver.server.regained import Regained
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.strategies.pserver.server.turns import Turns
 
-EVER = 1 << 62
-"""Pushes that a server may lack that was started again."""
 ENDING_S = 3.0
 """So long the launcher of a silent worker has to end it; then it is lost all the same."""
-LIFE = "life/worker/{}"
-"""Note of a server: the present life of a worker, for the life after of a server."""
 
 
 class Liveness:
@@ -30,8 +40,8 @@ class Liveness:
     Args:
         board: where launchers and servers leave notes for each other. ``lost/worker/N``: its process has failed.
             ``lost/worker/N/LIFE``: that life has, and another one comes. ``done/worker/N``: it has ended well.
-            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost. ``life/worker/N``: its
-            present life. ``silent/worker/N/LIFE``: its launcher is to end it, or, empty, not any more.
+            ``fenced/worker/N`` and ``fenced/worker/N/LIFE``: a server has declared it lost.
+            ``silent/worker/N/LIFE``: its launcher is to end it, or, empty, not any more.
         stops: the run ends when a worker is lost.
         most_bytes: the longest frame that is taken, which workers are told.
     """
@@ -46,19 +56,14 @@ class Liveness:
         board: Board,
         stops: bool,
         most_bytes: int,
-        regained: Regained,
     ) -> None:
         self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
-        self.regained = regained
         self.meetings = meetings
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
         self.asked: dict[int, str] = {}
         """Notes of this server about workers that are silent, by rank."""
         self.asked_at = 0.0
         """When it left the last of them."""
-        for member in members.all if regained.again else ():
-            if board.check([note := LIFE.format(member.rank)]):
-                member.expected = int(board.get(note))
 
     def hello(self, message: Message) -> Message:
         """HELLO: a worker comes. Answers its incarnation, its pushes that are applied, the longest frame that is
@@ -67,21 +72,13 @@ class Liveness:
         if self._is_over(rank, life):
             return failed(f"worker {rank} was started again, or declared lost", fenced=True)
         before, coming = self.members.all[rank].incarnation, bool(message.flags & COMES)
-        if coming and self.regained.again and self.board.check([ADMITTED.format(rank, life)]):
-            coming = False  # at this server's life before, or at another server
         if coming and (cause := self._without_start(rank)):
             raise RunFailed(f"worker {rank} was lost: its process ended ({cause})")
-        known = life in self.members.all[rank].lives
         member = self.members.hello(rank, life, coming)
-        member.watermark.begin(message.clock, EVER if self.regained.again else AHEAD)
-        if self.regained.again and not known:
-            self.regained.begin(member, message)
+        member.watermark.begin(message.clock)
         if member.incarnation > before:
-            self.board.set(LIFE.format(rank), str(life))
-            if before or coming:  # a server that was started again has blocks of the life before, and never heard of it
+            if before or coming:  # this server may never have heard of the life before, and keeps blocks for it
                 self._forget_life_before(rank, message)
-            elif message.flags & COMES:
-                self._forget_kept_blocks(rank)
             if coming:
                 self.board.set(f"fenced/worker/{rank}", "its process ended")
                 self._changed()
@@ -107,11 +104,6 @@ class Liveness:
         if self.parameters.rule is not None:
             self.parameters.rule.forget(rank)
 
-    def _forget_kept_blocks(self, rank: int) -> None:
-        """Of a worker that was let in by this server's life before, and has told which blocks it holds: what this
-        server kept for it beside those was its life's before. It may not ask for work any more."""
-        self.leases.let_go(rank)
-
     def admit(self, message: Message) -> Message:
         """ADMIT: the first worker lets another one in that was lost and has come back; the clock is 1 where it takes
         part."""
@@ -119,12 +111,10 @@ class Liveness:
         if not 0 <= rank < len(self.members.all):
             raise Malformed(f"there is no worker {rank}")
         member = self.members.all[rank]
-        if self.regained.again and life not in member.lives and not self._is_over(rank, life):
-            raise NotYet([rank], "its HELLO")
         if member.life == life and member.coming and life not in member.fenced:
             member.coming = False
             self.members.heard(rank)
-            self.parameters.opened()[1].told(rank, None, {})
+            self.parameters.opened()[1].rests_until_it_wakes(rank)
             self.meetings.forget(rank)
             self.board.set(f"fenced/worker/{rank}", "")
             self.board.set(ADMITTED.format(rank, life), str(message.rank))
@@ -142,7 +132,7 @@ class Liveness:
             self.leases.lose(member.rank)
             self._changed()
 
-    def look_after(self) -> None:
+    def check_workers(self) -> None:
         """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a
         process that ended well counts as leaving."""
         silent = self.members.silent()

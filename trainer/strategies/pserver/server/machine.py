@@ -1,7 +1,21 @@
-"""One server without sockets and clocks: it is given messages and the time, and hands answers to an outlet.
+"""One parameter server without sockets and clocks: messages and the time come in, answers go to an outlet."""
 
-Every request has one answer, and may come twice. What a verb asks for is done by the object that has that duty.
-"""
+# States of a server:
+#   empty -> loading -> ready -> over
+#   empty: no START has come. Requests that need parameters wait.
+#   loading: the first START has come; rows of torch's own tables may follow. ready: the last START has come.
+#   over: every worker has left or is lost. `server.py` ends the process then.
+# Who moves it: `parameters.py` (START), `liveness.py` (BYE, lost workers).
+#
+# Way of a request: `take` drops it (malformed), fails it (its worker's life is over), or hands it to `turns.py`, which
+# answers it or lets it wait. Each verb has one handler, an object of its own.
+#
+# What must always hold:
+# - A request has one answer, and a copy of it changes nothing. A push is known by its worker's sequence number; START,
+#   SAVE, SHRINK and RATE by (incarnation, number); LEASE and MEET by remembered answers. The others may be repeated.
+# - `report_done` is called before an answer leaves: the launcher knows of every update that a worker takes for done.
+# - Time in which the server was stopped or busy is nobody's silence (`_was_away`).
+# - A server never comes back alone. Its death ends all processes of the run, which go back to the newest checkpoint.
 
 from __future__ import annotations
 
@@ -14,7 +28,6 @@ from trainer.errors import Missing
 from trainer.host.notes_board import Board
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
-from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.checks import NotFinite
 from trainer.strategies.pserver.server.epoch_blocks import Leases
@@ -25,7 +38,6 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
-from trainer.strategies.pserver.server.regained import Regained
 from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
@@ -35,14 +47,12 @@ from trainer.weights.server_files import ServerFile, parts_of
 if TYPE_CHECKING:
     from trainer.strategies.pserver.server.part_writer import PartWriter
 
-LOOK_S = 0.2
+CHECK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
 AWAY_S = 0.2
 """A turn that comes so much too late, or lasts so long: the process was stopped, or had no processor."""
 ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 """A second copy of these, late, must not be done again: parameters have moved since."""
-ANYWAY = (Verb.HELLO, Verb.BYE)
-"""What a server takes that was started again and waits for what workers tell."""
 
 
 class Server:
@@ -51,9 +61,8 @@ class Server:
     Args:
         number: which one this is. run: what it is told of the run. declared: the run's strategy. outlet: where answers
         go. board: where launchers and servers leave notes for each other. now: the clock, in seconds. most_bytes: the
-        longest frame that is taken. ledger: told of what is applied. life: random number of this start. again: another
-        life has died, and the workers go on; it begins with its part of the
-            checkpoint ``run.resume``. writer: of parts of checkpoints; None: they are written in turn.
+        longest frame that is taken. ledger: told of what is applied. life: random number of this start. writer: of
+        parts of checkpoints; None: they are written in turn.
     """
 
     def __init__(
@@ -67,48 +76,34 @@ class Server:
         most_bytes: int,
         ledger: Ledger | None = None,
         life: int = 0,
-        again: bool = False,
         writer: PartWriter | None = None,
     ) -> None:
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
-        self.members = Members(plan.workers, options.lost_after_s, now, first_incarnation(life, again))
+        self.members = Members(plan.workers, options.lost_after_s, now)
         self.parameters = Parameters(run.config, declared, plan, number, self.members, outlet.room, run.resume)
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
         self.meetings = Meetings(self.members, lambda: self.work.stood_still())
-        self.regained = Regained(again, self.members, self.parameters, self.leases, self.meetings)
         self.liveness = Liveness(
-            self.members,
-            self.parameters,
-            self.leases,
-            self.turns,
-            self.meetings,
-            board,
-            stops,
-            most_bytes,
-            self.regained,
+            self.members, self.parameters, self.leases, self.turns, self.meetings, board, stops, most_bytes
         )
-        lose, look = self.liveness.lose, self.liveness.look_after
-        self.work = LeaseRequests(self.leases, self.members, lose, look, options.timeout_s, now)
-        self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0, late=0)
-        self.started = self.ended_turn = self.looked = now()
+        lose, read_notes = self.liveness.lose, self.liveness.check_workers
+        self.work = LeaseRequests(self.leases, self.members, lose, read_notes, options.timeout_s, now)
+        self.count: Counter[str] = Counter(pushes=0, pulls=0, duplicates=0, fenced=0, nonfinite=0)
+        self.started = self.ended_turn = self.checked_at = now()
         self.done_once: dict[int, tuple[int, int]] = {}
-        self.told_done = 0
-        self.tell_done: Callable[[int], None] = lambda done: None
-        """Told how many updates are done, before an answer is sent: whoever counts what is lost with this server counts
-        all that a worker takes for done."""
+        self.reported_done = 0
+        self.report_done: Callable[[int], None] = lambda done: None
+        """Called with the number of updates done, before an answer that tells of them is sent."""
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
         self.saving = Saving(
             self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), board, life, writer
         )
-        saved = parts_of(Path(run.resume)) if run.resume else []
-        if run.resume and again and number >= len(saved):
-            raise FileNotFoundError("its part of the checkpoint that it was started from")
-        if saved:
-            self._go_on(saved, again)
+        if run.resume and (saved := parts_of(Path(run.resume))):
+            self._go_on(saved)
         self.verbs: dict[Verb, Callable[[Message], Message]] = {
             Verb.HELLO: self.liveness.hello,
             Verb.START: self.parameters.start,
@@ -127,16 +122,10 @@ class Server:
             Verb.ADMIT: self.liveness.admit,
         }
 
-    def _go_on(self, saved: Sequence[ServerFile], again: bool) -> None:
+    def _go_on(self, saved: Sequence[ServerFile]) -> None:
         """Of as many servers each goes on from its own part; of others from all."""
         own = saved[self.number : self.number + 1] if len(saved) == self.parameters.servers else saved
-        progress, leases = [part.meta.get("progress", {}) for part in own], own[0].meta.get("leases", {})
-        if again:
-            self.work.come_back(progress[0], leases)
-            self.parameters.come_back(own[0])
-            self.saving.come_back()
-        else:
-            self.work.go_on(progress, leases)
+        self.work.go_on([part.meta.get("progress", {}) for part in own], own[0].meta.get("leases", {}))
 
     @property
     def over(self) -> bool:
@@ -150,25 +139,24 @@ class Server:
             Missing: no worker is left, or one is lost that the run cannot go on without.
         """
         since = self.now()
-        self._was_away(since - self.ended_turn - LOOK_S)
+        self._was_away(since - self.ended_turn - CHECK_S)
         self.ended_turn = since
         for address, message in messages:
             self.take(address, message)
             since = self._spent(since)
-        if self.ended_turn - self.looked >= LOOK_S:
-            self._look_around(since)
+        if self.ended_turn - self.checked_at >= CHECK_S:
+            self._check_waiting(since)
         if self.over and all(m.lost or m.coming for m in self.members.all):
             lost = {f"worker {m.rank}": m.lost or "it was started again" for m in self.members.all}
-            told = "; ".join(f"{worker}: {why}" for worker, why in lost.items())
-            raise Missing(f"no worker is left ({told})", list(lost))
+            reasons = "; ".join(f"{worker}: {why}" for worker, why in lost.items())
+            raise Missing(f"no worker is left ({reasons})", list(lost))
 
-    def _look_around(self, since: float) -> None:
+    def _check_waiting(self, since: float) -> None:
         """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""
-        self.looked = self.ended_turn
-        news = self.saving.has_written() or self.regained.again  # that, or a note, may be what a request waits for
-        again = [self.turns.try_again] * news
-        for look in (self.liveness.look_after, self.turns.end_overdue, *again):
-            look()
+        self.checked_at = self.ended_turn
+        again = [self.turns.try_again] * self.saving.has_written()  # that may be what a request waits for
+        for check in (self.liveness.check_workers, self.turns.end_overdue, *again):
+            check()
             since = self._spent(since)
 
     def _spent(self, since: float) -> float:
@@ -183,8 +171,8 @@ class Server:
     def _was_away(self, seconds: float) -> None:
         """Time in which this server took nothing is nobody's silence: everybody gets it again."""
         if seconds > AWAY_S:
-            for given in (self.members, self.work, self.turns):
-                given.away(seconds)
+            for part in (self.members, self.work, self.turns):
+                part.away(seconds)
 
     def take(self, address: bytes, message: Message) -> None:
         """Take one message: a heartbeat, a malformed one, one of a life that is over, or a request."""
@@ -193,10 +181,6 @@ class Server:
             return
         if message.verb not in self.verbs:
             self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
-            return
-        begins = message.verb == Verb.HELLO and not message.incarnation  # its worker knows of no life of this server
-        if not begins and not self.members.is_of_this_server(message.incarnation):
-            self.count.update(late=1)  # its worker tells this life of the server anew what it wants
             return
         if message.verb != Verb.HELLO and (why := self.members.admit(message.rank, message.incarnation)):
             self.count["fenced"] += 1
@@ -215,9 +199,9 @@ class Server:
         except NotFinite:
             self.count["nonfinite"] += 1
             raise
-        if (done := self.parameters.applied) != self.told_done:
-            self.tell_done(done)
-            self.told_done = done
+        if (done := self.parameters.version) != self.reported_done:
+            self.report_done(done)
+            self.reported_done = done
         return answer
 
     def _do(self, request: Message) -> Message:
@@ -226,8 +210,6 @@ class Server:
         Raises:
             NotYet: it has to wait.
         """
-        if request.verb not in ANYWAY:
-            self.regained.check()
         if request.verb not in ONCE:
             return self.verbs[request.verb](request)
         this = request.incarnation, request.number

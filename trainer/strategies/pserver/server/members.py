@@ -1,12 +1,23 @@
 """The workers as one server sees them: lives, watermarks of pushes, and who is gone."""
 
+# States of a worker, as one server sees it:
+#   expected -> present -> left            expected: no HELLO yet; it counts as present, and others wait for it.
+#                       -> lost -> coming -> present
+# Who moves it: HELLO (present; coming, with the flag COMES), ADMIT (coming -> present), BYE or the launcher's note that
+# its process ended well (left), `Liveness.lose` (lost).
+#
+# What must always hold:
+# - A life is named by a random number, the same at all servers. A fenced life never takes part again.
+# - An incarnation counts the lives that this server has heard of, so servers may differ. A message of another
+#   incarnation than the present one is answered FAILED, fenced.
+# - A watermark says which pushes are done, as a number and a set above it: messages overtake each other.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from trainer.strategies.pserver.protocol.messages import Malformed
-from trainer.strategies.pserver.protocol.server_lives import LIFE_BITS
 
 AHEAD = 100_000
 """How far a push may be ahead of all that are done before it; no client has so many under way."""
@@ -42,16 +53,13 @@ class Watermark:
         if sequence > self.done + AHEAD:
             raise Malformed(f"push {sequence} after {self.done}")
 
-    def begin(self, sequence: int, most: int = AHEAD) -> None:
+    def begin(self, sequence: int) -> None:
         """A life begins after the push of that number: what is missing up to there never comes.
-
-        Args:
-            most: pushes that may be missing.
 
         Raises:
             Malformed: no life before has come that far.
         """
-        if sequence > self.done + most:
+        if sequence > self.done + AHEAD:
             raise Malformed(f"a life that begins after push {sequence}, where {self.done} are done")
         if sequence > self.done:
             self.done = sequence
@@ -72,8 +80,7 @@ class Watermark:
 @dataclass(slots=True)
 class Member:
     """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
-    and how it ended, if it did. ``coming``: it is there again, and is not let in yet. ``expected``: its life, as the
-    server's own life before knew it. ``first``: what its incarnations begin with."""
+    and how it ended, if it did. ``coming``: it is there again, and is not let in yet."""
 
     rank: int
     lives: list[int] = field(default_factory=list)
@@ -83,19 +90,17 @@ class Member:
     left: bool = False
     lost: str = ""
     coming: bool = False
-    expected: int = 0
-    first: int = 0
 
     @property
     def incarnation(self) -> int:
         """Number of a worker's present life at this server, from 1; 0 before the first. Servers may count
         differently: one may never have heard of a life."""
-        return self.first + len(self.lives) if self.lives else 0
+        return len(self.lives)
 
     @property
     def life(self) -> int:
         """The number of a worker's present life, the same at all servers; 0 before the first."""
-        return self.lives[-1] if self.lives else self.expected
+        return self.lives[-1] if self.lives else 0
 
     @property
     def present(self) -> bool:
@@ -110,12 +115,10 @@ class Members:
         size: how many there are.
         lost_after_s: silence after which one that has come is to be ended, and counts as lost soon.
         now: the clock.
-        first: what incarnations begin with (:func:`first_incarnation`).
     """
 
-    def __init__(self, size: int, lost_after_s: float, now: Callable[[], float], first: int = 0) -> None:
-        self.first = first
-        self.all = [Member(rank, heard=now(), first=first) for rank in range(size)]
+    def __init__(self, size: int, lost_after_s: float, now: Callable[[], float]) -> None:
+        self.all = [Member(rank, heard=now()) for rank in range(size)]
         self.lost_after_s = lost_after_s
         self.now = now
 
@@ -152,14 +155,6 @@ class Members:
         """Whether nothing more is taken from that life of a worker: another has begun, or it was declared lost."""
         member = self.all[rank]
         return life in member.fenced or life in member.lives[:-1]
-
-    def is_of_this_server(self, incarnation: int) -> bool:
-        """Whether a message is to this life of the server."""
-        return incarnation >> LIFE_BITS == self.first >> LIFE_BITS
-
-    def awaited(self) -> list[int]:
-        """Ranks of the present workers that have not said HELLO to this server."""
-        return [m.rank for m in self.all if m.present and not m.lives]
 
     def admit(self, rank: int, incarnation: int) -> str:
         """Why a message of that life of a worker is not taken; empty when it is."""

@@ -50,7 +50,7 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
         state = states.get(name, {}) if saved.kind_of(name) in ("", rule) else {}
         tensors |= _rows(model[name], state, spec, shard)
         began[spec.name] = updater.steps - int(state.get("step", 0))
-    told: dict[str, Any] = {
+    meta: dict[str, Any] = {
         "optimizer": saved.kind_of(""),
         "samples": store.about(folder).samples,
         "version": updater.steps,
@@ -59,7 +59,7 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
         "numbers": numbers,
         BEGAN: began,
     }
-    return tensors, told if updater.plateau is None else {**told, "scale": updater.plateau["scale"]}
+    return tensors, meta if updater.plateau is None else {**meta, "scale": updater.plateau["scale"]}
 
 
 def _dense(model: Mapping[str, torch.Tensor], states: States) -> tuple[dict[str, torch.Tensor], dict[str, float]]:

@@ -73,11 +73,6 @@ class Parameters:
         return self.shard.version if self.shard is not None else 0
 
     @property
-    def applied(self) -> int:
-        """Updates that the parameters have seen: the version, but for numbers that a life before had used."""
-        return self.shard.applied if self.shard is not None else 0
-
-    @property
     def samples(self) -> int:
         """Training samples behind these updates, each push counted once, over all lives of the run."""
         return self.shard.samples if self.shard is not None else 0
@@ -101,14 +96,14 @@ class Parameters:
 
     def start(self, message: Message) -> Message:
         """START: take the first worker's parameters, or saved ones, as the start. Rows may follow in more messages."""
-        told = message.mapping()
+        body = message.mapping()
         if message.rank != 0:
             raise Malformed("the start is worker 0's to make")
         if self.ready:  # it was started again; the others are under way
             return Message(Verb.DONE, clock=self.version)
-        last = bool(told["last"])
+        last = bool(body["last"])
         if self.shard is None:
-            self._begin(checks.layout(told), message)
+            self._begin(checks.layout(body), message)
         elif not (self.resume or self.strategy.load_from):
             rows = checks.rows(self.shard, message)
             if self.finite_only:
@@ -180,27 +175,16 @@ class Parameters:
         if same and not anew and not (moved and isinstance(rule, Async)):
             rule.load({name.removeprefix(RULE): own[name] for name in own if name.startswith(RULE)})
 
-    def come_back(self, part: ServerFile) -> None:
-        """Be what this server was at its snapshot: it was started again, and needs no START.
-
-        Args:
-            part: this server's own.
-        """
-        shard = self._shard(Layout.parsed(part.layout))
-        rule = RULES[self.mode](shard, self.members, self.strategy)
-        self._be(shard, rule, [part])
-        self.shard, self.rule, self.ready = shard, rule, True
-
     # --- ages and rates --------------------------------------------------------------------------------------------
 
-    def grow_older(self, told: int) -> int:
+    def grow_older(self, age: int) -> int:
         """Raise the age of rows to what a worker tells, if it is greater: what a slow worker touches is touched now.
         Returns it."""
         shard, _ = self.opened()
         if not self.age and self.strategy.evict_by != STEPS:
             for table in shard.tables.values():
-                table.count_from(told)
-        self.age = max(self.age, told + self.age_before)
+                table.count_from(age)
+        self.age = max(self.age, age + self.age_before)
         return self.age
 
     def shrink(self, message: Message) -> Message:
@@ -215,16 +199,9 @@ class Parameters:
 
     def rate(self, message: Message) -> Message:
         """RATE: take the factor of a schedule that goes by validations, which workers see and servers do not."""
-        self.take_scale(float(message.mapping()["scale"]))
-        return Message(Verb.DONE, clock=self.version)
-
-    def take_scale(self, scale: float) -> None:
-        """Take the factor of such a schedule.
-
-        Raises:
-            Malformed: it is none.
-        """
         shard, _ = self.opened()
+        scale = float(message.mapping()["scale"])
         if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:
             raise Malformed(f"a rate of {scale}")
         shard.schedule.scale = scale
+        return Message(Verb.DONE, clock=self.version)

@@ -60,7 +60,7 @@ class Forked:
         self._killed: set[int] = set()
         """Copies that may not have ended yet: who waits for a disk that does not answer cannot be killed."""
         self._failed: Tell = lambda why: True
-        self._looked, self._still_s, self._work = 0.0, 0.0, ""
+        self._checked_at, self._still_s, self._work = 0.0, 0.0, ""
 
     def begin(self, write: Callable[[], None], failed: Tell) -> None:
         """As :class:`PartWriter`."""
@@ -73,7 +73,7 @@ class Forked:
             failed(f"the server cannot be copied ({why(error)}); checkpoint.background=false needs no copy")
             return
         if copy:
-            self._copy, self._looked, self._still_s, self._work = copy, self._clock(), 0.0, ""
+            self._copy, self._checked_at, self._still_s, self._work = copy, self._clock(), 0.0, ""
             return
         code = NOT_TOLD
         with contextlib.suppress(BaseException):
@@ -101,7 +101,7 @@ class Forked:
     def _gives_up(self, copy: int) -> bool:
         """Kill a copy that stands still: it was stopped, or its disk does not answer."""
         now, work = self._clock(), processor_time(copy)
-        passed, self._looked = now - self._looked, now
+        passed, self._checked_at = now - self._checked_at, now
         self._still_s = self._still_s + min(passed, LONGEST_LOOK_S) if work == self._work else 0.0
         self._work = work
         if self._still_s <= STILL_S:

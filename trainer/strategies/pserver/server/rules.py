@@ -1,5 +1,20 @@
 """What a push does to a server's parameters and when a pull may be answered: one rule for each mode."""
 
+# What a rule remembers of workers, besides their pushes:
+#   sync   `waiting`: pushes of the step that is not complete. All present workers -> `combined` -> applied, at once or,
+#          with clip_norm, by the first COMMIT.
+#   async  `backups`: the parameters that each worker pulled last, for delay compensation.
+#   ssp    `clocks`: steps of each worker: 0 -> 1 -> ..., or NEVER while it rests (RESTS, until WAKES or RESUMES).
+#   geo    nothing; the tables know which rows each worker holds.
+# Who moves it: `pushes.py` calls `push`, `covered` or `signal` once for each push that is new; `liveness.py` calls
+# `changed` and `forget` when workers come, leave or are lost.
+#
+# What must always hold:
+# - `push` is called once for each push, after its watermark is set. Nothing in it may wait or fail.
+# - sync: a step is the mean of the pushes of all present workers, and of lost ones whose push had come, each once.
+# - ssp: nobody gets parameters for a step that is more than `staleness` ahead of the slowest worker that takes steps. A
+#   push that has overtaken another one does not count before the other one is there.
+
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
@@ -113,8 +128,8 @@ class Rule:
     def forget(self, rank: int) -> None:
         """Forget a worker's former life: a new one begins and holds nothing."""
 
-    def told(self, rank: int, clock: int | None, ahead: dict[int, int]) -> None:
-        """A worker's steps are told anew (None: it rests until it wakes), and those ``ahead`` of a gap, by push."""
+    def rests_until_it_wakes(self, rank: int) -> None:
+        """Note that a worker takes part from now on, and takes no steps before it says so."""
 
     def commit(self, clock: int, norm: float) -> None:
         """Take the step, now that the norm of the whole gradient is known (two-phase clipping)."""
@@ -343,8 +358,8 @@ class Ssp(Async):
     def forget(self, rank: int) -> None:
         self.overtaking[rank].clear()
 
-    def told(self, rank: int, clock: int | None, ahead: dict[int, int]) -> None:
-        self.clocks[rank], self.overtaking[rank] = NEVER if clock is None else clock, ahead
+    def rests_until_it_wakes(self, rank: int) -> None:
+        self.clocks[rank], self.overtaking[rank] = NEVER, {}
 
     def slowest(self) -> int:
         """Steps of the slowest worker that takes part."""

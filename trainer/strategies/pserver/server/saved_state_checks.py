@@ -130,8 +130,8 @@ def _misfits(
 def _difference(then: Mapping[str, Any], now: Mapping[str, Any], what: str) -> str:
     for name in [*now, *then]:
         if then.get(name) != now.get(name):
-            told = [f"{what} {name}".format(side[name]) if name in side else f"no {name}" for side in (then, now)]
-            return f"it holds {told[0]}, and this run's model has {told[1]}"
+            sides = [f"{what} {name}".format(side[name]) if name in side else f"no {name}" for side in (then, now)]
+            return f"it holds {sides[0]}, and this run's model has {sides[1]}"
     return ""
 
 

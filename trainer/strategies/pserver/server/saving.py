@@ -1,6 +1,17 @@
 """SAVE and FETCH: a server's part of the persistables or of a checkpoint is written, and fetched by a worker on
 another host."""
 
+# States of a part: asked -> written by a copy, behind the answer -> sealed
+#                         -> written before the answer -> sealed -> (on another host) fetched -> removed
+#                         -> failed: a note beside the parts says why
+# Who moves it: SAVE begins it, the copy or this process writes it, FETCH reads it, `has_written` sees the copy's end.
+#
+# What must always hold:
+# - All workers stand still when SAVE of a checkpoint comes: the parts of all servers are of one moment.
+# - One write at a time. A SAVE that comes meanwhile waits.
+# - What was there under that name is removed before a part is written: a sealed part is of this SAVE.
+# - Nothing is written outside of the run's folder.
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -58,11 +69,9 @@ class Saving:
         self.parameters, self.members, self.work, self.outlet = parameters, members, work, outlet
         self.ledger = ledger
         self.run_dir, self.board, self.life = run_dir, board, life
-        if board.check([note := SAVING.format(parameters.server)]):  # of a life before
-            board.set(note, "")
         self.writer = writer if parameters.config.checkpoint.background else None
         self.writes = False
-        self.untold: tuple[Path, str] | None = None
+        self.unreported: tuple[Path, str] | None = None
         """The checkpoint whose part is not written, and why, until that can be told."""
         wanted = parameters.config.checkpoint.to is None  # a copy elsewhere has both files each time
         self.increments = Increments(parameters.server, life, wanted)
@@ -86,7 +95,7 @@ class Saving:
             raise Malformed(f"SAVE to {folder}, which is not in the run's folder")
         if self.writer is not None and self.writer.busy():
             raise NotYet([], "the end of its write of the part before")
-        self.untold = None
+        self.unreported = None
         shard, rule = self.parameters.opened()
         apart = folder if mark is not None and not snapshot_parts.is_shared(folder, str(mark)) else None
         with self.outlet.room_for_files():  # the copy that writes has it, too
@@ -94,15 +103,15 @@ class Saving:
             checkpoint = bool(asked.get("checkpoint"))
             full = self.increments.link(folder, shard) if checkpoint and apart is None else None
             tensors, numbers = shard.state(increment=full is not None)
-            told = {**numbers, **self._counts(), **self._kind(shard)}
+            meta = {**numbers, **self._counts(), **self._kind(shard)}
             if checkpoint:
                 tensors |= {f"{RULE}{name}": tensor for name, tensor in rule.state().items()}
-                told |= {"layout": shard.layout.plain(), "life": self.life}
+                meta |= {"layout": shard.layout.plain(), "life": self.life}
             if full is not None:
-                told[SINCE] = full.version
+                meta[SINCE] = full.version
             elif checkpoint and apart is None:
                 self.increments.begin(folder, shard)
-            write = partial(self._write, folder, tensors, told, full)
+            write = partial(self._write, folder, tensors, meta, full)
             if asked.get("behind") and apart is None and self.writer is not None:
                 self.writes = True
                 self.writer.begin(write, partial(self._failed, folder))
@@ -115,40 +124,36 @@ class Saving:
         self.apart = apart
         return Message(Verb.DONE, flags=self.flags)
 
-    def _write(self, folder: Path, tensors: Mapping[str, Streamed], told: Mapping[str, Any], full: Full | None) -> None:
+    def _write(self, folder: Path, tensors: Mapping[str, Streamed], meta: Mapping[str, Any], full: Full | None) -> None:
         began = self.members.now()
         if full is not None:  # before the part: who completes the checkpoint waits for that alone
             durable_folder.adopt(folder, full_name(self.parameters.server), full.seal)
-        snapshot.write_part(folder, self.parameters.server, tensors, told)
+        snapshot.write_part(folder, self.parameters.server, tensors, meta)
         size = sum(t.nbytes for t in tensors.values())
         what = "" if full is None else " of changed rows"
         print(f"saved {sized(size)}{what} in {self.members.now() - began:.2f} s", flush=True)
 
     def has_written(self) -> bool:
         """Whether a write behind an answer has ended since this was asked for last."""
-        self._tell()
+        self._report_failure()
         wrote, self.writes = self.writes, self.writer is not None and self.writer.busy()
         return wrote and not self.writes
 
     def _failed(self, folder: Path, why: str) -> bool:
         """Tell who completes a checkpoint why this server's part is not written; returns False if only a later look can
         tell it, as where the disk is read-only for a while."""
-        self.untold = folder, why
-        told = self._tell()
+        self.unreported = folder, why
+        reported = self._report_failure()
         with suppress(OSError):  # the log may be on that disk, too
             print(snapshot_parts.failure(self.parameters.server, why), flush=True)
-        return told
+        return reported
 
-    def _tell(self) -> bool:
-        if self.untold is not None and snapshot_parts.leave_failure(
-            self.untold[0], self.parameters.server, self.untold[1]
+    def _report_failure(self) -> bool:
+        if self.unreported is not None and snapshot_parts.leave_failure(
+            self.unreported[0], self.parameters.server, self.unreported[1]
         ):
-            self.untold = None
-        return self.untold is None
-
-    def come_back(self) -> None:
-        """This server was started again: what its life before was writing is lost."""
-        snapshot_parts.give_up(self.run_dir / "checkpoints", self.parameters.server)
+            self.unreported = None
+        return self.unreported is None
 
     @contextmanager
     def _said(self) -> Iterator[None]:

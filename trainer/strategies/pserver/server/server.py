@@ -19,14 +19,13 @@ from trainer.host.notes_board import FolderLost, NoNote
 from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT
+from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
 from trainer.strategies.pserver.server.ledger import opened_ledger
-from trainer.strategies.pserver.server.machine import LOOK_S, Server
+from trainer.strategies.pserver.server.machine import CHECK_S, Server
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.server_assignment import ServersRun
-from trainer.weights.server_files import parts_of
 
 SMALLEST_LIMIT = 64 << 20
 
@@ -41,11 +40,9 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     descriptors.keep_reserve()
     assert seat.store is not None
     server, socket = open_server(seat, run)
-    server.tell_done = Pulse(seat.pulse).update
+    server.report_done = Pulse(seat.pulse).update
     try:
         seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
-        if seat.returns:
-            seat.store.set(AGAIN.format(seat.rank), f"{seat.life} {socket.endpoint}")
         print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
         _run_to_end(server, socket)
     except FolderLost as error:
@@ -59,11 +56,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
 
 
 def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
-    """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP.
-
-    Raises:
-        PartGone: it is started again, and its part of the checkpoint is gone.
-    """
+    """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP."""
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
     transport, handshake_s = declared.options.transport, declared.options.handshake_s
@@ -75,30 +68,13 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     assert seat.store is not None
     try:
         with not_removed_meanwhile(run.resume, Path(run.plan.run_dir)):
-            _check_part(seat, run)
-            kept = opened_ledger(seat.rank, run, seat.returns) if declared.options.ledger else None
+            kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
             clock, life = time.monotonic, seat.life
-            machine = Server(
-                seat.rank, run, declared, socket, seat.store, clock, limit, kept, life, seat.returns, Forked()
-            )
-    except BaseException as error:  # an open socket may keep the process from its end
+            machine = Server(seat.rank, run, declared, socket, seat.store, clock, limit, kept, life, Forked())
+    except BaseException:  # an open socket may keep the process from its end
         socket.close()
-        if isinstance(error, FileNotFoundError):
-            _check_part(seat, run)
         raise
     return machine, socket
-
-
-class PartGone(RunFailed):
-    """Raised by a server that is started again, and whose part of the checkpoint is gone: a worker has completed a
-    newer checkpoint meanwhile, and removed that one. It has died once more, so that all go on from the newer one."""
-
-    again = True
-
-
-def _check_part(seat: Seat, run: ServersRun) -> None:
-    if seat.returns and seat.rank >= len(parts_of(Path(run.resume))):
-        raise PartGone(f"its part of {Path(run.resume).name} is not there any more")
 
 
 def _run_to_end(server: Server, socket: ServerSocket) -> None:
@@ -108,13 +84,13 @@ def _run_to_end(server: Server, socket: ServerSocket) -> None:
         RunFailed: as ``serve``.
     """
     while not server.over:
-        server.turn(socket.receive(int(1000 * LOOK_S)))
+        server.turn(socket.receive(int(1000 * CHECK_S)))
 
 
 def _leave_statistics(server: Server, run_dir: Path) -> None:
     """When a server ends: print its counts into its log, and write them as ``server.N.json`` where the run's folder is
     there."""
-    told = json.dumps(server.statistics(), indent=1)
-    print(told, flush=True)
+    statistics = json.dumps(server.statistics(), indent=1)
+    print(statistics, flush=True)
     if run_dir.is_dir():
-        replace_file(run_dir / f"server.{server.number}.json", told)
+        replace_file(run_dir / f"server.{server.number}.json", statistics)

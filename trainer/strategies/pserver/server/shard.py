@@ -15,7 +15,7 @@ from trainer.checkpoint.streamed import Streamed
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
-from trainer.optim.carried_state import kept_state, saved_state, taken
+from trainer.optim.carried_state import kept_state, matching_states, saved_state
 from trainer.optim.groups import Rate, optimizer_of
 from trainer.optim.kept_state import KeptState, carry
 from trainer.optim.schedules import Plateau
@@ -67,7 +67,7 @@ class Shard:
         self.layout, self.server, self.servers = layout, server, plan.roles["server"]
         self.entry = entry
         self.dtype = getattr(torch, layout.dtype)
-        self.version = self.updates = self.skipped = self.samples = 0
+        self.version = self.updates = self.samples = 0
         self.updates_per_step = updates_per_step
         self.vector = torch.zeros(layout.dense, dtype=self.dtype)
         self._copy: tuple[int, torch.Tensor] | None = None
@@ -111,7 +111,7 @@ class Shard:
             for spec in self.layout.tables
         }
 
-    def mine(self, table: int, ids: np.ndarray) -> np.ndarray:
+    def owns(self, table: int, ids: np.ndarray) -> np.ndarray:
         """Which rows of a table live in this shard: (N,) bool."""
         return self.home[buckets_of(self.keys[table], ids)] == self.server  # type: ignore[no-any-return]
 
@@ -128,18 +128,6 @@ class Shard:
                 return name
             element -= stop - start
         raise IndexError(element)
-
-    @property
-    def applied(self) -> int:
-        """Updates that these parameters have seen."""
-        return self.version - self.skipped
-
-    def skip_to(self, version: int) -> None:
-        """Go on counting after a version that workers know, of updates that are lost: no number may mean two
-        versions."""
-        if version > self.version:
-            self.skipped += version - self.version
-            self.version = version
 
     @property
     def step(self) -> int:
@@ -203,7 +191,6 @@ class Shard:
         done = {
             "samples": self.samples,
             "version": self.version,
-            "skipped": self.skipped,
             "updates": self.updates,
             "updates_per_step": self.updates_per_step,
             BEGAN: {table.name: table.began for table in self.tables.values()},
@@ -242,7 +229,7 @@ class Shard:
         for _, numbers in parts:
             self._load_numbers(numbers)
         self._fit_state(saved_by, live, fresh)
-        # a server that was started again has fewer
+        # a lost worker's last push may have come to some servers alone
         self.samples = max(int(numbers.get("samples", 0)) for _, numbers in parts)
         self._load_tables(parts)
 
@@ -269,13 +256,13 @@ class Shard:
         """
         parts = {str(number): part for number, part in enumerate(self.parts)}
         states: States = {name: dict(self.optimizer.state[part]) for name, part in parts.items()}
-        kept = taken(carry(saved_state(saved_by or live.kind, states), live), states, parts)
+        kept = matching_states(carry(saved_state(saved_by or live.kind, states), live), states, parts)
         for (name, part), begun in zip(parts.items(), fresh, strict=True):
             self.optimizer.state[part] = kept.get(name) or dict(begun)
 
     def _load_numbers(self, saved: Mapping[str, Any]) -> None:
         """How far the schedule is, and what the optimizer remembers of each rate."""
-        self.version, self.skipped = int(saved["version"]), int(saved.get("skipped", 0))
+        self.version = int(saved["version"])
         self.updates = int(saved["updates"]) * self.updates_per_step // int(saved["updates_per_step"])
         if isinstance(self.schedule, Plateau):
             self.schedule.scale = float(saved.get("scale", 1.0))
@@ -293,7 +280,7 @@ class Shard:
                 if isinstance(tensors, ServerFile) and tensors.tables[table.name].kernel != table.kernel.name:
                     own |= {"rows": table.with_fresh_state(own["rows"])}
                     table.began = self.version
-                table.load(own, partial(self.mine, number))
+                table.load(own, partial(self.owns, number))
 
     def _remember(self, name: str, value: float) -> None:
         """A number of the optimizer's: for its own rate, and for rates of which nothing is saved."""

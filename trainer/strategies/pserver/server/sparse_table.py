@@ -204,11 +204,11 @@ class SparseTable:
         """Bytes of a row in a snapshot: its values and state, its id and its age."""
         return self._rows.shape[1] * self._rows.element_size() + 16
 
-    def load(self, state: Mapping[str, torch.Tensor], mine: Callable[[np.ndarray], np.ndarray]) -> None:
+    def load(self, state: Mapping[str, torch.Tensor], owned: Callable[[np.ndarray], np.ndarray]) -> None:
         """Take over those rows of a :meth:`state` that belong to this server; so any server reads any files.
 
         Args:
-            mine: ids (N,) to bool (N,), whether a row belongs here.
+            owned: ids (N,) to bool (N,), whether a row belongs here.
 
         Raises:
             ValueError: rows of another width or type: the dim, the dtype or the optimizer were others.
@@ -219,12 +219,12 @@ class SparseTable:
                 f"{self._rows.shape[1]} and {self.dtype}, {self.dim} values with those of {self.kernel.name}"
             )
         ids = state["ids"].numpy()
-        keep = mine(ids)
+        keep = owned(ids)
         slots = self._add(ids[keep])
         put(self._rows, slots, state["rows"][torch.from_numpy(keep)])
         self._touched[slots] = touched = state["touched"].numpy()[keep]
         self._newest = max(self._newest, int(touched.max(initial=0)))
-        self._waiting.load(state, mine)
+        self._waiting.load(state, owned)
 
     def with_fresh_state(self, rows: torch.Tensor) -> torch.Tensor:
         """Saved rows of another rule: their values (N, D), with the state (N, S) at which this rule begins."""

@@ -1,8 +1,18 @@
 """MEET: sums over the present workers, at which they meet."""
 
+# States of a sum: open -> complete -> forgotten. Sums are numbered from 1, and the next one opens when the latest is
+# complete. There are two rows of them: those of the training, and those at which all stop for a checkpoint.
+# Who moves it: MEET of the last present worker completes it, and so does the loss of the last missing one, because all
+# waiting requests are tried again then. The KEPT sums before the latest are remembered for copies of requests.
+#
+# What must always hold:
+# - A sum has each present worker once, added in the order of the ranks. All get the same answer: values, and who was
+#   present.
+# - What a lost worker had brought counts, unless its next life was let in before the sum was complete (`forget`).
+
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,27 +27,11 @@ KEPT = 2
 
 @dataclass
 class Total:
-    """One sum so far: what each worker has brought; once all have come, the sum and who takes part from then on.
-    ``forgotten``: this server was started again, and nobody is left who knows the sum."""
+    """One sum so far: what each worker has brought; once all have come, the sum and who takes part from then on."""
 
     brought: dict[int, np.ndarray] = field(default_factory=dict)
     value: np.ndarray | None = None
     present: list[int] = field(default_factory=list)
-    forgotten: bool = False
-
-    @property
-    def over(self) -> bool:
-        """Whether all had come."""
-        return self.value is not None or self.forgotten
-
-
-@dataclass(frozen=True)
-class ToldSum:
-    """What a worker knows of the last sum: its number, and, where it has its answer, the sum and who took part."""
-
-    number: int = 0
-    value: np.ndarray | None = None
-    present: Sequence[int] = ()
 
 
 class Meetings:
@@ -51,25 +45,13 @@ class Meetings:
     def __init__(self, members: Members, stopped: Callable[[], None]) -> None:
         self.usual, self.stops, self.stopped = Totals(members), Totals(members), stopped
 
-    def told(self, usual: ToldSum, stops: ToldSum) -> None:
-        """What a worker knows of the last sums, where this server was started again."""
-        self.usual.told(usual)
-        self.stops.told(stops)
-
     def meet(self, message: Message) -> Message:
         """MEET: a worker brings its values; ``clock`` is the number of the sum. Answered when all have come."""
         if not message.flags & STOPS:
             return self.usual.meet(message)
-        self._count_on(message)
         answer = self.stops.meet(message)
         self.stopped()
         return answer
-
-    def _count_on(self, message: Message) -> None:
-        """A stop, where this server was started again and nobody has told of one: all who were at the last one are
-        lost. Whom they have let in learned its number from them, but after its HELLO."""
-        if self.stops.latest == 0 and self.stops.members.first:
-            self.stops.told(ToldSum(message.clock - 1))
 
     def forget(self, rank: int) -> None:
         """Another life of this worker takes part now: it will bring its own values."""
@@ -105,8 +87,6 @@ class Totals:
             Malformed: a sum that cannot be yet, or values of another length than the others'.
         """
         total = self._numbered(number)
-        if total.forgotten and total.value is None:  # who knew the sum is lost: as if it had been lost before
-            return Total(value=values, present=self.members.present())
         if any(v.shape != values.shape for r, v in total.brought.items() if r != rank):
             raise Malformed(f"meeting {number}: {values.shape} values of worker {rank}")
         if total.value is None:
@@ -122,17 +102,9 @@ class Totals:
             if total.value is None:
                 total.brought.pop(rank, None)
 
-    def told(self, sum_: ToldSum) -> None:
-        """A worker tells what it knows of the last sum; the others are at most one before it."""
-        if sum_.number > self.latest:
-            self.latest, self.open = sum_.number, {sum_.number: Total(forgotten=True)}
-        if sum_.number == self.latest and sum_.number and sum_.value is not None:
-            total = self.open[sum_.number]
-            total.value, total.present = np.array(sum_.value, dtype=np.float64), list(sum_.present)
-
     def _numbered(self, number: int) -> Total:
         latest = self.latest
-        over = latest == 0 or self.open[latest].over
+        over = latest == 0 or self.open[latest].value is not None
         if not max(1, latest - KEPT) <= number <= latest + over:
             raise Malformed(f"meeting {number} while the latest is {latest}")
         if number not in self.open:

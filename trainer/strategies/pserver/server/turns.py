@@ -1,5 +1,17 @@
 """Requests in turn: each is answered at once, refused, or waits and is tried again whenever something has changed."""
 
+# States of a request: new -> waiting -> answered, or new -> answered.
+# Who moves it: `take` tries a new request, then all that wait, in the order in which they came, until none can be
+# answered any more. `try_again` does so when a note, a loss or the end of a write may have freed one. `end_overdue`
+# fails the ones that have waited too long. `drop` fails those of a life that is over, `fail_all` all of them.
+#
+# What must always hold:
+# - A request leaves the list before or while it is answered, so it is answered once, also where answering one request
+#   answers or ends others.
+# - A copy of a waiting request replaces its address and does not wait a second time. HELLO is the exception: a new life
+#   counts its requests from 1 again.
+# - A request that no handler can take is answered FAILED and counted as refused; the server goes on.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,8 +28,7 @@ from trainer.strategies.pserver.server.answers import NONSENSE, NotYet, failed, 
 from trainer.strategies.pserver.server.members import workers
 
 MOST_WAITING = 100
-"""Requests of one worker that may wait here; no client has so many under way, but to a server that was started
-again."""
+"""Requests of one worker that may wait here; no client has so many under way."""
 
 
 class Outlet(Protocol):
@@ -71,7 +82,7 @@ class Turns:
     ) -> None:
         self.outlet, self.answer, self.server, self.patience_s, self.now = outlet, answer, server, patience_s, now
         self.waiting: list[WaitingRequest] = []
-        self.looked = now()
+        self.checked_at = now()
 
     def take(self, address: bytes, request: Message) -> None:
         """Try a new request, then all those that wait. A copy of one that waits joins it."""
@@ -98,10 +109,10 @@ class Turns:
         request = waiting.request
         try:
             answer = self.answer(request)
-        except NotYet as missing:
+        except NotYet:
             if waiting in self.waiting:
                 return False
-            if not missing.limited or sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
+            if sum(w.is_of(request.rank) for w in self.waiting) < MOST_WAITING:
                 self.waiting.append(waiting)
                 return False
             answer = self._refused(request, Malformed(f"{MOST_WAITING} of its requests wait already"))
@@ -152,7 +163,7 @@ class Turns:
 
     def _spare_who_stands(self, now: float) -> None:
         """While all stand still for a checkpoint, nobody comes to another meeting: that is no waiting."""
-        passed, self.looked = now - self.looked, now
+        passed, self.checked_at = now - self.checked_at, now
         standing = {w.request.rank for w in self.waiting if _saves(w.request)}
         for waiting in self.waiting:
             if waiting.request.rank in standing and not _saves(waiting.request):

@@ -1,5 +1,15 @@
 """The workers of strategy=pserver_async and pserver_ssp, which push gradients without a common step."""
 
+# A gradient's way: computed -> merged -> pushed -> acknowledged. `step` merges it and pushes what is merged, unless too
+# many pushes are unanswered and the merge may still grow. `send` waits for room; `finish_pushes` for all answers.
+#
+# States of a worker in ssp: stepping (`done` steps) -> resting -> stepping.
+# It rests at meetings, while it waits for work, and while all stop; it wakes with the steps of the slowest other
+# worker. Servers may answer WAKES with different numbers: then RESUMES tells all of them the greatest.
+#
+# What must always hold: every step of a worker that does not rest begins with a pull that the servers answer only when
+# the slowest worker is near enough; a worker that rests takes no step.
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -113,8 +123,8 @@ class Stale(CommonStart):
     def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
         self.merged += 1
         self.merged_samples += samples
-        for mine, new in zip(self.merged_dense, dense, strict=False):
-            mine += new
+        for merged, new in zip(self.merged_dense, dense, strict=False):
+            merged += new
         self.merged_dense = self.merged_dense or dense
         for number, part in rows.items():
             self.merged_rows.setdefault(number, []).append(part)
@@ -226,7 +236,6 @@ class PserverSsp(Stale):
         super().__init__(*arguments)
         self.done = 0
         self.rests = self.rested = False
-        self.wakes: int | None = None
 
     @property
     def clock(self) -> int:
@@ -271,27 +280,11 @@ class PserverSsp(Stale):
         """Take steps again, counting from those of the slowest other worker.
         Where servers disagree on who that is, the greatest number counts, so that nobody waits for steps this worker
         has left out."""
-        clock, before = 0 if anew else self.done, self.client.greetings
-        self.rests, self.wakes = False, clock
-        clocks = {answer.clock for answer in self._say(WAKES, clock)}
-        self.done, self.wakes = max(clocks), None
-        if len(clocks) > 1 or self.client.greetings > before:  # a server that was started again knows of no answer
+        self.rests = False
+        clocks = {answer.clock for answer in self._say(WAKES, 0 if anew else self.done)}
+        self.done = max(clocks)
+        if len(clocks) > 1:
             self._say(RESUMES, self.done)
-
-    def steps_at(self, server: int) -> dict[str, int | None]:
-        pushes = [
-            r.message for r in self.client.under_way.values() if (r.server, r.message.verb) == (server, Verb.PUSH)
-        ]
-        if self.rests and not any(push.flags == RESTS for push in pushes):
-            return {"clock": None, "done": self.done}
-        if self.wakes is not None:
-            return {"clock": self.wakes, "done": self.done}
-        before = {push.sequence: push.clock - 1 for push in pushes if not push.flags}
-        known = self.client.sequence
-        while known in before:
-            known -= 1
-        done = min((clock for sequence, clock in before.items() if sequence > known), default=self.done)
-        return {"clock": min(before.values(), default=self.done), "done": done}
 
     def _say(self, flags: int, clock: int) -> list[Message]:
         numbers = Record(Kind.NUMBERS, np.zeros(3))

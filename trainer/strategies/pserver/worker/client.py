@@ -4,35 +4,43 @@ No socket, no thread and no clock is here (they are the connections'), so the sa
 tests/simulation.
 """
 
+# States of a request: under way -> answered | failed. `ask` sends it and notes it in `under_way`; its answer removes
+# it. A request without an answer is sent again after 2, 4, 8 and then every 16 s, as the same bytes. So a server may
+# get it several times, and answers each.
+# Who moves it: `take` takes in answers, and is called by all that waits. Nothing happens between two calls.
+#
+# What must always hold:
+# - Numbers of requests and of pushes only rise within a life. The pushes of a life begin after the greatest number that
+#   any server knows of the lives before.
+# - The buffers of a request do not change before it is answered.
+# - A wait ends by the answer, by a failure, or after its patience with the names of those that did not answer. Time in
+#   which this process was stopped, or did something else meanwhile, does not count; a server that writes its part of a
+#   checkpoint gets more, SAVE_S in all.
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import numpy as np
 from torch.profiler import record_function
 
 from trainer.errors import Missing, RunFailed
 from trainer.strategies.contract import WAITS
 from trainer.strategies.lost_workers import new_life
 from trainer.strategies.pserver.protocol.messages import (
-    ACKNOWLEDGED,
     COMES,
     MARGIN_S,
     MOST_RECORDS,
     SAVE_S,
     SAVES,
-    TELLS,
     TEXT_LIMIT,
     Kind,
     Message,
-    Record,
     Verb,
     pack,
     within,
 )
-from trainer.strategies.pserver.protocol.server_lives import first_incarnation
 from trainer.strategies.pserver.worker.connections_contract import ROOM_S, Connections
 from trainer.strategies.pserver.worker.requests import Fenced, Request, failure_of
 from trainer.strategies.pserver.worker.silent_servers import SilentServers
@@ -80,16 +88,6 @@ class Client:
         self.most_bytes = self.sequence = self.number = 0
         self.meetings = self.stops = 0
         self.under_way: dict[int, Request] = {}
-        self.greeting: set[int] = set()
-        """Servers that were started again, and have not taken what must come first."""
-        self.greetings = 0
-        """How often a server was started again."""
-        self.tells: Callable[[int], list[Record]] = lambda server: []
-        """What a server must know that was started again: the records of a HELLO."""
-        self.asks_first: Callable[[int], list[tuple[Message, Callable[[Message], None]]]] = lambda server: []
-        """What must be answered by a server that was started again before anything else."""
-        self.sums: dict[int, tuple[int, Message]] = {}
-        """Of the training (0) and of stops (1): number and answer of the last sum."""
         self.waited = 0.0
         self.silent = SilentServers(self, timeout_s + MARGIN_S)
         try:
@@ -105,13 +103,8 @@ class Client:
         limits = [a.need(Kind.NUMBERS) for a in answers]
         self.most_bytes = int(min(n[0] for n in limits))
         self.sequence = int(max(n[1] for n in limits))
-        if self.comes and self._some_server_lacks_pushes():
+        if self.comes and {*self.watermarks} != {self.sequence}:  # some server lacks a push, which never comes
             self._hello(self.sequence)
-
-    def _some_server_lacks_pushes(self) -> bool:
-        """Whether a push of this worker's life before never comes to some server, which has not got it or was started
-        again since."""
-        return self.greetings > 0 or {*self.watermarks} != {self.sequence}
 
     def _hello(self, begins: int) -> list[Message]:
         """Say hello to all servers: this life's pushes begin after that number."""
@@ -119,69 +112,9 @@ class Client:
         hellos = [Message(Verb.HELLO, sequence=self.life, clock=begins, flags=flags) for _ in self.servers]
         return self.wait([self.ask(s, hello, partial(self._greeted, s)) for s, hello in enumerate(hellos)])
 
-    # --- a server that was started again -----------------------------------------------------------------------------
-
-    def _greet(self, server: int, life: int) -> None:
-        """Begin anew with a server: HELLO comes first, then what the strategy asks first, then all that is under way.
-        What it tells is meant for that life of the server: it would be old for the next one."""
-        self.greeting.add(server)
-        self.greetings += 1
-        to = [r for r in self.under_way.values() if r.server == server]
-        for request in to:
-            if request.greets and request.message.verb != Verb.HELLO:
-                del self.under_way[request.message.number]
-        pushes = {r.message.sequence for r in to if r.message.verb == Verb.PUSH}
-        begins = min(pushes, default=self.sequence + 1) - 1
-        acknowledged = self.acknowledged_after(begins, pushes)
-        known = self.incarnations[server] > 0
-        records = [Record(Kind.IDS, acknowledged, ACKNOWLEDGED), *self.tells(server)] if known else []
-        flags = (COMES if self.comes else 0) | (TELLS if known else 0)
-        hello = Message(Verb.HELLO, 0, first_incarnation(life, True), 0, self.life, begins, flags, records)
-        before = next((r for r in to if r.message.verb == Verb.HELLO), None)
-        if before is None:
-            self.ask(server, hello, partial(self._greeted, server))
-        else:
-            hello.rank, hello.number, before.message = self.rank, before.message.number, hello
-            self._send(before)
-
-    def acknowledged_after(self, begins: int, under_way: Set[int]) -> np.ndarray:
-        """The numbers (N,) of pushes after ``begins`` that a server's life before has acknowledged: all but those under
-        way."""
-        return np.array([n for n in range(begins + 1, self.sequence + 1) if n not in under_way], dtype=np.int64)
-
     def _greeted(self, server: int, answer: Message) -> None:
         """A server has answered HELLO."""
         self.incarnations[server] = answer.incarnation
-        if server not in self.greeting:
-            return
-        left = self.asks_first(server)
-        waiting = len(left)
-
-        def answered(then: Callable[[Message], None], message: Message) -> None:
-            nonlocal waiting
-            waiting -= 1
-            then(message)
-            if not waiting:
-                self._release(server)
-
-        for message, then in left:
-            self.ask(server, message, partial(answered, then), greets=True)
-        if not waiting:
-            self._release(server)
-
-    def _release(self, server: int) -> None:
-        """All that is under way to a server goes to its present life."""
-        self.greeting.discard(server)
-        for request in sorted(self.under_way.values(), key=lambda r: r.message.number):
-            if request.server == server:
-                self._send(request)
-
-    def _send(self, request: Request) -> None:
-        if request.message.verb != Verb.HELLO:
-            request.message.incarnation = self.incarnations[request.server]
-        request.frames = pack(request.message)
-        request.sent, request.every = self.connections.now(), AGAIN_S
-        self._hand_over(request, request.sent)
 
     def _hand_over(self, request: Request, now: float) -> None:
         """Send a request as it is packed, and note when it is sent again."""
@@ -190,20 +123,13 @@ class Client:
         else:
             request.again = now + ROOM_S
 
-    def _may_go(self, request: Request) -> bool:
-        return request.greets or request.server not in self.greeting or request.message.verb == Verb.HELLO
-
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def ask(
-        self, server: int, message: Message, then: Callable[[Message], None] | None = None, greets: bool = False
-    ) -> Request:
+    def ask(self, server: int, message: Message, then: Callable[[Message], None] | None = None) -> Request:
         """Send a request to one server; its buffers must not change until it is answered.
-        It waits here while a server that was started again has not taken what comes first.
 
         Args:
             then: called with the answer, by the next call that waits for anything.
-            greets: it comes first.
 
         Raises:
             RunFailed: it is larger than servers take.
@@ -211,11 +137,12 @@ class Client:
         self._refuse_large(server, message)
         self.number += 1
         message.rank, message.number = self.rank, self.number
+        if message.verb != Verb.HELLO:
+            message.incarnation = self.incarnations[server]
         now = self.connections.now()
-        request = Request(server, message, [], now, now + AGAIN_S, then, AGAIN_S, greets=greets)
+        request = Request(server, message, pack(message), now, now, then, AGAIN_S)
         self.under_way[self.number] = request
-        if self._may_go(request):
-            self._send(request)
+        self._hand_over(request, now)
         return request
 
     def _refuse_large(self, server: int, message: Message) -> None:
@@ -249,7 +176,7 @@ class Client:
             message.sequence = self.sequence
         return [self.ask(server, message, then) for server, message in enumerate(messages)]
 
-    def meet(self, message: Message, then: Callable[[Message], None], meanwhile: Callable[[], None] | None) -> Message:
+    def meet(self, message: Message, meanwhile: Callable[[], None] | None) -> Message:
         """Ask server 0 for a sum over the workers, and wait for it.
         It waits longer where the first one comes when the servers have saved.
 
@@ -257,7 +184,7 @@ class Client:
             RunFailed: as ``wait``.
         """
         patience_s = self.timeout_s + MARGIN_S + (SAVE_S if message.flags & SAVES else 0.0)
-        [answer] = self.wait([self.ask(0, message, then)], patience_s, meanwhile)
+        [answer] = self.wait([self.ask(0, message)], patience_s, meanwhile)
         return answer
 
     def take(self) -> None:
@@ -272,8 +199,6 @@ class Client:
                 self._answered(message)
             except RunFailed as failure:
                 failures.append(failure)
-        for server, life in self.connections.started_again().items():
-            self._greet(server, life)
         if failures:
             raise failures[0]
 
@@ -363,8 +288,7 @@ class Client:
                 what = f"{who[0]} did not answer {silent.message.verb.name}" if silent else "no answer"
                 limit = within(patience_s, self.timeout_s)
                 raise Missing(f"{what} of worker {self.rank} {limit}", who)
-            mine = [r.again for r in self.under_way.values() if self._may_go(r)]
-            again = min([*mine, deadline, now + self.connections.look_s])
+            again = min([*(r.again for r in self.under_way.values()), deadline])
             seconds = max(0.0, again - now) if meanwhile is None else min(max(0.0, again - now), MEANWHILE_S)
             self.connections.wait(seconds)
             late = self.connections.now() - now - seconds
@@ -372,7 +296,7 @@ class Client:
                 deadline += late
                 self.silent.away(late)
             self.take()
-            self.silent.look(patience_s)
+            self.silent.check(patience_s)
             if late >= 0.0:
                 self._send_again()
             if meanwhile is not None:
@@ -389,13 +313,13 @@ class Client:
     def _send_again(self) -> None:
         now = self.connections.now()
         for request in self.under_way.values():
-            if now >= request.again and self._may_go(request):
+            if now >= request.again:
                 self._hand_over(request, now)
 
     def bye(self) -> None:
         """Say goodbye to all servers, without waiting long for one that is gone already."""
         self.under_way.clear()
-        there = [s for s in self.servers if self.incarnations[s] and s not in self.greeting]
+        there = [s for s in self.servers if self.incarnations[s]]
         with suppress(RunFailed):
             self.wait([self.ask(s, Message(Verb.BYE)) for s in there], BYE_S)
 

@@ -6,23 +6,21 @@ import datetime
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import zmq
 
 from trainer.errors import Missing
-from trainer.host.notes_board import FolderBoard, NoNote, OwnBoard, SealedBoard
+from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
 from trainer.strategies.contract import Seat
-from trainer.strategies.pserver.protocol.messages import AGAIN, ENDPOINT, SAVING, Message, Verb, pack
+from trainer.strategies.pserver.protocol.messages import ENDPOINT, SAVING, Message, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 
 ASK_S = 5.0
 """So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as
 well."""
-LOOK_S = 1.0
-"""So often a worker that waits looks whether a server was started again."""
 
 
 def saving(board: OwnBoard, servers: Iterable[int]) -> set[int]:
@@ -39,91 +37,37 @@ def saving(board: OwnBoard, servers: Iterable[int]) -> set[int]:
     return found
 
 
-class Address(NamedTuple):
-    """Where a server listens, and the note of its restart that was there when its address was read; '': there was
-    none."""
-
-    endpoint: str
-    note: str = ""
-
-
-def note_of_restart(seat: Seat, server: int) -> str:
-    """The note that a server was restarted (only possible on one host): its life and its address; '': there is none."""
-    note = AGAIN.format(server)
-    if not isinstance(seat.store, FolderBoard):
-        return ""
-    return seat.store.get(note).decode() if seat.store.check([note]) else ""
-
-
-class Restarted:
-    """Finds out that a server was restarted.
-
-    Args:
-        known: the note of its restart that is no news.
-    """
-
-    def __init__(self, seat: Seat, server: int, known: str) -> None:
-        self.seat, self.server, self.known = seat, server, known
-
-    def news(self) -> str:
-        """The address of the server if it was restarted since the last call, else ''."""
-        told = note_of_restart(self.seat, self.server)
-        if told == self.known:
-            return ""
-        self.known = told
-        return told.partition(" ")[2]
-
-
 class Sockets:
     """The connections to all servers by ZeroMQ, with a thread that sends signs of life.
 
     Args:
-        seat: the worker. addresses: of the servers.
+        seat: the worker. endpoints: where the servers listen.
         lost_after_s: silence after which servers have a worker ended.
         io_threads: ZeroMQ's threads.
     """
 
-    look_s = LOOK_S
-
     def __init__(
-        self, seat: Seat, addresses: Sequence[Address], lost_after_s: float, io_threads: int = 1, shares: bool = False
+        self, seat: Seat, endpoints: Sequence[str], lost_after_s: float, io_threads: int = 1, shares: bool = False
     ) -> None:
-        self.pool = opened_pool(len(addresses)) if shares and addresses[0].endpoint.startswith("ipc:") else None
-        self.seat, self.count = seat, len(addresses)
+        self.pool = opened_pool(len(endpoints)) if shares and endpoints[0].startswith("ipc:") else None
+        self.seat, self.count = seat, len(endpoints)
         self.far = isinstance(seat.store, SealedBoard)
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self.poller = zmq.Poller()
-        self.sockets = [self._connected(server, found.endpoint) for server, found in enumerate(addresses)]
-        self.notes = [Restarted(seat, server, found.note) for server, found in enumerate(addresses)]
-        self.looked = time.monotonic()
-        self.closed = 0, 0
+        self.sockets = [
+            WorkerSocket(self.context, seat.secret, seat.rank, server, endpoint, self.pool)
+            for server, endpoint in enumerate(endpoints)
+        ]
+        for socket in self.sockets:
+            self.poller.register(socket.socket, zmq.POLLIN)
         self._gone = threading.Event()
         self._heart = threading.Thread(
             target=_beat,
-            args=(self.context, seat, addresses, lost_after_s / 5, self._gone),
+            args=(self.context, seat, endpoints, lost_after_s / 5, self._gone),
             daemon=True,
             name="pserver-heart",
         )
         self._heart.start()
-
-    def _connected(self, server: int, endpoint: str) -> WorkerSocket:
-        socket = WorkerSocket(self.context, self.seat.secret, self.seat.rank, server, endpoint, self.pool)
-        self.poller.register(socket.socket, zmq.POLLIN)
-        return socket
-
-    def started_again(self) -> dict[int, int]:
-        if (now := time.monotonic()) - self.looked < LOOK_S:
-            return {}
-        self.looked, found = now, {}
-        for note in self.notes:
-            if endpoint := note.news():
-                before = self.sockets[note.server]
-                self.closed = self.closed[0] + before.bytes_in, self.closed[1] + before.bytes_out
-                self.poller.unregister(before.socket)
-                before.close(0)
-                self.sockets[note.server] = self._connected(note.server, endpoint)
-                found[note.server] = int(note.known.partition(" ")[0])
-        return found
 
     def saving(self, servers: Iterable[int]) -> set[int]:
         return saving(self.seat.store, servers)
@@ -152,8 +96,7 @@ class Sockets:
 
     def traffic(self) -> tuple[int, int]:
         """The bytes received and sent so far."""
-        came, went = self.closed
-        return came + sum(s.bytes_in for s in self.sockets), went + sum(s.bytes_out for s in self.sockets)
+        return sum(s.bytes_in for s in self.sockets), sum(s.bytes_out for s in self.sockets)
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
         self._gone.set()
@@ -177,7 +120,7 @@ def connect(
         Missing: one of them did not within ``timeout_s``.
     """
     assert seat.store is not None
-    addresses = []
+    endpoints = []
     for server in range(servers):
         key = ENDPOINT.format(server)
         try:
@@ -187,28 +130,17 @@ def connect(
             raise Missing(
                 f"{who} did not say where it is within {timeout_s:g} s (strategy.timeout_s)", [who]
             ) from error
-        again = note_of_restart(seat, server)  # before the address: a later restart must be news
-        addresses.append(Address(again.partition(" ")[2] or seat.store.get(key).decode(), again))
-    return Sockets(seat, addresses, lost_after_s, io_threads, shares)
+        endpoints.append(seat.store.get(key).decode())
+    return Sockets(seat, endpoints, lost_after_s, io_threads, shares)
 
 
 def _beat(
-    context: zmq.Context[Any], seat: Seat, addresses: Sequence[Address], every_s: float, gone: threading.Event
+    context: zmq.Context[Any], seat: Seat, endpoints: Sequence[str], every_s: float, gone: threading.Event
 ) -> None:
     """Tell all servers that this worker lives, over connections of this thread's own."""
-    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, found.endpoint) for n, found in enumerate(addresses)]
-    notes = [Restarted(seat, server, found.note) for server, found in enumerate(addresses)]
+    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, endpoint) for n, endpoint in enumerate(endpoints)]
     frames = pack(Message(Verb.BEAT, rank=seat.rank))
     while not gone.wait(every_s):
-        for note in notes:
-            known = note.known
-            try:
-                if endpoint := note.news():
-                    before = sockets[note.server]
-                    sockets[note.server] = WorkerSocket(context, seat.secret, seat.rank, note.server, endpoint)
-                    before.close(0)
-            except (OSError, zmq.ZMQError):  # no descriptor is free: this thread has to live on, and tries it again
-                note.known = known
         for socket in sockets:
             try:
                 socket.socket.send_multipart(frames, zmq.NOBLOCK)

@@ -19,8 +19,6 @@ class Connections(Protocol):
 
     count: int
     """Servers."""
-    look_s: float
-    """Longest time between two looks at which servers were started again."""
     far: bool
     """Servers may be on hosts whose launchers cannot tell that they have ended."""
 
@@ -36,10 +34,6 @@ class Connections(Protocol):
 
     def receive(self) -> list[Message]:
         """Return the answers that have arrived from all servers."""
-
-    def started_again(self) -> dict[int, int]:
-        """The servers that were restarted since the last call, and the numbers of their lives.
-        From now on messages go to these lives, and nothing more comes from the lives before."""
 
     def saving(self, servers: Iterable[int]) -> set[int]:
         """Those of these servers that report that they write their part of a checkpoint, and answer nobody

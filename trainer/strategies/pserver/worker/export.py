@@ -101,8 +101,8 @@ def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = Fa
         RunFailed: a server does not say that it saves its part, or its part is not here in time.
     """
     until = client.connections.now() + SAVE_S
-    told = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder)}
-    body = text(told | {"checkpoint": checkpoint, "behind": behind})
+    where = {"folder": "/".join(folder.parts[-2:]), "mark": snapshot_parts.mark(folder)}
+    body = text(where | {"checkpoint": checkpoint, "behind": behind})
     asked = [client.ask(s, Message(Verb.SAVE, records=[body])) for s in client.servers]
     answers = client.settle(asked, SAVE_S)
     apart = [server for server, answer in zip(client.servers, answers, strict=True) if answer.flags & APART]

@@ -25,7 +25,6 @@ class Gauges:
         self.requests: list[Request] = []
         self.before: dict[int, dict[str, float]] = {}
         self.rated = set[int]()
-        self.greetings = client.greetings
 
     def now(self) -> dict[str, float]:
         """The servers' rates and sizes since the last call, and this worker's unanswered pushes.
@@ -53,8 +52,6 @@ class Gauges:
 
     def _told(self, requests: list[Request]) -> dict[str, float]:
         """What servers have answered, the last answer of each."""
-        if self.client.greetings != self.greetings:  # a server was started again, and counts anew
-            self.before, self.greetings = {}, self.client.greetings
         found: dict[str, float] = {}
         for request in requests:
             assert request.answer is not None
@@ -94,8 +91,7 @@ class ReadsStatistics:
 
     def samples_applied(self) -> int:
         """The training samples behind the servers' parameters, each push counted once, whoever made it in whichever
-        life. Every push goes to every server: one that was started again lacks what it has lost, and another one has
-        it."""
+        life. Every push goes to every server; a lost worker's last one may have come to some of them alone."""
         answers = self.client.wait([self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers])
         return max(int(answer.mapping().get("samples", 0)) for answer in answers)
 

@@ -1,10 +1,19 @@
 """The worker of strategy=pserver_geo: trains locally, and every k_steps exchanges differences with the servers."""
 
+# An exchange: none -> under way -> folded. `begin_exchange` pushes the differences since the last one; `fold` takes the
+# servers' answers in, when all are there. Steps go on meanwhile, and one exchange is under way at a time.
+#
+# What must always hold, for each value:
+# - base: the servers' value, as this worker knows it. local: the value that it computes with.
+# - A push carries (local - base) / workers. When it is answered, local moves by what the servers have gained beyond
+#   this worker's share, so local - base is what is not pushed yet.
+# - A row is pulled once and then kept; the answer to an exchange has the rows that others changed since `cursors`.
+# - Rows that were asked for are inserted before an answer is folded, which may be newer (`take_in`).
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,14 +23,13 @@ from trainer.config.schema import PserverGeoStrategy
 from trainer.optim.sparse import DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.compression import decode
-from trainer.strategies.pserver.protocol.messages import CREATES, HOLDS, WANTS_DENSE, Kind, Message, Record, Verb
+from trainer.strategies.pserver.protocol.messages import Kind, Message
 from trainer.strategies.pserver.tables.kernels import kernel
 from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.common_start import CommonStart
 from trainer.strategies.pserver.worker.held_blocks import Covered
-from trainer.strategies.pserver.worker.initial_values import ROWS_AT_ONCE
 from trainer.strategies.pserver.worker.own_share import Places
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
@@ -38,24 +46,6 @@ class Exchange:
     shares: list[torch.Tensor]
     rows: dict[int, tuple[np.ndarray, torch.Tensor, torch.Tensor]]
     covered: Covered
-
-
-@dataclass
-class Regained:
-    """The values of a server that was restarted: ids of rows by table, and its answers.
-    ``after``: the exchange to which it had answered before."""
-
-    after: Exchange | None
-    answers: list[tuple[dict[int, np.ndarray], Message]] = field(default_factory=list)
-
-    def came(self, ids: dict[int, np.ndarray], answer: Message) -> None:
-        """Add an answer of the server, with the ids of its rows."""
-        self.answers.append((ids, answer))
-
-
-def _pull_again(ids: Mapping[int, np.ndarray], flags: int) -> Message:
-    records = [Record(Kind.IDS, some, number) for number, some in ids.items()]
-    return Message(Verb.PULL, flags=flags | CREATES | HOLDS, records=records)
 
 
 class PserverGeo(CommonStart):
@@ -79,9 +69,6 @@ class PserverGeo(CommonStart):
         self.since = self.samples = 0
         self.missing: dict[int, np.ndarray] = {}
         self.base: list[torch.Tensor] = []
-        self.absent: dict[int, np.ndarray] = {}
-        self.regained: dict[int, Regained] = {}
-        """Of servers that were started again."""
 
     @property
     def wire(self) -> str:
@@ -106,49 +93,6 @@ class PserverGeo(CommonStart):
         super().take_all()
         self.base = [self.dense.values(s) for s in self.client.servers]
         self.cursors = self.pulls.versions.copy()
-
-    # --- a server that was started again -----------------------------------------------------------------------------
-
-    def asked_first(self, server: int) -> list[Any]:
-        """Requests to a restarted server for its values of all that this worker has a base of, or will have.
-        They are older than the base."""
-        if not self.base:
-            return []
-        answered = self.exchange is not None and self.exchange.requests[server].answer is not None
-        self.regained[server] = regained = Regained(self.exchange if answered else None)
-        asks = []
-        for number, replica in self.replicas.items():
-            ids = np.unique(
-                np.concatenate([replica.index.ids(), *(m[number] for m in (self.missing, self.absent) if number in m)])
-            )
-            own = ids[self.remote[number - 1].split(ids)[server]]
-            for first in range(0, len(own), ROWS_AT_ONCE):
-                asks.append({number: np.ascontiguousarray(own[first : first + ROWS_AT_ONCE])})
-        return [
-            (_pull_again(ids, WANTS_DENSE if place == 0 else 0), partial(regained.came, ids))
-            for place, ids in enumerate(asks or [{}])
-        ]
-
-    def rebase(self, exchange: Exchange | None = None) -> None:
-        """Between two steps: measure what this worker has gained from the older values of restarted servers.
-
-        Args:
-            exchange: about to be folded; what servers have answered to it before that is folded first.
-        """
-        for server, regained in [*self.regained.items()]:
-            if server in self.client.greeting or (exchange is not None and regained.after is exchange):
-                continue
-            del self.regained[server]
-            for ids, answer in regained.answers:
-                if (array := answer.first(Kind.DENSE)) is not None:
-                    now = decode(array, None, self.dtype)
-                    self.dense.write(server, now - self.base[server], add=True)
-                    self.base[server] = now.clone()
-                for number, some in ids.items():
-                    values = decode(answer.need(Kind.ROWS, number), None, self.dtype)
-                    nothing = np.empty(0, dtype=np.int64), values[:0], values[:0]
-                    self.replicas[number].fold(nothing, some, values, settle=False)
-                self.cursors[server] = answer.clock
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -190,9 +134,7 @@ class PserverGeo(CommonStart):
         replica = self.replicas[table.number]
         missing = replica.missing(ids)
         if len(missing):
-            self.absent = {table.number: missing}
             self.insert(table.number, missing, super().rows_now(table, missing, training))
-            self.absent = {}
         return replica.look_up(ids)
 
     # --- steps -----------------------------------------------------------------------------------------------------
@@ -229,9 +171,6 @@ class PserverGeo(CommonStart):
 
     def begin_exchange(self) -> None:
         """Push the differences since the last exchange to the servers."""
-        if self.regained:
-            self.take_in()
-        self.rebase()
         share = 1.0 / self.seat.size
         self.since, self.work.must_push = 0, False
         moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
@@ -247,7 +186,6 @@ class PserverGeo(CommonStart):
     def fold(self, settle: bool = False) -> None:
         """Finish an exchange: move the replica by what the servers gained beyond this worker's own share."""
         self.take_in()
-        self.rebase(self.exchange)
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
         news: dict[int, list[tuple[np.ndarray, torch.Tensor]]] = {n: [] for n in self.replicas}
@@ -264,7 +202,6 @@ class PserverGeo(CommonStart):
             ids = np.concatenate([i for i, _ in parts]) if parts else np.empty(0, dtype=np.int64)
             values = torch.cat([v for _, v in parts]) if parts else torch.empty((0, replica.dim), dtype=self.dtype)
             replica.fold(exchange.rows[number], ids, values, settle)
-        self.rebase()
         self.work.acknowledged(exchange.covered)
 
     def _fold_dense(self, server: int, moved: torch.Tensor, answer: Message, settle: bool) -> None:
@@ -301,18 +238,15 @@ class PserverGeo(CommonStart):
 
     def drain(self) -> None:
         self.finish_exchange()
-        self.rebase()
 
     def state(self) -> dict[str, Any]:
         replicas = {number: replica.state() for number, replica in self.replicas.items()}
-        again = self.client.greetings > 0
         return {
             "base": self.base,
             "cursors": self.cursors,
             "since": self.since,
             "samples": self.samples,
             "replicas": replicas,
-            "again": again,
         }
 
     def in_order(self, places: Places, mode: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -325,25 +259,18 @@ class PserverGeo(CommonStart):
         cursors: Sequence[int],
         since: int,
         replicas: Mapping[int, Any],
-        again: bool,
         samples: int = 0,
     ) -> None:
         """Restore what :meth:`state` returned.
 
         Args:
-            samples: behind what was not pushed yet. again: a server had been started again, perhaps in the middle of
-            that stop. Its part may be older than the base that
-                this worker had of it, and newer: what this worker has gained counts from what the servers have now.
+            samples: behind what was not pushed yet.
         """
         super().go_on()
         self.ahead.received = None  # the replicas have it
         self.base, self.cursors, self.since, self.samples = list(base), list(cursors), since, samples
         for number, replica in self.replicas.items():
             replica.load(**replicas[number])
-        if again:
-            asks = [self.client.ask(s, *asked) for s in self.client.servers for asked in self.asked_first(s)]
-            self.client.wait(asks)
-            self.rebase()
 
     def begin_anew(self, workers: int) -> None:
         super().begin_anew(workers)

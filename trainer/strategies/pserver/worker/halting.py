@@ -1,5 +1,19 @@
 """Stops all workers while the servers save a checkpoint, and lets restarted workers in."""
 
+# A stop, for a checkpoint:
+#   working -> drained -> standing -> together -> (servers save) -> working
+#   drained: all that was sent is acknowledged. standing: others do not wait for this worker's steps. together: all
+#   present workers have met; each knows the greatest step, and who comes back (NEW). Then the first one that has
+#   something to save has the servers write, and all meet again.
+# Who moves it: each worker by itself, when it finds the first worker's note that asks for a stop. A worker that comes
+# back enters at `together`, brings NEW instead of a step, and begins from the checkpoint of this stop.
+#
+# What must always hold:
+# - Nothing is under way while servers save: their parts, and the workers' parts, are of one moment.
+# - All workers of a checkpoint stop on the same side of every meeting of the training.
+# - If somebody is lost while servers save, the remaining ones save again: the set of workers is that of the last
+#   meeting.
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -37,8 +51,7 @@ class Halting:
         return self._together(step)
 
     def _is_quiet(self) -> bool:
-        """Whether no push or pull is under way. Not to be asked of each request: one that begins anew with a server is
-        forgotten when that server is started again once more."""
+        """Whether no push or pull is under way."""
         return not any(r.message.verb in (Verb.PULL, Verb.PUSH) for r in self.client.under_way.values())
 
     def _together(self, step: int) -> int:
@@ -49,11 +62,11 @@ class Halting:
         self.new = frozenset(np.flatnonzero(met == NEW).tolist())
         return int(met.max())
 
-    def _stopped(self, mine: np.ndarray) -> np.ndarray:
+    def _stopped(self, values: np.ndarray) -> np.ndarray:
         """(N,) the sum of what all present workers bring while all stand still. The first one comes when the servers
         have saved, and their copies have written the checkpoint before."""
         self.client.stops += 1
-        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | SAVES), mine)
+        return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | SAVES), values)
 
     def save_servers(self, folder: Path) -> tuple[int, ...]:
         """Have the servers write their parts; returns the workers whose parts belong to the checkpoint."""
@@ -84,14 +97,14 @@ class Halting:
             return None
         return self.client.meetings, self.client.stops
 
-    def come_back(self, told: tuple[int, int]) -> tuple[int, int] | None:
+    def come_back(self, numbers: tuple[int, int]) -> tuple[int, int] | None:
         """In a restarted worker: take part in the stop at which the others save.
         Returns the number of their checkpoint and the rank that completes it, or None if all others are lost.
 
         Args:
-            told: what ``admit`` has returned.
+            numbers: what ``admit`` has returned.
         """
-        self.client.meetings, self.client.stops = told
+        self.client.meetings, self.client.stops = numbers
         number = self._together(NEW)
         while True:
             count = len(self.present)
@@ -110,7 +123,7 @@ class Halting:
 
     # --- of the worker ---------------------------------------------------------------------------------------------
 
-    def _met(self, message: Message, mine: np.ndarray) -> np.ndarray:
+    def _met(self, message: Message, values: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
     def drain(self) -> None:

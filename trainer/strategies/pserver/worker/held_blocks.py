@@ -1,10 +1,23 @@
 """A worker's leased blocks: which batches its next push covers, and which blocks it has finished."""
 
+# States of a batch of a leased block: leased -> computed -> under way -> acknowledged by all servers.
+# States of a block: held -> at its end (its last batch is computed) -> finished (nothing of it is computed or under
+# way).
+# Who moves them: `note` (computed, at its end), `covered` (a push is made), `acknowledged` (all servers have answered
+# it).
+#
+# What must always hold:
+# - A push names all batches that it covers, and a server takes it as a whole or knows it as a whole. So a push ends
+#   wherever what some server has of the block begins or ends (`_cuts`, `must_push`), and what is computed of other
+#   blocks is pushed before a block is begun of which only some servers have a part (`torn`, or taken over with a
+#   fence).
+# - A block is reported as finished after all servers have acknowledged all its pushes: what is lost with this worker is
+#   known to be lost.
+
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +47,7 @@ class HeldBlocks:
 
     Attributes:
         must_push: the batch that is computed now is the last before a server's own mark: a push must end with it.
-        torn: of the last lease, some server lacks batches before those that another one has, or that are computed here.
-        all_finished: blocks of the present epoch that this worker has finished.
+        torn: of the last lease, some server lacks batches that another one has.
     """
 
     def __init__(self, client: Client) -> None:
@@ -46,9 +58,6 @@ class HeldBlocks:
         self._at_their_end: set[int] = set()
         self._done: list[int] = []
         self._cuts: dict[tuple[int, int], set[int]] = {}
-        self._epoch = -1, 0  # its number and its blocks
-        self._held: set[int] = set()
-        self.all_finished: set[int] = set()
 
     def note(self, work: tuple[int, int, int, bool] | None) -> None:
         """Note that a batch is computed now: its epoch, block, number in it, and whether it is the block's last."""
@@ -80,8 +89,6 @@ class HeldBlocks:
         """Note that nothing more of a block will be pushed."""
         self._at_their_end.discard(block)
         self._done.append(block)
-        self._held.discard(block)
-        self.all_finished.add(block)
 
     def _pending(self, block: int) -> bool:
         return any(computed[1] == block for computed in self._computed)
@@ -91,53 +98,26 @@ class HeldBlocks:
         self.client.take()
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
-        note = partial(self._leased, epoch, blocks)
-        [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]), note)])
-        told: dict[str, Any] = answer.text()
-        return None if told["block"] < 0 and not told["over"] else told
+        [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]))])
+        answered: dict[str, Any] = answer.text()
+        return None if answered["block"] < 0 and not answered["over"] else answered
 
-    def _leased(self, epoch: int, blocks: int, answer: Message) -> None:
-        """Note what was handed out."""
-        if epoch != self._epoch[0]:
-            self._epoch, self._held, self.all_finished = (epoch, blocks), set(), set()
-        self._held |= {int(answer.mapping().get("block", -1))} - {-1}
+    def lease(self, epoch: int, answered: Mapping[str, Any]) -> Lease:
+        """Make the lease of a block that was handed out, starting at the first batch that a server lacks.
 
-    def told(self) -> dict[str, Any]:
-        """What a restarted server must know about this worker's blocks of the current epoch: held and finished."""
-        epoch, blocks = self._epoch
-        return {"epoch": epoch, "blocks": blocks, "held": sorted(self._held)}
-
-    def lease(self, epoch: int, told: Mapping[str, Any]) -> Lease:
-        """Make the lease of a block that was handed out, starting at the first batch that a server lacks."""
-        block = int(told["block"])
-        start, self.torn = 0, False
-        if told["fence"]:
-            rank, life = told["fence"]
+        What this worker has computed of a block that it had before a checkpoint is not done again.
+        """
+        block, start, self.torn = int(answered["block"]), 0, False
+        if answered["fence"]:
+            rank, life = answered["fence"]
             start = self._begin(epoch, block, rank, life)
             print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
-        elif told.get("again"):
-            start = self._goes_on(epoch, block, self._begin(epoch, block, NOBODY, 0))
-        return self._lease_of(block, start)
-
-    def lease_anew(self, epoch: int, lease: Lease) -> Lease:
-        """Make a torn lease once more, now that all is pushed and acknowledged that was computed: servers have it now,
-        and a push must end where it begins and ends."""
-        return self._lease_of(lease.block, self._begin(epoch, lease.block, NOBODY, 0))
-
-    def _lease_of(self, block: int, start: int) -> Lease:
+        elif answered.get("again"):
+            computed = {first: stop for e, b, first, stop in self._computed if (e, b) == (epoch, block)}
+            start = self._begin(epoch, block, NOBODY, 0)
+            start = computed.get(start, start)
+            self.torn = any(bound > start for bound in self._cuts[epoch, block])
         return Lease(block, start, lambda: None if self._pending(block) else self.finished(block))
-
-    def _goes_on(self, epoch: int, block: int, begins: int) -> int:
-        """Where this worker goes on in a block of which all servers have the batches before ``begins``. What it has
-        computed from there on is not done again. If a server was started again in the middle of the block, what is
-        computed may lie behind batches that are lost: then the block's end is still to come."""
-        own = [(first, stop) for e, b, first, stop in self._computed if (e, b) == (epoch, block)]
-        start = max([begins, *(stop for first, stop in own if first == begins)])
-        behind = any(first != begins for first, _ in own)
-        self.torn = behind or any(bound > start for bound in self._cuts.get((epoch, block), ()))
-        if self.torn:
-            self._at_their_end.discard(block)
-        return start
 
     def state(self) -> dict[str, Any]:
         """The batches computed and not yet pushed, for :meth:`load`."""

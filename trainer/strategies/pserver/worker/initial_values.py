@@ -19,8 +19,8 @@ ROWS_AT_ONCE = 1 << 16
 def send_start(client: Client, dense: DenseMap, tables: Sequence[RemoteTable], dtype: torch.dtype) -> None:
     """Send the servers their layouts and dense values, then rows of torch's own tables, which they cannot draw."""
     bulky = [t for t in tables if t.start is not None]
-    told = layouts(dense, tables, dtype, len(client.servers))
-    client.wait([client.ask(s, _layout(told[s], dense.values(s), last=not bulky)) for s in client.servers])
+    layout_of = layouts(dense, tables, dtype, len(client.servers))
+    client.wait([client.ask(s, _layout(layout_of[s], dense.values(s), last=not bulky)) for s in client.servers])
     for table in bulky:
         _send_rows(client, table, last=table is bulky[-1])
     for table in bulky:
@@ -52,11 +52,11 @@ def _send_rows(client: Client, table: RemoteTable, last: bool) -> None:
     assert table.start is not None
     for first in range(0, len(table.start), ROWS_AT_ONCE):
         ids = np.arange(first, min(first + ROWS_AT_ONCE, len(table.start)))
-        told = text({"last": last and first + len(ids) == len(table.start)})
+        body = text({"last": last and first + len(ids) == len(table.start)})
         requests = []
         for server, places in enumerate(table.split(ids)):
             own = np.ascontiguousarray(ids[places])
             rows = encode(table.start[torch.from_numpy(own)].contiguous(), Kind.ROWS, table.number)
-            message = Message(Verb.START, records=[told, Record(Kind.IDS, own, table.number), *rows])
+            message = Message(Verb.START, records=[body, Record(Kind.IDS, own, table.number), *rows])
             requests.append(client.ask(server, message))
         client.wait(requests)

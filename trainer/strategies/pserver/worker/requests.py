@@ -24,8 +24,8 @@ class Over(Missing):
 
 @dataclass(slots=True)
 class Request:
-    """A request of this worker to one server, and its answer once it is there. ``greets``: it comes before all others
-    at a server that was started again. ``settles``: what it fails with is told to who waits for it alone."""
+    """A request of this worker to one server, and its answer once it is there. ``settles``: what it fails with is told
+    to who waits for it alone."""
 
     server: int
     message: Message
@@ -36,16 +36,15 @@ class Request:
     every: float = 0.0
     answer: Message | None = None
     failure: RunFailed | None = None
-    greets: bool = False
     settles: bool = False
 
 
-def failure_of(told: Mapping[str, Any]) -> RunFailed:
+def failure_of(body: Mapping[str, Any]) -> RunFailed:
     """The error of a request to which a server has answered FAILED."""
-    why = str(told["why"])
-    if told.get("fenced"):
+    why = str(body["why"])
+    if body.get("fenced"):
         return Fenced(why)
-    who = [f"worker {rank}" for rank in told.get("missing", ())]
-    if told.get("over"):
+    who = [f"worker {rank}" for rank in body.get("missing", ())]
+    if body.get("over"):
         return Over(why, who)
     return Missing(why, who) if who else RunFailed(why)

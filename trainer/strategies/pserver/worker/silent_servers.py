@@ -53,7 +53,7 @@ class SilentServers:
         now, found = self.client.connections.now(), self.client.connections.saving(servers)
         return {server for server in found if now - self.writes_since.setdefault(server, now) < SAVE_S}
 
-    def look(self, patience_s: float) -> None:
+    def check(self, patience_s: float) -> None:
         """In a wait that may take so long: ask servers that say nothing, among those that this worker waits for.
 
         Raises:

@@ -31,13 +31,12 @@ from trainer.strategies.pserver.worker.own_share import Own, Places, feedback_in
 from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
-from trainer.strategies.pserver.worker.retelling import Retelling
 from trainer.weights.server_files import part_name
 
 LEASE_LOOK_S = 0.02
 
 
-class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
+class PserverWorker(Halting, ReadsStatistics, Strategy):
     """Base class of the workers of parameter servers, of which each mode overrides a part.
 
     Subclasses say when parameters are pulled and what is pushed.
@@ -65,8 +64,9 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
 
     def connections(self) -> Connections:
         """Open the connections to all servers."""
-        seat, told = self.seat, self.options
-        return connect(seat, seat.servers, told.timeout_s, told.lost_after_s, self.io_threads, told.transport == "auto")
+        seat, options = self.seat, self.options
+        shares = options.transport == "auto"
+        return connect(seat, seat.servers, options.timeout_s, options.lost_after_s, self.io_threads, shares)
 
     # --- the start -------------------------------------------------------------------------------------------------
 
@@ -96,7 +96,6 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         self.ahead = Ahead(self.remote)
         self.pulls = WorkerPulls(self.client, self.dense, self.remote, self.dtype, self.holds_rows)
         self.encoder = PushEncoder(self.remote, servers, self.wire)
-        self.retell()
 
     @property
     def io_threads(self) -> int:
@@ -115,10 +114,10 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
     def take_schedule(self, what: str = "") -> None:
         """Set the schedule to the step that the servers have loaded; the first worker prints it after ``what``."""
         [answer] = self.client.wait([self.client.ask(0, Message(Verb.STATS))])
-        told = answer.text()
-        self.steps_before = self.updater.steps = int(told["step"])
+        statistics = answer.text()
+        self.steps_before = self.updater.steps = int(statistics["step"])
         if self.updater.plateau is not None:
-            self.updater.plateau.scale = float(told["scale"])
+            self.updater.plateau.scale = float(statistics["scale"])
         if what and self.seat.rank == 0:
             print(
                 f"{what} after step {self.steps_before} of the schedule, at a learning rate of {self.lr:g}", flush=True
@@ -224,10 +223,9 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
                 yield None
                 self.push_pending()
             lease = self.work.lease(epoch, answer)
-            if self.work.torn:  # no push may combine what only some servers have, or lack, with other batches
+            if self.work.torn:  # no push may combine what only some servers have with other batches
                 yield None
-                self.finish_pushes()
-                lease = self.work.lease_anew(epoch, lease)
+                self.push_pending()
             yield lease
 
     def rest(self) -> None:
@@ -239,18 +237,18 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
     # --- meetings --------------------------------------------------------------------------------------------------
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        mine = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
-        return torch.from_numpy(self._sum(np.ascontiguousarray(mine))).to(values.device).view(values.shape)
+        vector = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
+        return torch.from_numpy(self._sum(np.ascontiguousarray(vector))).to(values.device).view(values.shape)
 
-    def _sum(self, mine: np.ndarray, flags: int = 0) -> np.ndarray:
+    def _sum(self, values: np.ndarray, flags: int = 0) -> np.ndarray:
         self.client.meetings += 1
         look = None if self.look is None else partial(self.look, False)
-        return self._met(Message(Verb.MEET, clock=self.client.meetings, flags=flags), mine, look)
+        return self._met(Message(Verb.MEET, clock=self.client.meetings, flags=flags), values, look)
 
-    def _met(self, message: Message, mine: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
+    def _met(self, message: Message, values: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
         """(N,) the sum of what all present workers bring."""
-        message.records = [Record(Kind.NUMBERS, mine)]
-        answer = self.client.meet(message, self.keep_sum(message), look)
+        message.records = [Record(Kind.NUMBERS, values)]
+        answer = self.client.meet(message, look)
         self.present = answer.need(Kind.IDS).tolist()
         return answer.need(Kind.NUMBERS).copy()
 
@@ -294,10 +292,10 @@ class PserverWorker(Retelling, Halting, ReadsStatistics, Strategy):
         else:
             self._sum(np.zeros(1))
 
-    def _tell_all(self, verb: Verb, told: Mapping[str, Any]) -> None:
+    def _tell_all(self, verb: Verb, body: Mapping[str, Any]) -> None:
         """Tell all servers, and wait until they have done it."""
-        body = text(told)
-        self.client.wait([self.client.ask(s, Message(verb, records=[body])) for s in self.client.servers])
+        record = text(body)
+        self.client.wait([self.client.ask(s, Message(verb, records=[record])) for s in self.client.servers])
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -1,13 +1,19 @@
-"""Refuses to write over what a run's folder holds to go on from, unless ``resume=fresh`` is typed."""
+"""Finds the checkpoint from which a run resumes, and refuses to write over what a run's folder holds to go on from,
+unless ``resume=fresh`` is typed.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.checkpoint import store
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
+from trainer.planning.plan import Plan
+from trainer.run_folder import lives
 from trainer.terminal.status import read_status
 from trainer.wording import typed
 
@@ -15,6 +21,69 @@ AUTO, FRESH = "auto", "fresh"
 RUN_DIR = "hydra.run.dir"
 ELSEWHERE = "another hydra.run.dir (or resume=fresh to write over it)"
 GO_ON = "resume=auto to go on (or resume=fresh to write over it)"
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+"""An MLflow run's id."""
+YES_OR_NO = ("true", "false", "yes", "no", "1", "0")
+
+
+def find_checkpoint(
+    config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]
+) -> Path | None:
+    """Find the checkpoint that ``resume.path`` names; None if the run starts anew.
+
+    Args:
+        folder_of: the run's folder of an MLflow run id.
+
+    Raises:
+        UserError: there is none, or a run that could go on would be written over.
+    """
+    folder = _checkpoint(config, run_dir, say, folder_of)
+    check_nothing_lost(config, run_dir, folder)
+    return folder
+
+
+def _checkpoint(
+    config: RunConfig, run_dir: Path, say: Callable[[str], None], folder_of: Callable[[str], Path]
+) -> Path | None:
+    """The checkpoint that ``resume.path`` names; None: there is none to look for, or none yet."""
+    path = config.resume.path
+    if config.mode != "train" or path is None or path == FRESH:
+        return None
+    if path.lower() in YES_OR_NO:
+        raise UserError(
+            f"resume={path.lower()}",
+            "says where from: auto, a folder, an MLflow run id, or fresh",
+            f"{RUN_DIR}=FOLDER resume=auto",
+        )
+    if path == AUTO:
+        if (newest := store.newest_to_go_on(run_dir / store.CHECKPOINTS, say)) is None:
+            say(f"resume=auto: there is no checkpoint in {run_dir / store.CHECKPOINTS}; the run begins")
+        return newest
+    if RUN_ID.fullmatch(path) and not Path(path).exists():
+        folder = _named(path, folder_of(path), say)
+    else:
+        folder = _named(path, Path(path).expanduser().absolute(), say)
+    _check_name(path, folder, run_dir)
+    return folder
+
+
+def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
+    """A checkpoint, or the newest of a run's folder.
+
+    Args:
+        asked: what was typed.
+
+    Raises:
+        UserError: it is none.
+    """
+    if (path / store.ABOUT).is_file():
+        return store.check(path)
+    for checkpoints in (path, path / store.CHECKPOINTS):
+        if (folder := store.newest_whole(checkpoints, say)) is not None:
+            return folder
+    raise UserError(
+        f"resume={asked}", f"there is no whole checkpoint in {path}", "resume=FOLDER of a run or of a checkpoint"
+    )
 
 
 def own(folder: Path, run_dir: Path) -> Path | None:
@@ -71,7 +140,7 @@ def check_still_newest(config: RunConfig, run_dir: Path, source: Path) -> None:
         raise UserError(f"hydra.run.dir={run_dir}", why, "the same command once more")
 
 
-def check_name(asked: str, folder: Path, run_dir: Path) -> None:
+def _check_name(asked: str, folder: Path, run_dir: Path) -> None:
     """A run goes on in its own folder from a checkpoint called step-N; others are of a training that was given up, or
     copies.
 
@@ -87,3 +156,29 @@ def check_name(asked: str, folder: Path, run_dir: Path) -> None:
         f"{why}, and a run goes on in its own folder from a step-N alone",
         f"{typed('resume', asked)} hydra.run.dir=ANOTHER_FOLDER",
     )
+
+
+def keeps(config: RunConfig, plan: Plan) -> bool:
+    """Whether the run writes checkpoints from which it can resume."""
+    told = config.checkpoint
+    asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
+    return asked and config.mode == "train"
+
+
+def can_go_on(config: RunConfig, plan: Plan) -> bool:
+    """Whether nothing is lost if the run ends now and the same command begins it again.
+
+    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a
+    folder that this host sees.
+    """
+    if config.mode != "train":
+        return True
+    if not keeps(config, plan):
+        return not plan.node_rank and not has_begun(Path(plan.run_dir))
+    return not plan.node_rank or bool(lives.read(Path(plan.run_dir)))
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether the run has done an update in its current life. What a life before has left may tell that it ran."""
+    status = read_status(run_dir)
+    return status.get("state") == "running" and status.get("life") == lives.number(run_dir)

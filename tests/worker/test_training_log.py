@@ -15,8 +15,10 @@ from torch import nn
 from tests.worker.test_loop import Lines, Recording
 from trainer.data.feed import Batch
 from trainer.metrics.binary import Binary
-from trainer.worker.lines import line_of
-from trainer.worker.loop import Rhythm, Training, fit
+from trainer.worker.loop import fit
+from trainer.worker.nonfinite import Stop
+from trainer.worker.training import LogWindow, Reporting, Schedule, Training, Watchers
+from trainer.worker.training_log import merged_window
 
 SIZES = [3, 4, 5, 4, 2]
 """Samples of an epoch's batches."""
@@ -56,38 +58,39 @@ class Clicks:
         return float(roc_auc_score(np.concatenate([b[1] for b in seen]), np.concatenate([b[0] for b in seen])))
 
 
-def training(lockstep: bool, log_every: int, epochs: int, **rhythm: Any) -> Training:
-    model = Logits()
-    rhythm = {"val_every": 0, "val_every_steps": None, "validates": False, **rhythm}
+def training(lockstep: bool, log_every: int, epochs: int, **schedule: Any) -> Training:
+    model, task = Logits(), Binary(nn.BCEWithLogitsLoss())
+    schedule = {"val_every": 0, "val_every_steps": None, "validate": False, **schedule}
     return Training(
         model=model,
         forward=model,
-        task=Binary(nn.BCEWithLogitsLoss()),
+        task=task,
         strategy=Recording(),
         feed=Clicks(),
-        report=Lines(),
-        rhythm=Rhythm(epochs, epochs * len(SIZES), log_every, **rhythm),
-        arithmetic=nullcontext,
+        autocast=nullcontext,
         lockstep=lockstep,
+        schedule=Schedule(epochs, epochs * len(SIZES), log_every, **schedule),
+        watchers=Watchers(Stop()),
+        reporting=Reporting(Lines(), LogWindow(task)),
     )
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("log_every", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_line_tells_of_the_epoch_so_far(lockstep: bool, log_every: int, alone: bool) -> None:
-    run = training(lockstep, log_every, epochs=3, alone=alone)
+@pytest.mark.parametrize("last_batch", [False, True])
+def test_a_line_tells_of_the_epoch_so_far(lockstep: bool, log_every: int, last_batch: bool) -> None:
+    run = training(lockstep, log_every, epochs=3, log_last_batch=last_batch)
     fit(run)
-    for epoch, batch, _, metrics, _ in run.report.trained:
+    for epoch, batch, _, metrics, _ in run.reporting.report.trained:
         assert metrics["auc_epoch"] == pytest.approx(run.feed.auc(epoch, range(batch + 1)), abs=1e-12), (epoch, batch)
-    assert len({epoch for epoch, *_ in run.report.trained}) == 3
-    assert run.report.samples == 2 * 3 * sum(SIZES), "the strategy doubles what all workers add up"
+    assert len({epoch for epoch, *_ in run.reporting.report.trained}) == 3
+    assert run.reporting.report.samples == 2 * 3 * sum(SIZES), "the strategy doubles what all workers add up"
 
 
 def test_a_line_over_two_epochs_averages_all_its_batches() -> None:
     run = training(True, 3, epochs=2)
     fit(run)
-    epoch, batch, _, metrics, _ = run.report.trained[2]
+    epoch, batch, _, metrics, _ = run.reporting.report.trained[2]
     assert (epoch, batch) == (1, 1)
     seen = [run.feed.batch(0, 4), run.feed.batch(1, 0), run.feed.batch(1, 1)]
     truth = roc_auc_score(np.concatenate([b[1] for b in seen]), np.concatenate([b[0] for b in seen]))
@@ -128,13 +131,15 @@ def vector(*values: float) -> torch.Tensor:
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_more_or_fewer_workers_go_on_with_all_that_was_summed(workers: int, lockstep: bool) -> None:
     """What is each worker's own adds up to what it was, and what is of all workers stays so."""
-    before = [{"batches": 4, "earlier": vector(n, 1), "epoch": vector(n + 9 * (not lockstep), 7)} for n in (0, 0, 0)]
-    before = [{**line, "earlier": line["earlier"] + n} for n, line in enumerate(before)]
-    after = [line_of(before[rank::workers], before[0], lockstep, Added()) for rank in range(workers)]
-    earlier = [line["earlier"] for line in after]
-    assert torch.equal(sum(earlier), sum(line["earlier"] for line in before))
-    told = [line["epoch"] for line in after if line["epoch"] is not None]
+    before = [
+        {"batches": 4, "carried_sums": vector(n, 1), "epoch_sums": vector(n + 9 * (not lockstep), 7)} for n in (0, 0, 0)
+    ]
+    before = [{**line, "carried_sums": line["carried_sums"] + n} for n, line in enumerate(before)]
+    after = [merged_window(before[rank::workers], before[0], lockstep, Added()) for rank in range(workers)]
+    carried = [line["carried_sums"] for line in after]
+    assert torch.equal(sum(carried), sum(line["carried_sums"] for line in before))
+    sums = [line["epoch_sums"] for line in after if line["epoch_sums"] is not None]
     if lockstep:
-        assert len(told) == workers and all(torch.equal(epoch, before[0]["epoch"]) for epoch in told)
+        assert len(sums) == workers and all(torch.equal(epoch, before[0]["epoch_sums"]) for epoch in sums)
     else:
-        assert torch.equal(sum(told), sum(line["epoch"] for line in before))
+        assert torch.equal(sum(sums), sum(line["epoch_sums"] for line in before))

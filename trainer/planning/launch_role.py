@@ -1,4 +1,5 @@
-"""Runs whose processes are started one by one: each command is one server or worker and knows all endpoints.
+"""Runs whose processes are started one by one (``launch.role``): each command is one server or worker and knows all
+endpoints, from the config or from the environment variables of Paddle Fleet's launchers (``launch.env=paddle``).
 
 Such a process is a host with one process on it. The hosts are numbered by the workers' ranks, and the servers follow:
 host 0 is worker 0, at whose endpoint all meet.
@@ -16,8 +17,107 @@ from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.host import addresses, torchrun
 from trainer.planning.endpoints import Endpoint, endpoints_of
-from trainer.planning.fleet_environment import of_paddle
 from trainer.wording import counted
+
+ENV = "launch.env=paddle"
+PADDLE_ROLE = "TRAINING_ROLE"
+PADDLE_SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
+PADDLE_WORKERS = "PADDLE_TRAINER_ENDPOINTS"
+PADDLE_NUMBER = "PADDLE_TRAINERS_NUM"
+PADDLE_ID = "PADDLE_TRAINER_ID"
+PADDLE_CURRENT = "PADDLE_CURRENT_ENDPOINT"
+PADDLE_IP, PADDLE_PORT = "POD_IP", "PADDLE_PORT"
+PADDLE_EXAMPLES = {
+    PADDLE_SERVERS: "10.0.0.1:8000,10.0.0.2:8000",
+    PADDLE_WORKERS: "10.0.0.1:8100,10.0.0.2:8100",
+    PADDLE_NUMBER: "2",
+    PADDLE_ID: "0",
+    PADDLE_IP: "10.0.0.1",
+    PADDLE_PORT: "8000",
+    PADDLE_ROLE: "TRAINER",
+}
+PADDLE_ROLES = {"PSERVER": "server", "TRAINER": "worker"}
+
+
+def of_paddle(launch: LaunchConfig, environment: Mapping[str, str], mode: str) -> dict[str, Any]:
+    """The keys of ``launch`` that Paddle Fleet's environment variables set.
+
+    Args:
+        launch: without role and endpoints of its own.
+        mode: where nothing is trained, there are no servers.
+
+    Raises:
+        UserError: a variable is missing, or two contradict each other.
+    """
+    told = {name: value.strip() for name, value in environment.items() if value.strip()}
+    if PADDLE_SERVERS in told:
+        _needed(told, PADDLE_ROLE)
+    role = told.get(PADDLE_ROLE, "TRAINER").upper()
+    if role not in PADDLE_ROLES:
+        raise UserError(
+            f"{PADDLE_ROLE}={told[PADDLE_ROLE]}", f"is neither PSERVER nor TRAINER ({ENV})", f"{PADDLE_ROLE}=TRAINER"
+        )
+    workers = endpoints_of(PADDLE_WORKERS, _needed(told, PADDLE_WORKERS), PADDLE_EXAMPLES[PADDLE_WORKERS])
+    if (number := _number(told, PADDLE_NUMBER, str(len(workers)))) != len(workers):
+        raise UserError(
+            f"{PADDLE_NUMBER}={number}", f"{PADDLE_WORKERS} has {len(workers)}", f"{PADDLE_NUMBER}={len(workers)}"
+        )
+    servers = told.get(PADDLE_SERVERS) if mode == "train" else None
+    rank = _rank_of_a_server(told) if PADDLE_ROLES[role] == "server" else _rank_of_a_worker(told)
+    return {
+        "role": PADDLE_ROLES[role],
+        "rank": rank,
+        "server_endpoints": servers,
+        "worker_endpoints": told[PADDLE_WORKERS],
+    }
+
+
+def _rank_of_a_server(told: Mapping[str, str]) -> int:
+    """A server's rank is the place of its own endpoint in the list."""
+    servers = endpoints_of(PADDLE_SERVERS, _needed(told, PADDLE_SERVERS), PADDLE_EXAMPLES[PADDLE_SERVERS])
+    host, port = _needed(told, PADDLE_IP), _number(told, PADDLE_PORT)
+    mine = [rank for rank, server in enumerate(servers) if (server.host, server.port) == (host.strip("[]"), port)]
+    if not mine:
+        raise UserError(
+            f"{PADDLE_IP}={host} {PADDLE_PORT}={port}",
+            f"is no endpoint of {PADDLE_SERVERS}={told[PADDLE_SERVERS]}",
+            f"{PADDLE_IP}={servers[0].host} {PADDLE_PORT}={servers[0].port}",
+        )
+    return mine[0]
+
+
+def _rank_of_a_worker(told: Mapping[str, str]) -> int:
+    workers = endpoints_of(PADDLE_WORKERS, told[PADDLE_WORKERS], PADDLE_EXAMPLES[PADDLE_WORKERS])
+    rank = _number(told, PADDLE_ID)
+    if rank >= len(workers):
+        raise UserError(
+            f"{PADDLE_ID}={rank}",
+            f"{PADDLE_WORKERS} has {len(workers)}, so that the last is {len(workers) - 1}",
+            f"{PADDLE_ID}={len(workers) - 1}",
+        )
+    mine = told.get(PADDLE_CURRENT, str(workers[rank]))
+    if endpoints_of(PADDLE_CURRENT, mine) != (workers[rank],):
+        raise UserError(
+            f"{PADDLE_CURRENT}={mine}",
+            f"{PADDLE_ID}={rank}, and that one of {PADDLE_WORKERS} is {workers[rank]}",
+            f"{PADDLE_CURRENT}={workers[rank]}",
+        )
+    return rank
+
+
+def _needed(told: Mapping[str, str], name: str) -> str:
+    if name not in told:
+        why = {PADDLE_WORKERS: ": trainer 0's endpoint is where all processes meet"}.get(name, "")
+        raise UserError(name, f"is not set, and {ENV} needs it{why}", f"{name}={PADDLE_EXAMPLES[name]}")
+    return told[name]
+
+
+def _number(told: Mapping[str, str], name: str, default: str = "") -> int:
+    value = told.get(name, default) or _needed(told, name)
+    if not (value.isascii() and value.isdecimal()):
+        raise UserError(f"{name}={value}", f"is no whole number ({ENV})", f"{name}={PADDLE_EXAMPLES[name]}")
+    return int(value)
+
 
 ROLE, RANK = "launch.role", "launch.rank"
 SERVERS, WORKERS = "launch.server_endpoints", "launch.worker_endpoints"

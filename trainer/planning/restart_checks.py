@@ -1,4 +1,6 @@
-"""Checks whether a run can start again, and whether its hosts can come and go (launch.nnodes=MIN:MAX)."""
+"""Checks whether a run can start again, whether its hosts can come and go (launch.nnodes=MIN:MAX), and whether it can
+skip or go back from numbers that are not finite (``on_nonfinite``).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,15 @@ from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import torchrun
-from trainer.planning.async_resume import EACH, STRATEGIES
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.checked_config import Checked
 from trainer.strategies.contract import Declaration
 
+EACH = ("limit_train_batches", "max_steps")
+"""Keys that count batches or updates of each worker."""
+GEO = "pserver_geo"
+STRATEGIES = ("pserver_async", "pserver_ssp", GEO)
+"""Of workers without a common step; a user's own does not know of other numbers."""
 STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))
 """Launchers that can end a life of the run and start the next one."""
 
@@ -88,3 +94,34 @@ def restartable(checked: Checked) -> bool:
     one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
     ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
     return config.mode == "train" and ours
+
+
+STOP = "on_nonfinite=stop"
+
+
+def check_nonfinite(checked: Checked) -> None:
+    """Refuse ``on_nonfinite=skip`` or ``rewind`` for a run that cannot do it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    config, declaration = checked.config, checked.declaration
+    what, kept = f"on_nonfinite={config.on_nonfinite}", config.checkpoint
+    if config.on_nonfinite == "stop":
+        return
+    if not declaration.traits.skips:
+        why = f"with strategy={declaration.name} a worker's update cannot be left out: the optimizer is elsewhere"
+        raise UserError(what, why, f"{STOP} (or strategy=collective)")
+    if config.on_nonfinite == "skip":
+        if config.node("strategy").get("comm_hook") == "powersgd":
+            why = (
+                "what strategy.comm_hook=powersgd leaves out of a gradient that is not finite would spoil the next ones"
+            )
+            raise UserError(what, why, "on_nonfinite=rewind (or strategy.comm_hook=none)")
+        return
+    if not restartable(checked) or config.launch.nnodes > 1:
+        why = "the run goes back by a restart of its processes, which are all on one host and not started by torchrun"
+        raise UserError(what, why, "on_nonfinite=skip")
+    if not (kept.every_steps or kept.every_minutes or kept.every_epochs):
+        why = "without checkpoints there is nothing to go back to"
+        raise UserError(what, why, "checkpoint=auto (or on_nonfinite=skip)")

@@ -1,0 +1,133 @@
+"""Validation of the model during training, and what follows from its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from trainer.data.evaluated_split import VAL
+from trainer.metrics.best import AVERAGED, RAW
+from trainer.metrics.contract import Loss
+from trainer.optim.averaged import AveragedWeights
+from trainer.strategies.contract import GoesByValidations
+from trainer.worker.callbacks import Callbacks
+from trainer.worker.training import Training
+
+
+def validation_due(run: Training) -> bool:
+    """Whether ``execution.val_every_steps`` asks for a validation after the last update."""
+    every = run.schedule.val_every_steps
+    return bool(run.schedule.validate and every and run.progress.step % every == 0)
+
+
+@torch.no_grad()
+def validate(run: Training) -> dict[str, float]:
+    """Validate the synchronised model and return the task's metrics. Every sample counts exactly once.
+
+    The averaged weights are measured as well. The best model is saved. The learning rate schedule, the early stop and
+    the callbacks get the metrics. Collective.
+    """
+    progress, watchers, reporting = run.progress, run.watchers, run.reporting
+    if run.lockstep and progress.validated[0] == progress.step:
+        return progress.validated[1]
+    run.model.eval()
+    leavable = nullcontext() if watchers.checkpoints is None else watchers.checkpoints.validating(run)
+    with leavable, reporting.report.evaluating(), reporting.profile("evaluation"):
+        sums, index, own = measure_split(run, run.strategy.synchronize)
+        metrics = {**run.task.validation(sums), **own}
+        values = {f"{RAW}{name}": value for name, value in metrics.items()}
+        ema_sums = None
+        if watchers.ema is not None:
+            ema_sums, ema_own = _measure_ema(run, watchers.ema)
+            ema_metrics = {**run.task.validation(ema_sums), **ema_own}
+            values |= {f"{AVERAGED}{name}": value for name, value in ema_metrics.items()}
+        reporting.set_writer(index == 0)
+        progress.val_sums["last"] = run.task.kept(sums)
+        improved = reporting.report.validation(progress.epoch, progress.step, values)
+        if improved:
+            by_ema = reporting.report.watched.metric.startswith(AVERAGED)
+            progress.val_sums["best"] = run.task.kept(ema_sums if ema_sums is not None and by_ema else sums)
+            with watchers.ema.in_place() if watchers.ema is not None and by_ema else nullcontext():
+                watchers.save_best()
+        _pass_on(run, values)
+        if watchers.callbacks:
+            watchers.callbacks.validation_end(progress.epoch, progress.step, values, improved)
+            poll_callbacks(run, watchers.callbacks)
+    progress.validated = progress.step, metrics
+    run.model.train()
+    return metrics
+
+
+def measure_split(
+    run: Training, settle: Callable[[], None] = lambda: None, split: str = VAL, model: nn.Module | None = None
+) -> tuple[torch.Tensor, int, dict[str, float]]:
+    """Measure all samples of a split. Collective.
+
+    Args:
+        settle: collective call before the measurement.
+        split: name of the split. model: module to measure; None: the trained one.
+
+    Returns:
+        The task's sums over all workers, this worker's index among those who took part, and the user's metrics.
+    """
+    model = model or run.model
+    user_metrics = run.watchers.user_metrics
+
+    def measure_together(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
+        own = _measure_share(run, index, count, split, model)
+        sums = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [own])[0]
+        parts = user_metrics.gathered(run.strategy.all_reduce_sum, index, count)
+        return sums, index, user_metrics.values(parts)
+
+    return run.strategy.agree(measure_together, settle)
+
+
+def _measure_share(run: Training, index: int, count: int, split: str, model: nn.Module) -> torch.Tensor:
+    """Return the task's sums over this worker's share of a split."""
+    exam, checkpoints, user_metrics = run.task.exam(index, count), run.watchers.checkpoints, run.watchers.user_metrics
+    user_metrics.reset()
+    for numbers, batch in run.feed.evaluation(index, count, split):
+        if checkpoints is not None and checkpoints.breaks_off(run):
+            break
+        with run.autocast():
+            loss, outputs = run.task.forward(model, batch.inputs, batch.labels, batch.denominator)
+        run.reporting.report.pulse.sign()
+        exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
+        user_metrics.add(outputs, batch.labels)
+    if checkpoints is not None:
+        checkpoints.after_share(run)
+    return exam.sums()
+
+
+def _measure_ema(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
+    """Measure the averaged weights; returns the task's sums and the user's metrics."""
+    ema.follow(run.progress.step)
+    ema.agree(run.strategy, run.watchers.average_ema)
+    with ema.in_place():
+        sums, _, own = measure_split(run)
+        return sums, own
+
+
+def _pass_on(run: Training, values: Mapping[str, float]) -> None:
+    """Pass the metrics to the learning rate schedule and the early stop. All workers use the first worker's numbers."""
+    plateau, early_stop = run.watchers.plateau, run.watchers.early_stop
+    if not plateau and early_stop is None:
+        return
+    first = run.strategy.members()[0] == 0
+    numbers = torch.tensor(list(values.values()), dtype=torch.float64)
+    agreed = run.strategy.all_reduce_sum(numbers if first else torch.zeros_like(numbers)).tolist()
+    values = dict(zip(values, agreed, strict=True))
+    if plateau:
+        assert isinstance(run.strategy, GoesByValidations)
+        run.strategy.observe(run.progress.step, values)
+    if early_stop is not None:
+        run.progress.stop = early_stop.why(run.progress.step, values) or run.progress.stop
+
+
+def poll_callbacks(run: Training, callbacks: Callbacks) -> None:
+    """Stop the run if a callback of any worker asks for it. Collective."""
+    asked = run.strategy.all_reduce_sum(callbacks.asked())
+    run.progress.stop = run.progress.stop or callbacks.why(asked, run.progress.step, run.strategy.all_reduce_sum)
