@@ -42,7 +42,6 @@ EVERY_S = 1.0
 LAST_WORDS_S = 5.0
 ENDING_S = 3.0
 """Longest wait for the processes of a killed launcher to end."""
-USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 
 
 class Inbox:
@@ -249,12 +248,12 @@ def main(argv: list[str]) -> int:
         gc.enable()
         Recorder().follow(int(argv[0]), socket.socket(fileno=0))
         interpreter.leave(0)
+    from trainer.tracking.resend import USAGE, resend
+
     try:
         if len(argv) != 2 or argv[0] != "resend":
             what = " ".join(["python -m trainer.tracking.recorder", *argv])
             raise UserError(what, "sends what a finished run could not send to its trackers", USAGE)
-        from trainer.tracking.resend import resend
-
         return resend(Path(argv[1]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
