@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,18 @@ class OpenRun:
         self.run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
         self.notes = Notes(self.run, positions, tell_user)
         for back in message.get("backs", ()):
-            self._go_back(**back)
+            self.go_back(back, self.notes.tracked.trackers)
         self.notes.write()
         self.away: Mapping[str, str] = message.get("away", {})
         self.hold = hold
         self.left, self.lock = set(self.run.trackers), threading.Lock()
 
-    def _go_back(self, back: str, points: int, cut: str) -> None:
-        for name, position in self.notes.tracked.trackers.items():
-            self.notes.tracked.trackers[name] = position.after_cut(bytes(points) + cut.encode(), points)
+    def go_back(self, message: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Move the positions of trackers that are not served, where metrics.jsonl was cut."""
+        size = message["points"]
+        for name in list(names):
+            position = self.notes.tracked.trackers[name]
+            self.notes.tracked.trackers[name] = position.after_cut(bytes(size) + message["cut"].encode(), size)
 
     def done(self, name: str) -> None:
         """Note that a tracker has ended this run; the last one releases the folder."""
@@ -121,14 +124,17 @@ class Service(threading.Thread):
         self.followers: dict[str, Follower] = {}
 
     def run(self) -> None:
-        """Obey messages until None comes, and send what is new once in ``EVERY_S``."""
+        """Obey messages until None comes; in between, once in ``EVERY_S``, send what is new.
+
+        A cut of metrics.jsonl is so obeyed before the file is read again.
+        """
         next_round = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
                 if (item := self.messages.get(timeout=max(0.0, next_round - time.monotonic()))) is None:
                     return
                 self.obey(*item)
-            if time.monotonic() >= next_round:
+            if self.messages.empty() and time.monotonic() >= next_round:
                 for follower in self.followers.values():
                     follower.try_once()
                 next_round = time.monotonic() + EVERY_S
@@ -173,7 +179,10 @@ class Recorder:
         folder = subject(message)
         if "open" in message:
             self.runs[folder] = OpenRun(message, hold)
-        self._tell(self.runs[folder], message)
+        opened = self.runs[folder]
+        if "back" in message:  # of trackers of earlier lives
+            opened.go_back(message, opened.notes.tracked.trackers.keys() - opened.run.trackers.keys())
+        self._tell(opened, message)
         if "close" in message:
             del self.runs[folder]
 
