@@ -32,6 +32,8 @@ from trainer.wording import counted, literal
 VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
 CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
+TRACKING = "/schema/TrackingConfig@tracking"
+"""The keys of all trackers, which no option of this group brings: several options can be chosen at once."""
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
 """Groups about how the training ran, not about what was trained; they get these options."""
 OF_THE_COMMAND = (
@@ -315,10 +317,12 @@ def _stored(config: Mapping[str, Any]) -> Iterator[str]:
     store: Any = ConfigStore.instance()
     name = f"run_{hash_of(json.dumps(config, default=str)):x}"
     groups = {**{group: OPTION for group in CARRIED}, **USUAL, "predict": OPTION}
-    defaults = ["schema", *({group: option} for group, option in groups.items()), "_self_"]
+    options = [{group: option} for group, option in groups.items()]
+    defaults = ["schema", TRACKING, *options, "_self_"]  # as in conf/config.yaml
     for group in (*CARRIED, "predict"):
         declared = option_of(group, str(config[group].get("_target_")))
-        node = {"defaults": [f"/schema/{declared.__name__}@_here_", "_self_"], **config[group]}
+        base = [] if group == "tracking" else [f"/schema/{declared.__name__}@_here_"]
+        node = {"defaults": [*base, "_self_"], **config[group]}
         store.store(group=group, name=OPTION, node=node, provider="the run's folder")
     root = {key: value for key, value in config.items() if key not in schema.GROUPS}
     store.store(name=name, node={"defaults": defaults, **root}, provider="the run's folder")
