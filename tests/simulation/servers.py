@@ -45,7 +45,6 @@ from trainer.strategies.pserver.server.machine import CHECK_S, Server
 IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
 NONSENSE_AT_ONCE = 4
-RUN_DIR = "/nowhere"
 DECLARED: dict[str, type[PserverDeclaration]] = {
     "async": builtin.PserverAsyncDeclaration,
     "ssp": builtin.PserverSspDeclaration,
@@ -61,6 +60,9 @@ def copied(message: Message) -> Message:
     m = message
     records = [Record(r.kind, r.array.copy(), r.table) if r.array.flags.writeable else r for r in m.records]
     return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
+
+
+RUN_DIR = "/nowhere"
 
 
 def plan_of(workers: int, servers: int) -> Any:
