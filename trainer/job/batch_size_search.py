@@ -233,6 +233,6 @@ def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
 
     if size is None:
         return list(overrides)
-    given = f"{KEY}={size}"
-    replaced = [given if key_of(o) == KEY else o for o in overrides]
-    return replaced if given in replaced else [*replaced, given]
+    found_size = f"{KEY}={size}"
+    replaced = [found_size if key_of(o) == KEY else o for o in overrides]
+    return replaced if found_size in replaced else [*replaced, found_size]

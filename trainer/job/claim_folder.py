@@ -111,18 +111,20 @@ def _busy(hold: FolderLock, run_dir: Path) -> UserError:
     return refusal(hold, f"hydra.run.dir={run_dir}", instead)
 
 
-def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:
+def make_room(own_folder: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Create this host's run folder or clear what an earlier run left there; a resumed run keeps its own files."""
     plan, resume = ready.plan, ready.resume
-    mine.mkdir(parents=True, exist_ok=True)
+    own_folder.mkdir(parents=True, exist_ok=True)
     if resume is not None and resume.here:
         store.forget_unfinished(Path(plan.paths.run_dir) / CHECKPOINTS)
         store.set_aside_newer(resume.folder)
-    elif clear(mine, None if plan.topology.node_rank else plan.topology.nnodes):
-        say(f"written over: the run that was in {mine}")
+    elif clear(own_folder, None if plan.topology.node_rank else plan.topology.nnodes):
+        say(f"written over: the run that was in {own_folder}")
     if plan.mode == "train" and not plan.topology.node_rank:
-        before = _taken_up(mine, resume, say) if resume is not None else ()
-        lives.begin(mine, before, resume.step if resume is not None else 0, plan.topology.workers, command(overrides))
+        before = _taken_up(own_folder, resume, say) if resume is not None else ()
+        lives.begin(
+            own_folder, before, resume.step if resume is not None else 0, plan.topology.workers, command(overrides)
+        )
 
 
 def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[Life, ...]:

@@ -50,14 +50,14 @@ def draw(run_dir: Path, title: str, curve: tuple[str, str] = ACCURACY) -> Path |
     panels: list[Panel | None] = []
     for wanted, label in filter(any, (PANELS[0], curve, *PANELS[1:])):
         named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
-        panels.append(_lines(named, "update", label, begun, told=not any(panels)))
+        panels.append(_lines(named, "update", label, begun, with_label=not any(panels)))
     return _saved(run_dir / "curves.png", title, panels)
 
 
 def draw_servers(run_dir: Path, title: str) -> Path | None:
     """Draw ``servers.png``: what the parameter servers did, and the staleness of pushes; None without servers."""
-    told = [json_text.read(path) for path in sorted(run_dir.glob("server.*.json"))]
-    if not told:
+    statistics = [json_text.read(path) for path in sorted(run_dir.glob("server.*.json"))]
+    if not statistics:
         return None
     series = _points(run_dir)
     panels = []
@@ -66,7 +66,7 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
         if wanted == "rows" and not any(any(values) for _, values in named.values()):
             named = {}  # a model without tables
         panels.append(_lines(named, "update of the first worker", label))
-    stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in told}
+    stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in statistics}
     panels.append(_bars({name: counts for name, counts in stale.items() if counts}))
     return _saved(run_dir / "servers.png", title, panels)
 
@@ -110,7 +110,11 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
 
 
 def _lines(
-    series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str, begun: Sequence[int] = (), told: bool = False
+    series: Mapping[str, tuple[list[int], list[float]]],
+    x: str,
+    y: str,
+    begun: Sequence[int] = (),
+    with_label: bool = False,
 ) -> Panel | None:
     """A panel of named curves, with markers on those of validation; None without curves.
 
@@ -129,7 +133,7 @@ def _lines(
         for number, step in enumerate(sorted(set(begun))):
             axis.axvline(
                 step,
-                label="resumed" if told and not number else None,
+                label="resumed" if with_label and not number else None,
                 color="0.4",
                 linewidth=0.8,
                 linestyle="--",

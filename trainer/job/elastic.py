@@ -105,7 +105,7 @@ def _terms(ready: Ready) -> dict[str, Any]:
     return {**terms(ready.plan, ready.checked.config, ready.assignment), "the checkpoint": ""}
 
 
-def _of_life(ready: Ready, life: Life) -> Ready:
+def _planned_for(ready: Ready, life: Life) -> Ready:
     """The job as this host does it in that life."""
     alone = len(life.hosts) == 1
     of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.topology.node_rank), 0 if alone else life.port)
@@ -184,7 +184,7 @@ class _Leading:
         )
         own = run_dir / CHECKPOINTS == Path(resume).parent
         life = self.lobby.begin(hosts, free_port(launch.master_addr), Path(resume).name if own else resume)
-        ready = _of_life(self.ready, life)
+        ready = _planned_for(self.ready, life)
         lives.planned(run_dir, ready.plan.topology.workers)
         leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
         self.say(_described(life, ready, self.ready.plan))
@@ -200,8 +200,8 @@ class _Leading:
 
     def _all_leave(self, outcome: dict[str, Any], others: Sequence[Host]) -> bool:
         """Whether the whole run was asked to leave, and not one host of it, or nobody, because another came in."""
-        mine = outcome.pop("asked", "")
-        return bool(mine) or not (self.lobby.resized or any(host.asked for host in others))
+        own_signal = outcome.pop("asked", "")
+        return bool(own_signal) or not (self.lobby.resized or any(host.asked for host in others))
 
     def _between(self, error: RunFailed | None, others: Sequence[Host]) -> str:
         """What is told and counted between two lives; returns the checkpoint from which the next one goes on.
@@ -312,7 +312,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
             say(missed)
         number, first = life.number, not number
         resume = str(Path(ready.plan.paths.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
-        of = _of_life(ready, life)
+        of = _planned_for(ready, life)
         say(_described(life, of, ready.plan))
         try:
             outcome, failure = start(replace(of.assignment, resume=resume, again=not first)), None

@@ -150,8 +150,8 @@ def exchanged(buckets: Buckets, precision: str) -> str:
     sizes = [f"{size:.2g}" if size < 1 else f"{size:.1f}" for size in (n / MIB for n in buckets.sizes)]
     shown = sizes if len(sizes) <= MOST_BUCKETS_SHOWN else [*sizes[: MOST_BUCKETS_SHOWN - 1], "...", sizes[-1]]
     about = "about " if precision in ("bf16", "fp16") and len(sizes) > 1 else ""  # autocast moves some by one parameter
-    told = [f"{counted(len(sizes), 'bucket')}: {about}{', '.join(shown)} MiB"] if sizes else []
-    return "; ".join([*told, *([f"{counted(buckets.tables, 'table')} by rows"] if buckets.tables else [])])
+    shown_buckets = [f"{counted(len(sizes), 'bucket')}: {about}{', '.join(shown)} MiB"] if sizes else []
+    return "; ".join([*shown_buckets, *([f"{counted(buckets.tables, 'table')} by rows"] if buckets.tables else [])])
 
 
 def _because(plan: Plan, key: str) -> str:

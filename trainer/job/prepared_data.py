@@ -93,16 +93,16 @@ def _fingerprint(ready: Ready) -> str:
         return digest_of(named_sizes([path for path in paths if os.path.isfile(path)]))
     name = f"{type(source).__module__}.{type(source).__qualname__}"
     try:
-        told = source.fingerprint(facts)
+        fingerprint = source.fingerprint(facts)
     except OSError as error:
         raise RunFailed(f"the fingerprint of {facts.source} cannot be taken: {error}") from error
     except (RunFailed, UserError):
         raise
     except Exception as error:
         raise failed(name, "fingerprint", source.fingerprint, error) from error
-    if not isinstance(told, str):
-        raise RunFailed(f"{name}: fingerprint returned something of type {type(told).__name__}. Return a text")
-    return told
+    if not isinstance(fingerprint, str):
+        raise RunFailed(f"{name}: fingerprint returned something of type {type(fingerprint).__name__}. Return a text")
+    return fingerprint
 
 
 def of_the_same_data(ready: Ready) -> Ready:

@@ -115,8 +115,8 @@ def _again(
     order = ", with the batches in another order" if bad is not None else ""
     lost = updates_since(error, resume) if isinstance(error, Died) else 0
     result.lost_updates += lost
-    told = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
-    say(f"{which}: all processes are started again, {whence(resume)}{order}{told}\n")
+    note = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
+    say(f"{which}: all processes are started again, {whence(resume)}{order}{note}\n")
     rewinds = last.rewinds if resume == last.resume else ()  # a newer checkpoint knows those before it
     if bad is not None:
         begun = (about.epoch, about.update) if about is not None else (0, 0)
