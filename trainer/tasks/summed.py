@@ -148,7 +148,7 @@ class Summed(Task):
         raise UserError(
             what,
             f"makes outputs ({_shape(outputs)}) for {facts.source}, and task={self.name} needs (N, {wanted})",
-            f"model.num_classes={wanted}" if given else "",
+            f"model.num_classes={wanted}" if num_classes else "",
         )
 
     def trial(self, facts: Facts, shape: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
