@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
+from trainer.cli.chosen import chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
-from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
@@ -65,7 +65,6 @@ def run_one(
     from trainer.job.ready import get_ready
     from trainer.launch.start import start_here
     from trainer.planning.tracking_store import try_tracking
-    from trainer.tracking.client import tracking
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
@@ -74,7 +73,12 @@ def run_one(
         trackers: list[Tracker | None] = []
 
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
-            trackers.append(stack.enter_context(tracking(recorded_at(checked.config))))
+            if uri := recorded_at(checked.config):
+                from trainer.tracking.client import tracking
+
+                trackers.append(stack.enter_context(tracking(uri)))
+            else:
+                trackers.append(None)
 
         if config.verbosity != "quiet":
             streams.wait_for("checking the config, the data and the model with PyTorch")

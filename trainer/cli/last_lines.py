@@ -10,11 +10,9 @@ from rich.text import Text
 from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
-from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
-from trainer.planning.sqlite_store import address
 from trainer.run_folder import lives, repeat
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
@@ -63,7 +61,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
         out.fact("guesses", shown(Path(output)), INDENT, "")
     if ready.plan.tracking and result.run_id is not None:
         out.fact("look", _ui_command(ready.plan.tracking, result), INDENT, "")
-    again = repeatable(overrides, result.chosen.get("batch_size"))
+    again = repeat.repeatable(overrides, result.chosen.get("batch_size"))
     if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):
         out.command("repeat", words, INDENT)
     else:
@@ -151,6 +149,8 @@ def _ui_command(uri: str, result: Result) -> str:
     page = f"#/experiments/{result.experiment_id}/runs?{TRAINING_VIEW}" if result.experiment_id else ""
     if uri.startswith("http"):
         return f"{uri.rstrip('/')}/{page}  (run {result.run_id})"
+    from trainer.planning.sqlite_store import address
+
     ours = uri == address(Path.cwd() / "mlflow.db")
     start = "mlflow ui" if ours or "://" not in uri else f"mlflow ui --backend-store-uri {quoted(uri)}"
     return f"{start}   then http://127.0.0.1:5000/{page}  (run {result.run_id})"

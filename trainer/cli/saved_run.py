@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.eval_data import other_data, own_data
 from trainer.config import schema
 from trainer.config.keys import is_of, key_of, leaves
@@ -28,7 +29,6 @@ from trainer.host import json_text, private
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted, literal
 
-VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
 CARRIED = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "execution", "tracking")
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
@@ -50,17 +50,6 @@ SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What Hydra composes: the primary config, the overrides, and the words before these in the command that repeats
-    it."""
-
-    config_name: str
-    overrides: list[str]
-    flags: list[str]
-    verb: str = ""
-
-
-@dataclass(frozen=True)
 class Words:
     """An ``eval`` or ``predict`` as typed; ``input`` is '' where none was typed."""
 
@@ -79,15 +68,13 @@ class Words:
         return f"python -m trainer {command([self.verb, str(run)])}"
 
     @staticmethod
-    def of(words: Sequence[str]) -> Words | None:
-        """Take the words of a command line apart; None if it has neither verb.
+    def of(words: Sequence[str]) -> Words:
+        """Take the words of a command line apart.
 
         Raises:
             UserError: it names no run, nothing to predict, or more than one folder.
         """
-        place = next((n for n, word in enumerate(words) if word in VERBS), None)
-        if place is None:
-            return None
+        place = next(n for n, word in enumerate(words) if word in VERBS)
         verb, after = words[place], list(words[place + 1 :])
         named = []
         while after and not _is_override(after[0]):
@@ -122,9 +109,8 @@ def _is_override(word: str) -> bool:
 
 
 @contextlib.contextmanager
-def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
-    """Context manager: yields what these words of a command line ask for; for ``eval`` and ``predict`` the run's config
-    is stored.
+def chosen_of_run(words: Sequence[str], config_name: str | None, flags: Sequence[str]) -> Iterator[Chosen]:
+    """Context manager: yields what ``eval RUN`` or ``predict RUN`` asks for; the run's config is stored.
 
     The run's own modules can be imported inside.
 
@@ -132,9 +118,6 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
         UserError: RUN is no run, has no weights or no config, or its data are elsewhere.
     """
     asked = Words.of(words)
-    if asked is None:
-        yield Chosen(config_name or "config", list(words), list(flags))
-        return
     if config_name is not None:
         raise UserError(f"--config-name {config_name}", f"{asked.verb} takes the config of the run", asked.command)
     path = _path(asked)
