@@ -26,6 +26,8 @@ GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
 BEST = "best.safetensors"
 """The best weights so far: of the run, among its checkpoints, and in each checkpoint those of its time."""
+SKELETON = "skeleton.pkl"
+"""In the run folder: the user's own model without weights."""
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")

@@ -47,7 +47,6 @@ Starter = Callable[[Assignment], dict[str, Any]]
 """Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 
-@left_at_the_end()
 def execute(
     ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None = None
 ) -> Result:
@@ -56,6 +55,13 @@ def execute(
     Raises:
         RunFailed, Interrupted: after everything has been recorded.
     """
+    with left_at_the_end():
+        return _execute(ready, start, overrides, tracker, parent)
+
+
+def _execute(
+    ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None
+) -> Result:
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
 
