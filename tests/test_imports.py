@@ -25,6 +25,8 @@ class Counts:
         event.model.register_forward_hook(self.note_stack)
 
     def note_stack(self, module: Any, inputs: Any, outputs: Any) -> None:
+        if not module.training:  # a validation, which is deeper
+            return
         files = dict.fromkeys(frame.filename for frame in traceback.extract_stack())
         (self.folder / "stack").write_text("\n".join(files))
 
