@@ -39,7 +39,7 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting and changing the u
 
 
 def mlflow(uri: str | None) -> TrackingConfig:
-    return TrackingConfig(uri=uri)
+    return TrackingConfig(trackers={"mlflow": {}}, uri=uri)
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_addresses_that_work_or_may_are_taken(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI=foo://.*@x") as caught:
         check_store(mlflow(None), Experiment("digits"))
     assert "word" not in str(caught.value)
-    check_store(TrackingConfig("none"), Experiment("digits"))
+    check_store(TrackingConfig(), Experiment("digits"))
 
 
 @pytest.mark.parametrize("name", ["a#b", "50%41", "50%", "what?", "a?b=c", "x%3Fy", "plain", "a b+c@d:e", "\u00e4"])
@@ -314,7 +314,7 @@ def test_an_experiment_of_a_platform_that_mlflow_does_not_take_is_refused(
     config: Any = SimpleNamespace(tracking=mlflow(f"sqlite:///{tmp_path}/a.db"), name="digits")
     with pytest.raises(UserError, match=f"MLFLOW_EXPERIMENT_NAME=.*{says}"):
         check_tracking(config)
-    config.tracking = TrackingConfig("none")
+    config.tracking = TrackingConfig()
     check_tracking(config)
 
 

@@ -19,6 +19,7 @@ from tests.runs import read, trainer
 from trainer.cli.chosen import chosen
 from trainer.cli.saved_run import Words
 from trainer.errors import UserError
+from trainer.run_folder import tracking_file
 
 DIGITS = ["+recipe=digits_lenet", "epochs=1", "max_steps=20", "checkpoint=none"]
 MODEL = """
@@ -82,10 +83,10 @@ def test_eval_measures_what_the_training_measured(trained: Path, elsewhere: Path
 
 
 def test_an_mlflow_run_id_and_a_checkpoint_stand_for_the_folder(trained: Path, elsewhere: Path, capsys: Any) -> None:
-    run_id, uri = read(trained / "tracking.json")["run_id"], f"tracking.uri=sqlite:///{trained.parent}/mlflow.db"
-    result = package.run(["eval", run_id, uri, "tracking.kind=none"])
+    run_id, uri = tracking_file.position(trained).id or "", f"tracking.uri=sqlite:///{trained.parent}/mlflow.db"
+    result = package.run(["eval", run_id, uri, "tracking=none"])
     assert result.metrics["val/loss"] == read(trained / "result.json")["metrics"]["val/loss"]
-    assert f"repeat    python -m trainer eval {run_id} {uri} tracking.kind=none\n" in capsys.readouterr().out
+    assert f"repeat    python -m trainer eval {run_id} {uri} tracking=none\n" in capsys.readouterr().out
     assert package.run(["eval", str(trained / "model.safetensors"), "tracking=none", "plan=true"]).status == "planned"
     with pytest.raises(UserError, match=r"there is no such run at tracking\.uri=sqlite:///.*another tracking\.uri"):
         package.run(["eval", "0" * 32, uri])
@@ -200,4 +201,4 @@ def test_words_are_told_from_overrides_and_paths_that_look_like_them(elsewhere: 
 
 def test_the_plan_keeps_where_the_run_was_started_and_its_own_code(trained: Path) -> None:
     plan = json.loads((trained / "plan.json").read_text())
-    assert plan["started_in"] == str(trained.parent) and plan["own_code"] == [str(trained.parent)]
+    assert plan["paths"]["started_in"] == str(trained.parent) and plan["paths"]["own_code"] == [str(trained.parent)]

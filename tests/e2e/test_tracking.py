@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,13 @@ from tests.pace import wait_for
 from tests.pictures import config, image_folder
 from tests.ports import ports
 from tests.runs import ROOT, SMALL, mlflow_runs, points, read, script, start, trainer
-from trainer.tracking.mlflow_run import Follower
+from tests.tracking.test_resumed_points import described, following
+from trainer.run_folder import tracking_file
+from trainer.run_folder.tracking_file import Position
+from trainer.tracking.contract import TrackedRun
+from trainer.tracking.follower import Follower
+from trainer.tracking.mlflow_models import RunModels
+from trainer.tracking.mlflow_tracker import MlflowTracker
 
 RECORDER = "trainer.tracking.recorder"
 
@@ -134,14 +141,14 @@ def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path:
         cwd=tmp_path,
     )
     try:
-        wait_for(lambda: read(run / "tracking.json").get("sent_bytes"), 90, "points are sent")
+        wait_for(lambda: tracking_file.position(run).sent_bytes, 90, "points are sent")
         server.kill()
         there = len(points(run, "train/loss"))
         wait_for(lambda: "does not answer" in (tmp_path / "screen.txt").read_text(), 60, "the run says so")
         wait_for(lambda: len(points(run, "train/loss")) > there + 20, 60, "training goes on")
         server.start()
         wait_for(
-            lambda: len(losses_until(run, read(run / "tracking.json").get("sent_bytes", 0))) > there + 20,
+            lambda: len(losses_until(run, tracking_file.position(run).sent_bytes)) > there + 20,
             60,
             "points are sent again",
         )
@@ -152,11 +159,9 @@ def test_a_run_lives_through_a_server_that_is_killed_and_started_again(tmp_path:
         server.kill()
     from mlflow import MlflowClient
 
-    state = read(run / "tracking.json")
-    kept = sorted(
-        (m.step, m.value) for m in MlflowClient(server.store).get_metric_history(state["run_id"], "train/loss")
-    )
-    sent, doubtful = (losses_until(run, state[name]) for name in ("sent_bytes", "doubtful_bytes"))
+    last = tracking_file.position(run)
+    kept = sorted((m.step, m.value) for m in MlflowClient(server.store).get_metric_history(str(last.id), "train/loss"))
+    sent, doubtful = (losses_until(run, size) for size in (last.sent_bytes, last.doubtful_bytes))
     assert kept[: len(sent)] == sent and len(sent) > there + 20
     assert kept == max(sent, doubtful, key=len)[: len(kept)], "an answer that came too late leaves its points in doubt"
 
@@ -194,6 +199,14 @@ class _FlakyClient:
         return [m for m in self.stored if m.key == key]
 
 
+def opened(folder: Path, client: Any, position: Position) -> Follower:
+    """A follower whose run is open at the server."""
+    follower = following(described(folder), {"mlflow": position}, client)
+    assert isinstance(follower.tracker, MlflowTracker)
+    follower.tracker.run_id, follower.started = "r", True
+    return follower
+
+
 FAILURES: list[dict[int, str]] = [
     {},
     {1: "before"},
@@ -209,16 +222,14 @@ FAILURES: list[dict[int, str]] = [
 @pytest.mark.parametrize("restarted", [False, True], ids=["one process", "a new process each time"])
 def test_every_point_arrives_once_whatever_fails(tmp_path: Path, failures: dict[int, str], restarted: bool) -> None:
     client = _FlakyClient(failures)
-    run = {"uri": "", "experiment": "e", "params": {}}
-    follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
+    follower = opened(tmp_path, client, Position("r"))
 
     def once() -> None:
         nonlocal follower
         follower.retry_at = 0.0
         follower.try_once()
         if restarted:  # as `resend` and a recorder that was killed find it
-            state = read(tmp_path / "tracking.json")
-            follower = Follower(tmp_path, run, "r", state["sent_bytes"], state["doubtful_bytes"], True, client=client)
+            follower = opened(tmp_path, client, tracking_file.position(tmp_path))
 
     written = []
     with (tmp_path / "metrics.jsonl").open("w", buffering=1) as file:
@@ -233,24 +244,16 @@ def test_every_point_arrives_once_whatever_fails(tmp_path: Path, failures: dict[
         once()
     assert sorted((m.key, m.timestamp, m.step, str(m.value)) for m in client.stored) == sorted(written)
     assert max(client.batches) <= 1000
-    assert follower.sent == (tmp_path / "metrics.jsonl").read_text().rindex("\n") + 1 and not follower.doubt
+    assert follower.position.sent_bytes == (tmp_path / "metrics.jsonl").read_text().rindex("\n") + 1
+    assert not follower.position.doubtful_bytes
 
 
 def test_a_server_killed_again_and_again_has_every_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real server, killed by SIGKILL while points are sent to it, started again, and asked at the end."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # as in the recorder's process
     server = Server(tmp_path).start()
-    run = {
-        "uri": f"http://127.0.0.1:{server.port}",
-        "experiment": "e",
-        "params": {"a": 1},
-        "tags": {},
-        "run_name": "r",
-        "start_time": 0,
-        "opened": "this one",
-        "dataset": None,
-    }
-    follower = Follower(tmp_path, run)
+    uri = f"http://127.0.0.1:{server.port}"
+    follower = following(described(tmp_path, uri=uri, opened="this one"), {}, None)
     written: list[tuple[str, int, int, float]] = []
     killed = 0
     try:
@@ -264,14 +267,14 @@ def test_a_server_killed_again_and_again_has_every_point_once(tmp_path: Path, mo
                     server.start() if server.process is None else None
                     follower.retry_at = 0.0
                     follower.try_once()
-                    assert follower.away_since is None, follower.error
+                    assert not follower.position.error
                 else:  # three batches take a while: the kill comes in the middle of one
                     timer = threading.Timer(0.05 + 0.1 * turn, server.kill)
                     timer.start()
-                    while follower.away_since is None:
+                    while not follower.position.error:
                         follower.retry_at = 0.0
                         follower.try_once()
-                        if follower.away_since is None:
+                        if not follower.position.error:
                             file.write(
                                 json.dumps({"time": 0, "step": killed, "epoch": turn, "metrics": {"c": float(turn)}})
                                 + "\n"
@@ -319,20 +322,11 @@ class _Opening:
 
 def test_a_run_whose_opening_was_not_answered_is_found_again(tmp_path: Path) -> None:
     client = _Opening()
-    run = {
-        "uri": "",
-        "experiment": "e",
-        "params": {"a": 1},
-        "tags": {},
-        "run_name": "r",
-        "start_time": 0,
-        "opened": "17",
-    }
-    follower = Follower(tmp_path, run, client=client)
+    follower = following(described(tmp_path), {}, client)
     for _ in range(3):
         follower.retry_at = 0.0
         follower.try_once()
-    assert follower.run_id == "found" and len(client.runs) == 1
+    assert follower.position.id == "found" and len(client.runs) == 1
 
 
 SECRETS = {"model": "model-s3cret-1", "tag": "tag-s3cret-2", "uri": "uri-s3cret-3"}
@@ -599,10 +593,11 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
     folder, server, run = told
     client = MlflowClient(server.store)
     before = {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics}
-    state = read(folder / "run" / "tracking.json")
-    (folder / "run" / "tracking.json").write_text(
-        json.dumps({**state, "doubtful_bytes": state["sent_bytes"], "sent_bytes": 0})
-    )
+    tracked = tracking_file.read(folder / "run")
+    assert tracked is not None
+    last = tracked.trackers["mlflow"]
+    in_doubt = replace(last, doubtful_bytes=last.sent_bytes, sent_bytes=0)
+    tracking_file.write(folder / "run", replace(tracked, trackers={"mlflow": in_doubt}))
     asked = trainer("resend", str(folder / "run"), cwd=folder, module=RECORDER)
     assert asked.returncode == 2 and "MLFLOW_TRACKING_URI" in asked.stdout
     where = f"http://127.0.0.1:{server.port}"
@@ -616,9 +611,7 @@ def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]
     assert model.status == "READY" and len(client.get_run(run.info.run_id).outputs.model_outputs) == 1
 
 
-def test_a_model_that_cannot_be_packed_does_not_fail_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_packed_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors.torch import save
 
     from trainer.tracking import logged_model
@@ -627,17 +620,12 @@ def test_a_model_that_cannot_be_packed_does_not_fail_the_run(
         (tmp_path / name).write_bytes(save({}) if name == "model.safetensors" else b"")
     (tmp_path / "result.json").write_text('{"best_step": 0, "steps": 3}')
     monkeypatch.setattr(logged_model, "pack_model", lambda run_dir, choice: 1 / 0)
-    ended: list[str] = []
-    client = SimpleNamespace(set_tag=lambda *a: None, set_terminated=lambda run_id, status: ended.append(status))
-    run = {"uri": "", "experiment": "e", "params": {}, "models": {"best": "net"}}
-    follower = Follower(tmp_path, run, run_id="r", described=True, client=client)
-    assert follower.finish("FINISHED", {}, 5.0)["error"] == "" and ended == ["FINISHED"]
-    assert "the best model was not logged: ZeroDivisionError" in capfd.readouterr().out
+    said: list[str] = []
+    RunModels(TrackedRun(str(tmp_path), mlflow={"models": {"best": "net"}}), None, said.append).send("r")
+    assert said[0].startswith("the best model was not logged: ZeroDivisionError")
 
 
-def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -645,11 +633,8 @@ def test_a_model_whose_table_the_servers_keep_is_not_logged_and_that_is_said(
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "result.json").write_text('{"best_step": 0, "steps": 3}')
     save_file({"bias": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"left_out": "embedding.weight"})
-    run = {"uri": "", "experiment": "e", "params": {}, "models": {"best": "net"}}
-    Follower(tmp_path, run, run_id="r", described=True, client=SimpleNamespace()).pack_models()
-    out = capfd.readouterr().out
-    assert (
-        "the best model is not logged: its file is without embedding.weight, and checkpoints/persistables has its rows"
-        in out
-    )
-    assert "Error" not in out
+    said: list[str] = []
+    RunModels(TrackedRun(str(tmp_path), mlflow={"models": {"best": "net"}}), None, said.append).pack()
+    [line] = said
+    where = "checkpoints/persistables has its rows (strategy.export_limit)"
+    assert line == f"the best model is not logged: its file is without embedding.weight, and {where}"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.pace import wait_for
 from tests.runs import SMALL, alive, family, mlflow_runs, points, read, start
+from trainer.run_folder import tracking_file
 
 SECRET = "s3cret-of-a-hub"
 LONG = [
@@ -42,7 +43,7 @@ def test_ended_run_leaves_no_process_and_is_marked_killed(tmp_path: Path, how: s
     process = start(*LONG, f"launch.nproc={nproc}", cwd=tmp_path)
     try:
         run = tmp_path / "run"
-        wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
+        wait_for(lambda: tracking_file.position(run).id, 90, "the MLflow run is opened")
         wait_for(lambda: (run / "metrics.jsonl").exists() and points(run, "train/loss"), 90, "training goes on")
         everybody = family(process.pid)
         assert len(everybody) >= 1 + nproc  # itself, the recorder, and with two workers these and their forkserver

@@ -14,6 +14,7 @@ from tests.ledgers import applied
 from tests.pace import wait_for
 from tests.runs import TORCHRUN, alive, family, kill, losses, mlflow_runs, points, read, start, torchrun, trainer
 from tests.zygote import Started
+from trainer.run_folder import tracking_file
 
 BASE = [
     "+recipe=digits_lenet",
@@ -78,7 +79,7 @@ def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
 ) -> None:
     number = signal.SIGTERM if launch == "in_process" else signal.SIGUSR1
     with at_the_gate(tmp_path, f"launch={launch}", "resume=fresh") as (process, run):
-        wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
+        wait_for(lambda: tracking_file.position(run).id, 90, "the MLflow run is opened")
         process.send_signal(number)
         wait_for(lambda: f"got {number.name}" in (tmp_path / "screen.txt").read_text(), 20, "it says so")
         (run / "go").touch()

@@ -16,6 +16,7 @@ from tests.faults.held_up import held_up
 from tests.pace import patient, wait_for
 from tests.runs import alive, losses, mlflow_runs, points, read, trainer
 from tests.zygote import Started
+from trainer.run_folder import tracking_file
 
 BASE = [
     "+recipe=digits_lenet",
@@ -62,7 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, flo
 
 def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
     with at_the_gate(tmp_path, TWO) as (process, run, everybody):
-        wait_for(lambda: read(run / "tracking.json").get("run_id"), 90, "the MLflow run is opened")
+        wait_for(lambda: tracking_file.position(run).id, 90, "the MLflow run is opened")
         next(p for p in everybody if writes(p, run / "workerlog.1")).kill()
         (run / "go").touch()
     screen = (tmp_path / "screen.txt").read_text()

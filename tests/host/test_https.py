@@ -172,7 +172,10 @@ def test_login_of_the_tracking_server_goes_to_no_other_server(sites: tuple[str, 
 
     first = serving(ThreadingHTTPServer(("127.0.0.1", 0), Leads))
     with pytest.raises(UserError, match="not as an MLflow server does"):
-        try_store(TrackingConfig(uri=f"http://me:password@127.0.0.1:{first.server_port}"), Experiment("an experiment"))
+        try_store(
+            TrackingConfig(trackers={"mlflow": {}}, uri=f"http://me:password@127.0.0.1:{first.server_port}"),
+            Experiment("an experiment"),
+        )
     for server in (first, other):
         server.shutdown()
         server.server_close()

@@ -24,15 +24,16 @@ from tests.small_disk import small_disk
 from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.host import files, in_use
-from trainer.job import closing, job
+from trainer.job import closing, curves, job
 from trainer.job.closing import Closing
-from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
 from trainer.job.result import Result
 from trainer.run_folder import json_files, report
+from trainer.tasks import class_pictures as validation
 from trainer.terminal import status as status_file
 from trainer.terminal.streams import _Tee
-from trainer.tracking import mlflow_run
+from trainer.tracking import follower
+from trainer.tracking.client import Ended
 
 CAUSE = "worker 1 broke: the first cause"
 
@@ -44,7 +45,7 @@ class Tracker:
         self.tags: dict[str, str] = {}
         self.status = ""
 
-    def open(self, run_dir: Path, run: Any) -> None:
+    def open(self, run_dir: Path, run: Any, secrets: list[str]) -> None:
         pass
 
     def trained(self, run_dir: Path) -> None:
@@ -53,9 +54,9 @@ class Tracker:
     def go_back(self, run_dir: Path, points: int, cut: str) -> None:
         pass
 
-    def close(self, run_dir: Path, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
+    def close(self, run_dir: Path, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Ended]:
         self.status, self.tags = status, tags
-        return {"run_id": "abc", "unsent": 0, "error": ""}
+        return {"mlflow": Ended("abc")}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def execute(ready: job.Ready, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         mine = replace(ready.in_folder(folder), checked=copy.deepcopy(ready.checked))
         tracker, raised = Tracker(), None
         try:
-            job.execute(mine, lambda given: start(Path(given.plan.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
+            job.execute(mine, lambda given: start(Path(given.plan.paths.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
         except BaseException as error:
             raised = error
         return type(raised) if raised else None, str(raised or ""), tracker, capsys.readouterr().out
@@ -343,7 +344,7 @@ def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again
             ready.checked.config, "checkpoint", replace(told, every_steps=None, every_minutes=None, every_epochs=None)
         )
     host = 1 if before == "a life on this host" else 0
-    ready = ready.with_plan(node_rank=host, nnodes=host + 1, restarts=1)
+    ready = ready.with_plan(topology={"node_rank": host, "nnodes": host + 1, "restarts": 1})
     lives = []
 
     def start(run_dir: Path) -> dict[str, Any]:
@@ -399,9 +400,9 @@ def refused_by(port: int, timeout: float) -> Exception:
 def test_of_a_server_that_is_gone_it_is_said_which_one_and_why() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        assert mlflow_run._said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
-    assert mlflow_run._said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
-    assert mlflow_run._said(ValueError("another\nmistake")) == "another"
+        assert follower.said(refused_by(port, 0.2)) == f"127.0.0.1:{port}: read timed out"
+    assert follower.said(refused_by(port, 5)) == f"127.0.0.1:{port}: connection refused"
+    assert follower.said(ValueError("another\nmistake")) == "another"
 
 
 def test_what_a_run_has_lost_is_in_its_tags(ready: job.Ready, tmp_path: Path) -> None:

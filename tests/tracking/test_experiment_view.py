@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli.last_lines import TRAINING_VIEW
 from trainer.config.redact import hide
 from trainer.tracking import experiment_view
-from trainer.tracking.mlflow_run import Follower
+from trainer.tracking.contract import TrackedRun
+from trainer.tracking.mlflow_tracker import TRAINING_VIEW, MlflowTracker
 
 
 def test_view_has_the_best_metric_and_what_people_change() -> None:
@@ -27,11 +27,12 @@ def test_experiment_gets_the_view_once_and_keeps_a_changed_one(tmp_path: Path, m
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     client = mlflow.MlflowClient(uri)
-    follower = Follower(tmp_path, {"uri": uri, "experiment": "digits", "view": experiment_view.view("val/acc1")})
-    follower.client = client
-    number = follower._experiment()
+    own = {"uri": uri, "view": experiment_view.view("val/acc1")}
+    run, tracker = TrackedRun(str(tmp_path), experiment="digits", mlflow=own), MlflowTracker(tmp_path)
+    tracker.client = client
+    number = tracker._experiment(run)
     tags = client.get_experiment(number).tags
     assert json.loads(tags[experiment_view.TAG])["selectedColumns"][1] == "metrics.`val/acc1`"
     client.set_experiment_tag(number, experiment_view.TAG, "{}")
-    assert follower._experiment() == number
+    assert tracker._experiment(run) == number
     assert client.get_experiment(number).tags[experiment_view.TAG] == "{}"

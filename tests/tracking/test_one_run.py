@@ -20,7 +20,9 @@ from tests.runs import mlflow_runs, read, start, trainer
 from trainer import __version__, checkpoints
 from trainer.checkpoint import store
 from trainer.run_folder import lives
+from trainer.run_folder.tracking_file import position
 from trainer.tracking import reopened_run, run_lookup
+from trainer.tracking.contract import TrackedRun
 from trainer.tracking.describe import _lived
 
 TYPED = (
@@ -43,7 +45,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     run = folder / "run"
     process = start(*TYPED, "hydra.run.dir=run", cwd=folder)
     try:
-        wait_for(lambda: read(run / "tracking.json").get("sent_bytes", 0) and b'"step": 26' in sent(run), 90, "sent")
+        wait_for(lambda: position(run).sent_bytes and b'"step": 26' in sent(run), 90, "sent")
     finally:
         process.kill()
         process.wait()
@@ -55,7 +57,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def sent(run: Path) -> bytes:
     """The points that the server has acknowledged."""
-    return (run / "metrics.jsonl").read_bytes()[: read(run / "tracking.json")["sent_bytes"]]
+    return (run / "metrics.jsonl").read_bytes()[: position(run).sent_bytes]
 
 
 def in_file(run: Path) -> Counter[tuple[str, int]]:
@@ -164,8 +166,8 @@ def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp
     done = trainer(*typed, *more, "hydra.run.dir=copy", cwd=tmp_path)
     said = " ".join(done.stdout.split())
     assert (
-        f"MLflow: {tmp_path}/copy is a copy of {tmp_path}/run, which has the run {first.info.run_id}; this "
-        f"folder gets one of its own"
+        f"{tmp_path}/copy is a copy of {tmp_path}/run, which has the mlflow run {first.info.run_id}; this "
+        f"folder gets runs of its own, with all points"
     ) in said, done.stdout + done.stderr
     before, other = sorted(mlflow_runs(tmp_path), key=lambda run: run.info.run_id != first.info.run_id)
     assert at_server(tmp_path, before) == points and before.data.tags["trainer.run_dir"] == str(tmp_path / "run")
@@ -195,11 +197,11 @@ def test_a_run_that_mlflow_does_not_know_is_a_sentence(
 
 @pytest.mark.parametrize("run_id", ["ab" * 16, "my/run", "x" * 300])
 def test_an_id_that_mlflow_does_not_know_or_take_is_told_and_the_run_gets_its_own(
-    run_id: str, resumed: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    run_id: str, resumed: tuple[Path, str]
 ) -> None:
-    said: list[dict[str, str]] = []
-    monkeypatch.setattr(reopened_run, "tell", said.append)
+    said: list[str] = []
     uri = f"sqlite:///{resumed[0] / 'mlflow.db'}"
-    assert reopened_run.joined(MlflowClient(uri), {"join": run_id, "uri": uri}) is None
-    assert [one["warning"].startswith(f"MLFLOW_RUN_ID={run_id}: there is no such run at ") for one in said] == [True]
+    run = TrackedRun(str(resumed[0]), mlflow={"join": run_id, "uri": uri})
+    assert reopened_run.joined(MlflowClient(uri), run, said.append) is None
+    assert [line.startswith(f"MLFLOW_RUN_ID={run_id}: there is no such run at ") for line in said] == [True]
     assert run_lookup._look(uri, run_id) == {}

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -22,15 +23,18 @@ import pytest
 from tests.faults.test_restarts import sent
 from tests.pace import wait_for
 from tests.runs import losses, mlflow_runs, read, start
-from tests.tracking.test_resumed_points import Store, again, counts, message, write
-from trainer.run_folder import folder_lock as hold_module
+from tests.tracking.test_resumed_points import Store, again, counts, described, following, write
+from trainer.run_folder import folder_lock
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.reset_files import reset_to_checkpoint
-from trainer.tracking import client, recorder
-from trainer.tracking.client import for_another
-from trainer.tracking.mlflow_run import Follower
+from trainer.run_folder.tracking_file import position
+from trainer.tracking import client, mlflow_settings, recorder
+from trainer.tracking.follower import Follower
+from trainer.tracking.messages import for_another
+from trainer.tracking.recorder import OpenRun
 
 SCHEDULES, TURNS = 100, 12
+NODES = {"mlflow": {"_target_": "trainer.tracking.mlflow_tracker.MlflowTracker"}}
 FAILING = [
     ["log_batch before"],
     ["log_batch half"],
@@ -44,26 +48,24 @@ FAILING = [
 class Played:
     """A run whose points are written, cut off and written again, while its recorder comes and goes."""
 
-    def __init__(self, folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.store, self.chance = folder, Store(), random.Random(seed)
         self.messages: list[dict[str, Any]] = [message(folder)]
         self.ends = [(0, 0)]
         self.highest = self.time = 0
-        self.followers: dict[str, Follower] = {}
-        monkeypatch.setattr(recorder, "following", self.following)
+        self.follower: Follower | None = None
         self.born(self.messages[0])
-
-    def following(self, told: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:
-        follower = FOLLOWING(told, children_of, secrets)
-        follower.client = self.store
-        return follower
 
     def born(self, *messages: Mapping[str, Any]) -> None:
         for one in messages:
-            recorder._obey({**one, "secrets": []} if "open" in one else dict(one), self.followers)
+            if "open" in one:
+                opened = OpenRun(one, None)
+                self.follower = following(opened.run, dict(opened.notes.tracked.trackers), self.store)
+            elif self.follower is not None:
+                self.follower.go_back(one["points"], one["cut"])
 
     def dies(self) -> None:
-        self.followers.pop(str(self.folder))
+        self.follower = None
 
     def writes(self) -> None:
         self.time += 1000
@@ -83,7 +85,8 @@ class Played:
             self.born(self.messages[-1])
 
     def tries(self) -> None:
-        again(self.followers[str(self.folder)])
+        assert self.follower is not None
+        again(self.follower)
 
     def turn(self) -> None:
         match self.chance.randrange(6):
@@ -107,7 +110,17 @@ class Played:
                 self.born(*for_another(self.messages))
 
 
-FOLLOWING = recorder.following
+class Serving:
+    """A recorder whose MLflow server is a store of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.recorder = Store(), recorder.Recorder()
+        monkeypatch.setattr(mlflow_settings, "client", lambda uri: self.store)
+
+
+def message(run_dir: Path) -> dict[str, Any]:
+    """The message that opens a run."""
+    return {"open": str(run_dir), "run": asdict(described(run_dir)), "secrets": []}
 
 
 def recorder_of(launcher: int) -> psutil.Process | None:
@@ -121,20 +134,18 @@ def recorder_of(launcher: int) -> psutil.Process | None:
 
 
 @pytest.mark.parametrize("seeds", [range(SCHEDULES), pytest.param(range(SCHEDULES, 3000), marks=pytest.mark.long)])
-def test_each_point_is_there_once_after_any_schedule(
-    seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_point_is_there_once_after_any_schedule(seeds: range, tmp_path: Path) -> None:
     for seed in seeds:
         folder = tmp_path / str(seed)
         folder.mkdir()
-        played = Played(folder, seed, monkeypatch)
+        played = Played(folder, seed)
         for _ in range(TURNS):
             played.turn()
         while played.ends[-1][1] < played.highest:
             played.writes()
         for _ in range(3):
             played.tries()
-        assert not played.followers[str(folder)].error, seed
+        assert played.follower is not None and not played.follower.position.error, seed
         there = Counter[Any]()
         for run_id in played.store.runs:
             found, wanted = counts(played.store, run_id, folder)
@@ -156,7 +167,7 @@ def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path
         cwd=tmp_path,
         spares=3,
     )
-    wait_for(lambda: read(tmp_path / "run" / "tracking.json").get("sent_bytes", 0) > 0, 60, "points are sent")
+    wait_for(lambda: position(tmp_path / "run").sent_bytes > 0, 60, "points are sent")
     first = recorder_of(process.pid)
     assert first is not None
     first.kill()
@@ -178,34 +189,34 @@ def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path
 def test_a_recorder_that_always_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     said: list[str] = []
-    tracker = client.Tracker(said.append)
-    tracker.open(tmp_path, message(tmp_path, secrets=[]))
+    tracker = client.RecorderProcess(said.append, NODES)
+    tracker.open(tmp_path, described(tmp_path), [])
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    answer = tracker.close(tmp_path, "FINISHED", {}, 30.0)
+    ended = tracker.close(tmp_path, "FINISHED", {}, 30.0)
     tracker.end()
-    assert answer == {"run_id": None, "unsent": 0, "error": "the tracking process died"}
+    assert ended == {"mlflow": client.Ended(error="the tracking process died")}
     assert len(said) == client.MOST_STARTS and "ended with exit code 1, the 6th of this command" in said[-1]
 
 
 def test_a_recorder_that_dies_before_its_launcher_knows_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, listen, noticed = client.Tracker._start, client.Tracker._start_again, Event()
+    start, listen, noticed = client.RecorderProcess._start, client.RecorderProcess._start_again, Event()
 
-    def slow(self: client.Tracker) -> Any:
+    def slow(self: client.RecorderProcess) -> Any:
         started = start(self)
         if self.starts == 1:
             assert not noticed.wait(0.2), "it is replaced before it is there"
         return started
 
-    def notices(self: client.Tracker, dead: Any) -> None:
+    def notices(self: client.RecorderProcess, dead: Any) -> None:
         listen(self, dead)
         noticed.set()
 
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    monkeypatch.setattr(client.Tracker, "_start", slow)
-    monkeypatch.setattr(client.Tracker, "_start_again", notices)
-    tracker = client.Tracker(list[str]().append)
+    monkeypatch.setattr(client.RecorderProcess, "_start", slow)
+    monkeypatch.setattr(client.RecorderProcess, "_start_again", notices)
+    tracker = client.RecorderProcess(list[str]().append, NODES)
     assert noticed.wait(30) and tracker.starts > 1
     tracker.end()
 
@@ -217,11 +228,11 @@ def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked:
         forked: a process that it has forked still has its end of the way.
     """
     way, its = socket.socketpair()
-    monkeypatch.setattr(client.Tracker, "_start", lambda self: (SimpleNamespace(), way))
-    launcher, tracker = FolderLock(folder), client.Tracker(print)
+    monkeypatch.setattr(client.RecorderProcess, "_start", lambda self: (SimpleNamespace(), way))
+    launcher, tracker = FolderLock(folder), client.RecorderProcess(print, NODES)
     assert launcher.share()
     for run_dir in opened:
-        tracker.open(run_dir, message(run_dir, secrets=[]))
+        tracker.open(run_dir, described(run_dir), [])
     if not forked:
         way.close()
     launcher.leave()
@@ -230,18 +241,17 @@ def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked:
 
 def test_a_killed_launcher_leaves_the_folder_to_its_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the recorder, which imports MLflow, has read nothing yet."""
-    inbox, following = killed(tmp_path, monkeypatch, tmp_path), dict[str, Follower]()
+    inbox, serving = killed(tmp_path, monkeypatch, tmp_path), Serving(monkeypatch)
     (tmp_path / "status.json").write_text('{"state": "running"}')
-    next_life, store = FolderLock(tmp_path), Store()
-    assert not next_life.take(), "the recorder is about to tell in it how the run ended"
+    next_life = FolderLock(tmp_path)
+    assert not next_life.take(), "the recorder is about to write in it how the run ended"
     while not inbox.ended:
-        for told, hold in inbox.read():
-            recorder._obey(told, following, hold)
+        for one, hold in inbox.read():
+            serving.recorder.obey(one, hold)
     assert not next_life.take()
-    [follower] = following.values()
-    follower.client = store
-    recorder._mark_killed(follower)
-    assert read(tmp_path / "status.json")["state"] == "killed" and store.runs["run0"].info.status == "KILLED"
+    serving.recorder.end()
+    assert read(tmp_path / "status.json")["state"] == "killed"
+    assert serving.store.runs["run0"].info.status == "KILLED"
     assert next_life.take()
     inbox.way.close()
 
@@ -251,21 +261,15 @@ def test_what_a_launcher_has_sent_before_it_was_killed_is_read(
     forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, which was busy, finds both at once: that the launcher is dead, and what it had sent."""
-    inbox, store = killed(tmp_path, monkeypatch, tmp_path, forked=forked), Store()
+    inbox, serving = killed(tmp_path, monkeypatch, tmp_path, forked=forked), Serving(monkeypatch)
     (tmp_path / "status.json").write_text('{"state": "running"}')
-
-    def following(*told: Any) -> Follower:
-        follower = FOLLOWING(*told)
-        follower.client = store
-        return follower
-
-    monkeypatch.setattr(recorder, "following", following)
     if not (launcher := os.fork()):
         os._exit(0)
     os.waitid(os.P_PID, launcher, os.WEXITED | os.WNOWAIT)
-    recorder._follow(launcher, inbox.way)
+    serving.recorder.follow(launcher, inbox.way)
     os.waitpid(launcher, 0)
-    assert read(tmp_path / "status.json")["state"] == "killed" and store.runs["run0"].info.status == "KILLED"
+    assert read(tmp_path / "status.json")["state"] == "killed"
+    assert serving.store.runs["run0"].info.status == "KILLED"
     inbox.way.close()
 
 
@@ -274,11 +278,10 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "ENDING_S", 60.0 if ends else 0.2)
-    monkeypatch.setattr(hold_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(folder_lock, "POLL_S", 0.01)
     launcher, worker = FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
-    follower = Follower(tmp_path, message(tmp_path))
-    follower.client, follower.hold = Store(), launcher
+    opened = OpenRun(message(tmp_path), launcher)
 
     def last_words() -> None:
         time.sleep(0.3)
@@ -288,7 +291,7 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
     (tmp_path / "status.json").write_text('{"state": "running", "step": 6}')
     writes = threading.Thread(target=last_words if ends else lambda: None)
     writes.start()
-    recorder._mark_killed(follower)
+    assert opened.mark_killed()
     writes.join()
     assert read(tmp_path / "status.json") == {"state": "killed", "step": 7 if ends else 6}
 
@@ -298,8 +301,7 @@ def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
 ) -> None:
     launcher, worker, next_life = FolderLock(tmp_path), FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
-    follower, store = Follower(tmp_path, message(tmp_path)), Store()
-    follower.client, follower.hold = store, launcher
+    opened = OpenRun(message(tmp_path), launcher)
     take = FolderLock.take
 
     def taken_between(self: FolderLock) -> bool:
@@ -312,8 +314,7 @@ def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
 
     (tmp_path / "status.json").write_text('{"state": "running"}')
     monkeypatch.setattr(FolderLock, "take", taken_between)
-    recorder._mark_killed(follower)
-    assert read(tmp_path / "status.json") == {"state": "running"} and not store.runs
+    assert not opened.mark_killed() and read(tmp_path / "status.json") == {"state": "running"}
 
 
 def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(
@@ -348,13 +349,16 @@ def test_no_run_of_a_sweep_waits_for_a_recorder_that_is_gone_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     way, its = socket.socketpair()
-    monkeypatch.setattr(client.Tracker, "_start", lambda self: (SimpleNamespace(wait=lambda: 1), way))
+    monkeypatch.setattr(
+        client.RecorderProcess, "_start", lambda self: (SimpleNamespace(wait=lambda: 1, poll=lambda: 1), way)
+    )
     said = list[str]()
-    tracker = client.Tracker(said.append)
+    tracker = client.RecorderProcess(said.append, NODES)
     tracker.starts = client.MOST_STARTS
     tracker._start_again(tracker.process)
     for number in range(3):
-        assert tracker.close(tmp_path / str(number), "FINISHED", {}, 0.1)["error"] == "the tracking process died"
+        ended = tracker.close(tmp_path / str(number), "FINISHED", {}, 0.1)
+        assert ended["mlflow"].error == "the tracking process died"
     assert len(said) == 1
     way.close()
     its.close()
@@ -362,7 +366,7 @@ def test_no_run_of_a_sweep_waits_for_a_recorder_that_is_gone_for_good(
 
 def test_a_recorder_that_has_ended_leaves_no_file_open() -> None:
     """A notebook has one for each run."""
-    tracker = client.Tracker(print)
+    tracker = client.RecorderProcess(print, NODES)
     tracker.end()
     assert tracker.way.fileno() == -1
     wait_for(lambda: tracker.process.stdout is not None and tracker.process.stdout.closed, 10, "its answers are open")

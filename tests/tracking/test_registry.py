@@ -21,7 +21,9 @@ from tests.runs import trainer as command
 from trainer.errors import UserError
 from trainer.models.lenet import LeNet
 from trainer.tracking import registry
-from trainer.tracking.mlflow_run import Follower
+from trainer.tracking.contract import TrackedRun
+from trainer.tracking.mlflow_models import RunModels
+from trainer.tracking.mlflow_tracker import MlflowTracker
 
 TYPED = (
     "+recipe=digits_lenet",
@@ -103,18 +105,19 @@ def test_again_makes_no_version_and_an_older_run_takes_no_alias_away(folder: Pat
 
 
 @pytest.mark.parametrize("code", [FEATURE_DISABLED, PERMISSION_DENIED])
-def test_a_store_without_registry_is_told_of_and_fails_nothing(
-    code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_store_without_registry_is_told_of_and_fails_nothing(code: int, tmp_path: Path) -> None:
+    said: list[str] = []
+
     def refuse(name: str) -> None:
         raise MlflowException("Model Registry features are not supported by the store", error_code=code)
 
-    run = {"registered_model": "digits", "start_time": 5}
-    follower = Follower(
-        tmp_path, run, run_id="1", models={"best": "m-1"}, client=SimpleNamespace(create_registered_model=refuse)
+    own = {"registered_model": "digits"}
+    models = RunModels(
+        TrackedRun(str(tmp_path), mlflow=own), SimpleNamespace(create_registered_model=refuse), said.append
     )
-    follower._register_models()
-    assert "digits got no version in the registry (Model Registry features are not supported" in capfd.readouterr().out
+    models.sent = {"best": "m-1"}
+    models.register("1")
+    assert "digits got no version in the registry (Model Registry features are not supported" in said[0]
 
 
 def test_a_registry_that_is_away_is_asked_again(tmp_path: Path) -> None:
@@ -128,10 +131,17 @@ def test_a_registry_that_is_away_is_asked_again(tmp_path: Path) -> None:
         set_registered_model_alias=lambda *a: done.append(a),
     )
     done: list[Any] = []
-    run = {"registered_model": "digits", "start_time": 5, "models": {}}
-    follower = Follower(tmp_path, run, run_id="1", models={"best": "m-1"}, client=client)
-    assert not follower._end("FINISHED", {}) and not done
-    assert follower._end("FINISHED", {}) and follower._end("FINISHED", {}) and done == [("digits", "best", "1")]
+    tracker = MlflowTracker(tmp_path)
+    tracker.run_id, tracker.client = "1", client
+    run = TrackedRun(str(tmp_path), mlflow={"registered_model": "digits"})
+    tracker.models = RunModels(run, client, list[str]().append)
+    tracker.models.sent = {"best": "m-1"}
+    with pytest.raises(MlflowException):
+        tracker.finish("FINISHED", {})
+    assert not done
+    for _ in range(2):
+        tracker.finish("FINISHED", {})
+    assert done == [("digits", "best", "1")]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,12 @@ import pytest
 from trainer.run_folder import tracking_file
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.reset_files import reset_to_checkpoint
-from trainer.tracking import recorder
-from trainer.tracking.mlflow_run import Follower
+from trainer.run_folder.tracking_file import Position
+from trainer.tracking import recorder, resend
+from trainer.tracking.contract import TrackedRun
+from trainer.tracking.follower import Follower, Notes
+from trainer.tracking.mlflow_tracker import MlflowTracker
+from trainer.tracking.resumed import goes_on
 
 KEPT, WRITTEN = 40, 60
 """Updates of which the points stay, and updates that the first life has done."""
@@ -97,27 +102,38 @@ def test_a_run_that_a_platform_has_opened_is_used_once(tmp_path: Path) -> None:
     (first := tmp_path / "first").mkdir()
     follower = followed(first, store, join="theirs", tags={"trainer.run_dir": str(first)})
     follower.try_once()
-    assert follower.run_id == "theirs" and len(store.runs) == before and not follower.error
+    assert follower.position.id == "theirs" and len(store.runs) == before and not follower.position.error
     assert store.runs["theirs"].data.params == {"lr": "1", "workers": "2"}
     assert store.runs["theirs"].data.tags["trainer.run_dir"] == str(first)
     (second := tmp_path / "second").mkdir()
     other = followed(second, store, join="theirs", tags={"trainer.run_dir": str(second)})
     other.try_once()
-    assert other.run_id not in (None, "theirs"), "points of two runs would be mixed"
+    assert other.position.id not in (None, "theirs"), "points of two runs would be mixed"
 
 
-def message(run_dir: Path, **more: Any) -> dict[str, Any]:
-    """What opens a run."""
-    told = {"open": str(run_dir), "uri": "sqlite:///a.db", "experiment": "e", "run_name": "r", "start_time": 0}
-    return {**told, "tags": {"t": "1"}, "params": {"lr": 1, "workers": 2}, "opened": "17", "resumed": False, **more}
+def described(run_dir: Path, **more: Any) -> TrackedRun:
+    """A run as its trackers get it; ``uri``, ``join`` and ``models`` are MLflow's own."""
+    own = {name: more.pop(name) for name in ("uri", "join", "models", "registered_model") if name in more}
+    usual: dict[str, Any] = {"tags": {"t": "1"}, "params": {"lr": 1, "workers": 2}, "opened": "17"}
+    node = {"_target_": "trainer.tracking.mlflow_tracker.MlflowTracker"}
+    mlflow = {"uri": "sqlite:///a.db", **own}
+    run = TrackedRun(str(run_dir), "r", "e", trackers={"mlflow": node}, mlflow=mlflow)
+    return replace(run, **{**usual, **more})
 
 
-def followed(run_dir: Path, store: Store, **more: Any) -> Follower:
-    """Who follows a new life of the run."""
-    follower = recorder.following(message(run_dir, **more), None, [])
-    follower.client = store
-    follower.remember()
+def following(run: TrackedRun, positions: dict[str, Position], store: Any) -> Follower:
+    """The follower of a run into a store that stands for MLflow's server."""
+    tracker = MlflowTracker(Path(run.folder))
+    tracker.client = store
+    follower = Follower("mlflow", tracker, run, Notes(run, positions, print))
+    tracker.say = follower.say
+    follower.notes.write()
     return follower
+
+
+def followed(run_dir: Path, store: Any, **more: Any) -> Follower:
+    """The follower of a new life of the run."""
+    return following(*goes_on(described(run_dir, **more), print), store)
 
 
 def again(follower: Follower) -> None:
@@ -197,7 +213,7 @@ def test_points_of_two_lives_are_there_once(tmp_path: Path, failing: list[str], 
     write(tmp_path, 50, 90, 9000)
     for _ in range(8):
         again(follower)
-    assert not follower.error and list(store.runs) == ["run0"]
+    assert not follower.position.error and list(store.runs) == ["run0"]
     there, wanted = counts(store, "run0", tmp_path)
     assert there == wanted
 
@@ -207,8 +223,10 @@ def test_a_kill_between_the_note_and_the_cut_loses_nothing(tmp_path: Path) -> No
     kept = first_life(tmp_path, store, [])
     tracking_file.cut(tmp_path, kept)  # killed here: the file is as long as it was
     cut(tmp_path, kept)
-    told = tracking_file.read(tmp_path)
-    assert told is not None and told.again == (KEPT, WRITTEN - 1) and told.sent_bytes == kept
+    tracked = tracking_file.read(tmp_path)
+    assert tracked is not None
+    position = tracked.trackers["mlflow"]
+    assert position.again == (KEPT, WRITTEN - 1) and position.sent_bytes == kept
 
 
 def test_points_that_a_power_cut_took_are_not_sent_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +273,6 @@ def test_where_the_run_is_not_there_another_gets_all_points(tmp_path: Path, gone
     [new] = set(store.runs) - before
     there, wanted = counts(store, new, tmp_path)
     assert there == wanted and store.runs[new].data.tags["trainer.resumed_from"] == "run0"
-    assert follower.run["uri"] == more.get("uri", "sqlite:///a.db")
 
 
 def test_resend_sends_what_a_resumed_run_could_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +284,7 @@ def test_resend_sends_what_a_resumed_run_could_not(tmp_path: Path, monkeypatch: 
     write(tmp_path, KEPT, 90, 9000)
     (tmp_path / "result.json").write_text('{"status": "done", "best_step": 0, "steps": 90}')
     monkeypatch.setattr(mlflow, "MlflowClient", lambda tracking_uri: store)
-    assert recorder.resend(tmp_path) == 0
+    assert resend.resend(tmp_path) == 0
     there, wanted = counts(store, "run0", tmp_path)
     assert there == wanted and store.runs["run0"].info.status == "FINISHED"
 
@@ -298,7 +315,7 @@ def test_resend_of_a_run_that_goes_on_is_refused_and_sends_nothing(
     ("damaged", "text"),
     [
         *((file, text) for file in ("result.json", "tracking.json") for text in ('{"a', "[]", "[" * 5000)),
-        ("tracking.json", '{"uri": 1, "experiment": "", "run_id": null}'),
+        ("tracking.json", '{"run": 1, "trackers": {}}'),
         ("no run", ""),
     ],
     ids=lambda text: text[:13],
@@ -341,4 +358,4 @@ def test_an_experiment_that_another_run_makes_meanwhile_is_no_error(
 
     follower = followed(tmp_path, Raced())
     again(follower)
-    assert (follower.run_id, follower.error, follower.away_since) == ("run0", "", None)
+    assert (follower.position.id, follower.position.error) == ("run0", "")

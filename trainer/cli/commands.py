@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainer.job.ready import Ready
     from trainer.job.result import Result
     from trainer.planning.checked_config import Checked
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -64,21 +64,23 @@ def run_one(
     from trainer.job.prepared_data import of_the_same_data
     from trainer.job.ready import get_ready
     from trainer.launch.start import start_here
-    from trainer.planning.tracking_store import try_tracking
+    from trainer.planning.tracking_store import MLFLOW, try_tracking
+    from trainer.tracking.trackers import check
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
     check_same_folder(config, "hydra.run.dir", run_dir)
     with contextlib.ExitStack() as stack:
-        trackers: list[Tracker | None] = []
+        trackers: list[RecorderProcess | None] = []
 
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
-            if uri := recorded_at(checked.config):
-                from trainer.tracking.client import tracking
-
-                trackers.append(stack.enter_context(tracking(uri)))
-            else:
+            check(checked.config.tracking, run_dir)
+            if not (recorded := recorded_by(checked.config)):
                 trackers.append(None)
+                return
+            from trainer.tracking.client import tracking
+
+            trackers.append(stack.enter_context(tracking(recorded)))
 
         if config.verbosity != "quiet":
             streams.wait_for("checking the config, the data and the model with PyTorch")
@@ -90,7 +92,7 @@ def run_one(
         with _noted(ready, [*flags, *overrides]):
             ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
-            trackers[0].tell_away(away)
+            trackers[0].mark_away(MLFLOW, away)
         run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
         ready = ready.in_folder(run_dir)
         with _noted(ready, [*flags, *overrides]):
@@ -100,7 +102,7 @@ def run_one(
 
 
 def _executed(
-    config: DictConfig, ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None
+    config: DictConfig, ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None
 ) -> Result:
     """Run the job in its folder. What follows are the last lines; those of a run that broke are printed here."""
     from trainer.cli.last_lines import say_broken
@@ -110,8 +112,8 @@ def _executed(
 
     try:
         with held(ready):
-            if not ready.plan.node_rank:  # hosts may share the folder
-                leave_hydra_files(config, Path(ready.plan.run_dir))
+            if not ready.plan.topology.node_rank:  # hosts may share the folder
+                leave_hydra_files(config, Path(ready.plan.paths.run_dir))
             result = execute(ready, start, overrides, tracker)
         early_signals.job_ended(exit_code(result))
         return result
@@ -169,10 +171,12 @@ def show_only(ready: Ready) -> Result:
     from trainer.job.checkpoint_rows import kept_rows
     from trainer.job.plan_table import show_plan
     from trainer.job.result import planned
+    from trainer.tracking.trackers import rows
 
+    more = [*rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
     is_debug = ready.checked.config.verbosity == "debug"
     with streams.answering():
-        show_plan(ready.plan, "debug" if is_debug else "normal", kept_rows(ready))  # it was asked for, also with quiet
+        show_plan(ready.plan, "debug" if is_debug else "normal", more)  # it was asked for, also with quiet
     return planned(ready)
 
 
@@ -183,11 +187,9 @@ def exit_code(result: Result) -> int:
     return 0 if result.status == "done" else RunFailed.exit_code
 
 
-def recorded_at(config: RunConfig) -> str:
-    """The tracking address for which to start a recorder; '' if the command only plans or if this is not host 0."""
-    from trainer.planning.tracking_store import tracking_uri
-
-    return "" if config.plan or config.launch.node_rank else tracking_uri(config.tracking)
+def recorded_by(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
+    """The trackers for which to start a recorder; {} if the command only plans or if this is not host 0."""
+    return {} if config.plan or config.launch.node_rank else config.tracking.trackers
 
 
 def leave_hydra_files(config: DictConfig, run_dir: Path) -> None:

@@ -25,12 +25,13 @@ from trainer.config.schema import TrackingConfig, option_of
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
 from trainer.hashing import hash_of
-from trainer.host import json_text, private
+from trainer.host import private
+from trainer.planning.plan import Plan, read_plan
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted, literal
 
 OPTION = "as_in_run"
-CARRIED = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "execution", "tracking")
+CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
 """Groups that say how the training ran, not what was trained."""
 OF_THE_COMMAND = (
@@ -127,7 +128,7 @@ def chosen_of_run(words: Sequence[str], config_name: str | None, flags: Sequence
     _check_mode(config, asked)
     config = _finished(config, asked, plan, path)
     config |= {"model": _as_built(config.get("model", {}), run, asked)}
-    own_code = [str(folder) for folder in plan.get("own_code") or []]
+    own_code = plan.paths.own_code
     code = [folder for folder in own_code if os.path.isdir(folder)]
     before = sys.path[:]
     sys.path[:0] = code
@@ -158,10 +159,11 @@ def _path(asked: Words) -> Path:
     if not RUN_ID.fullmatch(asked.run):
         why = "there is no such folder, and an MLflow run id has 32 hexadecimal digits"
         raise UserError(asked.command, why, asked.command_of("outputs/RECIPE/TIME"))
+    from trainer.planning.tracking_store import MLFLOW
     from trainer.tracking.run_lookup import folder_of
 
     uris = [o.partition("=")[2].strip("'\"") for o in asked.overrides if key_of(o) == "tracking.uri"]
-    tracking = TrackingConfig(uri=uris[-1] if uris else None)
+    tracking = TrackingConfig(trackers={MLFLOW: {}}, uri=uris[-1] if uris else None)
     return folder_of(tracking, asked.run, asked.command, asked.command_of("outputs/RECIPE/TIME"))
 
 
@@ -184,14 +186,11 @@ def _run_of(path: Path, asked: Words) -> Path:
     )
 
 
-def _plan(run: Path) -> dict[str, Any]:
+def _plan(run: Path) -> Plan:
     try:
-        plan = json_text.read(run / "plan.json")
+        return read_plan(run)
     except (OSError, ValueError) as error:
         raise UserError(str(run / "plan.json"), f"cannot be read: {why(error)}", "another run") from error
-    if not isinstance(plan, dict):
-        raise UserError(str(run / "plan.json"), "is no plan of a run", "another run")
-    return plan
 
 
 def _config(run: Path, asked: Words) -> dict[str, Any]:
@@ -248,7 +247,7 @@ def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
     )
 
 
-def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _finished(config: Mapping[str, Any], asked: Words, plan: Plan, path: Path) -> dict[str, Any]:
     """The config of the command: the run's, without what is of the training's own command, and with what was typed.
 
     Raises:
@@ -258,7 +257,7 @@ def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], 
     kept = {key: value for key, value in config.items() if key not in OF_THE_COMMAND}
     data, tracking = kept.pop("data"), kept.pop("tracking")
     kept |= {
-        "data": _data(data, asked, str(plan.get("started_in", "")), typed),
+        "data": _data(data, asked, plan.paths.started_in, typed),
         "tracking": {**tracking, "run_name": None, "registered_model": None},
     }
     for key, value in leaves(kept, ""):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_at, show_only
+from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_by, show_only
 from trainer.cli.compose import plain
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
@@ -38,7 +38,7 @@ from trainer.job.ready import Ready, get_ready
 from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
 from trainer.planning.find_checkpoint import AUTO
-from trainer.planning.tracking_store import try_tracking
+from trainer.planning.tracking_store import MLFLOW, try_tracking
 from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen
 from trainer.tracking.client import tracking
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
+    from trainer.tracking.contract import TrackedRun
 
 FLUSH_S = 10.0
 """How long the end of a sweep waits for what MLflow has not taken yet."""
@@ -98,7 +99,7 @@ class Sweep:
     jobs: list[list[str]]
     points: list[Point]
     swept: set[str]
-    tracker: Tracker | None = None
+    tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
 
     def show_plans(self) -> list[Result]:
@@ -107,15 +108,19 @@ class Sweep:
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
+        from trainer.tracking.describe import secrets_of
+
         first = self.points[0].ready
         away = try_tracking(first.checked.config, first.plan)
         self.folder = claim(self.folder, not compose.named_by_time(self.master, "hydra.sweep.dir"), "hydra.sweep.dir")
         compose.write_config(self.folder / "multirun.yaml", self.master)
         if not self._goes_on:
             start_empty(self.folder / POINTS)
-        with tracking(recorded_at(first.checked.config), away) as self.tracker:
+        with tracking(recorded_by(first.checked.config)) as self.tracker:
             if self.tracker is not None:
-                self.tracker.open(self.folder, self._tracked())
+                if away:
+                    self.tracker.mark_away(MLFLOW, away)
+                self.tracker.open(self.folder, self._tracked(), secrets_of(first.checked.config))
             status = "KILLED"
             try:
                 with termination_raises(lambda: True):  # between two jobs, which take signals themselves
@@ -132,23 +137,23 @@ class Sweep:
         """Whether a sweep that was in this folder before goes on."""
         return any(one.ready.checked.config.resume.path == AUTO for one in self.points)
 
-    def _tracked(self) -> dict[str, Any]:
-        """The MLflow run over those of the jobs; with ``resume=auto`` the one that the sweep's folder had before."""
+    def _tracked(self) -> TrackedRun:
+        """The run over those of the jobs; with ``resume=auto`` the one that the sweep's folder had before."""
         from trainer.tracking.describe import describe, public
         from trainer.tracking.naming import sweep_name
 
         point = self.points[0].ready
-        plan = replace(point.plan, run_dir=str(self.folder))
+        plan = point.plan.changed(paths={"run_dir": str(self.folder)})
         run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
-        named = sweep_name(public(self.overrides), self.swept)
-        own_tracking: dict[str, Any] = {
-            "run_name": named,
-            "params": self._values(),
-            "dataset": None,
-            "models": {},
-            "artifacts": ["sweep.csv"],
-        }
-        return {**run, **own_tracking, "resumed": self._goes_on}
+        return replace(
+            run,
+            name=sweep_name(public(self.overrides), self.swept),
+            params=self._values(),
+            dataset=None,
+            artifacts=["sweep.csv"],
+            resumed=self._goes_on,
+            mlflow={**run.mlflow, "models": {}},
+        )
 
     def _values(self) -> dict[str, str]:
         """For each key that is swept, its values, without secrets, as the parameters of the sweep's own run."""
@@ -211,8 +216,8 @@ class Sweep:
         """The next job, checked once more: the machine may have changed since."""
         compose.place(point.config, Path(where))
         planned = point.ready.plan
-        ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.whole_path)
-        ready = ready.with_plan(left_out=planned.left_out)
+        ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.paths.whole_path)
+        ready = ready.with_plan(remarks={"left_out": planned.remarks.left_out})
         return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
     def _break(self, ready: Ready | None) -> None:
@@ -221,7 +226,7 @@ class Sweep:
             say_broken(ready)
 
     def _end(self, shown: tuple[str, ...], result: Result, ready: Ready | None) -> None:
-        self.ended.append(sweep_table.Row(shown, result, ready.plan.best if ready is not None else ""))
+        self.ended.append(sweep_table.Row(shown, result, ready.plan.objective.best if ready is not None else ""))
 
     def _close(self, status: str) -> None:
         """The table of all jobs, those included that were not started, and the end of the MLflow run."""
@@ -230,13 +235,13 @@ class Sweep:
         closing = Closing(lambda line: Screen().print(line))
         with closing.step("the sweep's table"):
             sweep_table.show_sweep(every, self.folder, [point.subdir for point in self.points])
-        with closing.step("the end of the sweep's MLflow run"):
+        with closing.step("the end of the sweep's tracking"):
             if self.tracker is not None:
                 repeat = f"python -m trainer {command([*self.flags, '-m', *self.overrides])}"
                 self._close_tracking(self.tracker, status, every, repeat)
         closing.tell()
 
-    def _close_tracking(self, tracker: Tracker, status: str, every: list[sweep_table.Row], repeat: str) -> None:
+    def _close_tracking(self, tracker: RecorderProcess, status: str, every: list[sweep_table.Row], repeat: str) -> None:
         from trainer.tracking.describe import NOTE
 
         sweep_table.leave_best(every, self.folder)

@@ -47,7 +47,7 @@ MEANT = {
 }
 """Names of keys that others use for what is ours."""
 OF_OTHERS = {
-    "logger": ("metrics go to files of the run's folder and to MLflow, and to no other service", "tracking=mlflow"),
+    "logger": ("what metrics go to is the group tracking", "tracking=[mlflow,tensorboard]"),
     "trainer": (
         "what others give to a trainer object are keys of the run, such as epochs, device and launch.nproc",
         "epochs=N",

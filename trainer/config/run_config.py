@@ -27,6 +27,7 @@ class RunConfig(schema.Config):
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     data: schema.DataConfig = field(default_factory=schema.DataConfig)
     sampler: schema.SamplerConfig = field(default_factory=schema.SamplerConfig)
+    task: schema.TaskConfig = field(default_factory=schema.ClassificationTask)
     scheduler: schema.SchedulerConfig = field(default_factory=schema.SchedulerConfig)
     strategy: schema.StrategyConfig = field(default_factory=schema.StrategyConfig)
     launch: schema.LaunchConfig = field(default_factory=schema.LaunchConfig)

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from trainer.config.redact import hide, scrub, text
 from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
+from trainer.planning.tracking_store import MLFLOW
 from trainer.run_folder import lives, repeat
+from trainer.tasks.contract import task_of
 from trainer.wording import counted, quoted
 
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
     from trainer.job.result import Result
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
 
 KILLED_FLUSH_S = 4.0
 CUT_SHORT = ("killed", PREEMPTED)
@@ -54,26 +56,29 @@ class Closing:
                 self.say(f"could not be done at the end: {', '.join(names)} ({why})")
 
 
-def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker | None) -> None:
-    """Close a run: status, result, pictures, the end of the MLflow run; a failing step does not stop the others."""
+def finish(
+    result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: RecorderProcess | None
+) -> None:
+    """Close a run: status, result, pictures, the end of tracking; a failing step does not stop the others."""
     from trainer.checkpoint import store
     from trainer.run_folder.json_files import leave
     from trainer.terminal import streams
     from trainer.terminal.screen import Screen
+    from trainer.terminal.status import read_status
 
     closing = Closing(lambda line: Screen().print(line, soft_wrap=True))
     with closing.step("status.json"):
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):
         leave(run_dir / "result.json", asdict(result))
-    if ready.plan.mode == "train" and not ready.plan.node_rank:
+    if ready.plan.mode == "train" and not ready.plan.topology.node_rank:
         with closing.step("lives.json"):
             lives.end(run_dir, result.status, result.steps, text(result.error.partition("\n")[0], ready.secrets))
     with closing.step("logs without secrets"):
-        from trainer.tracking.mlflow_run import LOGS
+        from trainer.tracking.trackers import LOGS
 
-        scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
-    if result.status == "done" and ready.plan.mode == "train" and not ready.plan.node_rank:
+        scrub(Path(ready.plan.paths.run_dir), LOGS, ready.secrets)
+    if result.status == "done" and ready.plan.mode == "train" and not ready.plan.topology.node_rank:
         with closing.step("what lost workers have left of checkpoints"):
             store.forget_unfinished(run_dir / store.CHECKPOINTS)
     with closing.step("result.json with what nobody has taken"):  # which waits for a reader, who may take nothing more
@@ -81,15 +86,16 @@ def finish(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str]
             result.not_printed = not_printed
             leave(run_dir / "result.json", asdict(result))
     if result.status == "done" and tracker is not None:
-        with closing.step("the trained model for MLflow"):
+        with closing.step("the trained model for the trackers"):
             tracker.trained(run_dir)
     if result.status not in CUT_SHORT:
         _draw(closing, run_dir, ready)
     if tracker is not None:
-        with closing.step("the end of the MLflow run"):
+        with closing.step("the end of tracking"):
             _close_tracking(result, run_dir, ready, overrides, tracker)
-        with closing.step("result.json with the MLflow run"):
+        with closing.step("result.json and status.json with the trackers"):
             leave(run_dir / "result.json", asdict(result))
+            leave(run_dir / "status.json", {**read_status(run_dir), "tracking": result.tracking})
     closing.tell()
     if result.not_printed:
         with contextlib.suppress(OSError):
@@ -104,15 +110,15 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     from trainer.run_folder.json_files import leave
     from trainer.terminal.status import read_status
 
-    status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
+    status = {"state": "starting", "step": 0, "total": plan.length.total_steps, **read_status(run_dir)}
     status["life"] = lives.number(run_dir)
     status["state"] = result.status
     status |= {name: size for name, size in result.chosen.items() if name == "batch_size"}
     if result.status == "done":
         total = max(status["total"], result.steps)
         status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
-        if plan.best in result.best:  # who was suspended and goes on at the end may have written older ones
-            best = {"metric": plan.best, "value": result.best[plan.best], "step": result.best_step}
+        if plan.objective.best in result.best:  # who was suspended and goes on at the end may have written older ones
+            best = {"metric": plan.objective.best, "value": result.best[plan.objective.best], "step": result.best_step}
             status |= {"bests": result.best, "best": best}
     elif not result.metrics:
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
@@ -122,20 +128,25 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
 
 def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
     """Pictures of the run, and of what the last validation found: a source of the user's own may break there."""
-    from trainer.job.pictures import curves, validation
+    from trainer.job import curves
+    from trainer.metrics.validation_file import WHICH, read
 
-    plan, checked = ready.plan, ready.checked
-    title = f"{plan.name}: {plan.strategy}, {counted(plan.workers, 'worker')}"
+    plan, checked, task = ready.plan, ready.checked, task_of(ready.checked.config)
+    title = f"{plan.name}: {plan.strategy.name}, {counted(plan.topology.workers, 'worker')}"
     if plan.mode == "train":
         with closing.step("curves.png"):
-            curves.draw(run_dir, title)
+            curves.draw(run_dir, title, task.curve)
     with closing.step("servers.png"):
-        curves.draw_servers(run_dir, f"{title}, {counted(plan.roles.get('server', 0), 'server')}")
+        curves.draw_servers(run_dir, f"{title}, {counted(plan.topology.roles.get('server', 0), 'server')}")
     with closing.step("the pictures of the validation"):
-        validation.draw(run_dir, checked.class_names(), title)
+        for which in WHICH:
+            if (found := read(run_dir, which)) is not None:
+                task.pictures(run_dir, which, found, checked.class_names(), f"{title}, {which} validation")
 
 
-def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: Tracker) -> None:
+def _close_tracking(
+    result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: RecorderProcess
+) -> None:
     """What is not sent yet, how the run ended, its artifacts."""
     from trainer.terminal.screen import Screen
     from trainer.tracking.describe import NOTE, note
@@ -164,13 +175,16 @@ def _close_tracking(result: Result, run_dir: Path, ready: Ready, overrides: Sequ
     }
     tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
     past = lives.read(run_dir)
-    repeats = repeat.words(ready.checked.config, overrides, past, Path(ready.plan.run_dir))
+    repeats = repeat.words(ready.checked.config, overrides, past, Path(ready.plan.paths.run_dir))
     tags[NOTE] = note(ready.plan, repeats, asdict(result), past)
-    answer = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
-    result.run_id, result.experiment_id = answer["run_id"], answer.get("experiment_id")
-    if answer["error"] or answer["unsent"]:
-        Screen().print(
-            f"MLflow: not everything is sent ({answer['error']}; {counted(answer['unsent'], 'line')} of "
-            f"metrics.jsonl left). Later: "
-            f"python -m trainer.tracking.recorder resend {quoted(str(run_dir))}"
-        )
+    at = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
+    result.tracking = {name: asdict(one) for name, one in at.items()}
+    if MLFLOW in at:
+        result.run_id, result.experiment_id = at[MLFLOW].id, at[MLFLOW].group or None
+    for name, one in at.items():
+        if one.error or one.unsent:
+            Screen().print(
+                f"{name}: not everything is sent ({one.error}; {counted(one.unsent, 'line')} of "
+                f"metrics.jsonl left). Later: "
+                f"python -m trainer.tracking.recorder resend {quoted(str(run_dir))}"
+            )

@@ -41,14 +41,15 @@ from trainer.run_folder import lives
 from trainer.run_folder.repeat import repeatable
 
 if TYPE_CHECKING:
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
+    from trainer.tracking.contract import TrackedRun
 
 Starter = Callable[[Assignment], dict[str, Any]]
 """Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 
 def execute(
-    ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None = None
+    ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None, parent: Path | None = None
 ) -> Result:
     """Run a checked job to its end, in a folder that exists; returns its result.
 
@@ -60,13 +61,14 @@ def execute(
 
 
 def _execute(
-    ready: Ready, start: Starter, overrides: Sequence[str], tracker: Tracker | None, parent: Path | None
+    ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None, parent: Path | None
 ) -> Result:
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
+    from trainer.tracking.describe import secrets_of
 
     began = time.monotonic()
-    run_dir, config = Path(ready.plan.run_dir), ready.checked.config
+    run_dir, config = Path(ready.plan.paths.run_dir), ready.checked.config
     mine = ready.plan.own_folder
     result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
@@ -76,20 +78,24 @@ def _execute(
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
-            result.chosen, result.why, result.class_weights = _chosen(plan), plan.why, plan.class_weights
-            result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
+            result.chosen, result.why, result.class_weights = (
+                _chosen(plan),
+                plan.remarks.why,
+                plan.objective.class_weights,
+            )
+            result.data_source, result.stand_in = plan.data.facts.source, plan.data.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
             _show(ready)
             if config.mode != "predict":
                 _leave_names(mine, ready)
             if tracker is not None:
-                tracker.open(run_dir, _told(ready, overrides, parent))
+                tracker.open(run_dir, _tracked_run(ready, overrides, parent), secrets_of(config))
                 tracked = True
-            with _uploading(ready, result), bar(run_dir, plan.total_steps, config.verbosity):
+            with _uploading(ready, result), bar(run_dir, plan.length.total_steps, config.verbosity):
                 outcome = _starter(ready)(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
-            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{plan.whose}")
+            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{plan.updates_of}")
         return result
     except RunPreempted:
         raise
@@ -115,9 +121,9 @@ def _execute(
             finish(result, mine, ready, overrides, tracker if tracked else None)
 
 
-def _starter(ready: Ready) -> Callable[[Starter, Ready, Result, Tracker | None], dict[str, Any]]:
+def _starter(ready: Ready) -> Callable[[Starter, Ready, Result, RecorderProcess | None], dict[str, Any]]:
     """How the run's processes are started: on a fixed number of hosts, or on hosts that come and go."""
-    if not ready.plan.least_nnodes:
+    if not ready.plan.topology.least_nnodes:
         return start_and_restart
     from trainer.job.elastic import start_on_hosts
 
@@ -127,7 +133,7 @@ def _starter(ready: Ready) -> Callable[[Starter, Ready, Result, Tracker | None],
 def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
     """Context manager: checkpoints are copied to ``checkpoint.to``, if the run has one and this host writes them."""
     config = ready.checked.config
-    if config.checkpoint.to is None or ready.plan.node_rank or not config.saves_checkpoints:
+    if config.checkpoint.to is None or ready.plan.topology.node_rank or not config.saves_checkpoints:
         return nullcontext()
     from trainer.job.uploads import uploading
 
@@ -140,7 +146,7 @@ def _begin_folder(mine: Path, ready: Ready, overrides: Sequence[str]) -> None:
     make_room(mine, ready, overrides, _say)
     _leave_config(mine, ready.checked.config)
     if ready.checked.config.mode == "train":
-        (Path(ready.plan.run_dir) / "checkpoints").mkdir(exist_ok=True)
+        (Path(ready.plan.paths.run_dir) / "checkpoints").mkdir(exist_ok=True)
 
 
 def _say(line: str) -> None:
@@ -152,7 +158,7 @@ def _say(line: str) -> None:
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
     """The result of a run whose workers have all ended well."""
     chosen = {**_chosen(plan), **outcome.pop("chosen", {})}
-    why = {**plan.why, **outcome.pop("why", {})}
+    why = {**plan.remarks.why, **outcome.pop("why", {})}
     ended = replace(result, chosen=chosen, why=why, **outcome)
     return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
 
@@ -171,27 +177,29 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 
 def _chosen(plan: Plan) -> dict[str, Any]:
     """What ``auto`` stands for in this run; with the batch size where that was not given."""
-    size = {"batch_size": plan.batch_size} if "batch_size" in plan.why else {}
+    size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
     return {**size, **asdict(plan.chosen)}
 
 
 def _show(ready: Ready) -> None:
     """The plan on the screen."""
     from trainer.job import plan_table
+    from trainer.tracking import trackers
 
     if ready.later:
         plan_table.show_briefly(ready.plan, ready.checked.config.verbosity)
     else:
-        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, kept_rows(ready))
+        more = [*trackers.rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
+        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, more)
 
 
-def _told(ready: Ready, overrides: Sequence[str], parent: Path | None) -> dict[str, Any]:
-    """What MLflow is told of the run."""
+def _tracked_run(ready: Ready, overrides: Sequence[str], parent: Path | None) -> TrackedRun:
+    """The description of the run for its trackers."""
     from trainer.tracking.describe import describe
 
     config, plan = ready.checked.config, ready.plan
-    told = lives.read(Path(plan.run_dir)) if plan.mode == "train" else ()
-    return describe(config, plan, overrides, parent, ready.digest, ready.swept, told, ready.resume)
+    past = lives.read(Path(plan.paths.run_dir)) if plan.mode == "train" else ()
+    return describe(config, plan, overrides, parent, ready.digest, ready.swept, past, ready.resume)
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:

@@ -24,14 +24,14 @@ from trainer.wording import counted
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
     from trainer.job.result import Result
-    from trainer.tracking.client import Tracker
+    from trainer.tracking.client import RecorderProcess
 
 
 def start_and_restart(
     start: Callable[[Assignment], dict[str, Any]],
     ready: Ready,
     result: Result,
-    tracker: Tracker | None,
+    tracker: RecorderProcess | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Run the job's processes, with restarts; returns what the first worker returned in the last life.
@@ -40,7 +40,7 @@ def start_and_restart(
         RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or
             the run failed otherwise.
     """
-    deaths = Deaths(ready.plan.restarts, clock)
+    deaths = Deaths(ready.plan.topology.restarts, clock)
     try:
         return _to_the_end(start, ready, result, tracker, deaths)
     finally:  # however the run ends
@@ -49,7 +49,11 @@ def start_and_restart(
 
 
 def _to_the_end(
-    start: Callable[[Assignment], dict[str, Any]], ready: Ready, result: Result, tracker: Tracker | None, deaths: Deaths
+    start: Callable[[Assignment], dict[str, Any]],
+    ready: Ready,
+    result: Result,
+    tracker: RecorderProcess | None,
+    deaths: Deaths,
 ) -> dict[str, Any]:
     assignment = ready.assignment
     while True:
@@ -64,7 +68,7 @@ def _to_the_end(
         except NotFinite as error:
             which = _rewind(ready.checked.config, error, result.rewinds)
             result.rewinds += 1
-            bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
+            bad = _set_report_aside(Path(ready.plan.paths.run_dir), result.rewinds, error)
             assignment = _again(ready, assignment, bad, which, tracker, result)
 
 
@@ -94,7 +98,7 @@ def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
 
 
 def _again(
-    ready: Ready, last: Assignment, error: Died | NotFinite, which: str, tracker: Tracker | None, result: Result
+    ready: Ready, last: Assignment, error: Died | NotFinite, which: str, tracker: RecorderProcess | None, result: Result
 ) -> Assignment:
     """What the processes of the next life are handed; the run's folder is as it was at the checkpoint.
 
@@ -107,7 +111,7 @@ def _again(
     say(f"\nATTENTION: {error}")
     bad = error if isinstance(error, NotFinite) else None
     update = workers_update(error) if isinstance(error, Died) else error.step
-    about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.workers)
+    about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.topology.workers)
     order = ", with the batches in another order" if bad is not None else ""
     lost = updates_since(error, resume) if isinstance(error, Died) else 0
     result.lost_updates += lost
@@ -134,7 +138,7 @@ def whence(resume: str) -> str:
 
 
 def begin_again(
-    ready: Ready, tracker: Tracker | None, how: str, update: int, why: str, workers: int
+    ready: Ready, tracker: RecorderProcess | None, how: str, update: int, why: str, workers: int
 ) -> tuple[store.About | None, str]:
     """Restart a run: set its folder back to its newest checkpoint, and begin another life.
     Returns that checkpoint's facts and folder (another run's if this run has none yet).
@@ -145,7 +149,7 @@ def begin_again(
     Raises:
         RunFailed: it has checkpoints, and none is whole.
     """
-    run_dir, say = Path(ready.plan.run_dir), screen()
+    run_dir, say = Path(ready.plan.paths.run_dir), screen()
     try:
         folder = store.newest_to_go_on(run_dir / CHECKPOINTS, say)
     except UserError as error:
@@ -182,7 +186,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
     return max(0, workers_update(death) - (store.about(Path(checkpoint)).done if checkpoint else 0))
 
 
-def _forget_since(run_dir: Path, points: int, tracker: Tracker | None, say: Callable[[str], None]) -> None:
+def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None, say: Callable[[str], None]) -> None:
     """Cut metrics.jsonl to so many bytes, and tell who sends its points."""
     path = run_dir / POINTS
     cut = path.read_bytes()[points:] if path.is_file() else b""

@@ -20,9 +20,10 @@ class Result:
 
     Attributes:
         status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``. run_dir: its folder; run_id,
-        experiment_id: of MLflow, or None. metrics, best: last and best values by name; best_step: the update after
-        which checkpoints/best.safetensors is. validation: whether validations were made; without, there is no best
-        model. ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
+        experiment_id: of MLflow, or None. tracking: by tracker, how the run ended there (id, where it is opened, lines
+        of metrics.jsonl that are unsent, error). metrics, best: last and best values by name; best_step: the update
+        after which checkpoints/best.safetensors is. validation: whether validations were made; without, there is no
+        best model. ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
         steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from
         start to end. chosen, why: what ``auto`` picked and the reasons. class_weights: those of the loss that were
         computed from the training data, by key of ``loss``. data_source: what was really trained on. mode: what was
@@ -40,6 +41,7 @@ class Result:
     run_dir: str
     run_id: str | None = None
     experiment_id: str | None = None
+    tracking: dict[str, dict[str, Any]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     best_step: int = 0
@@ -70,7 +72,7 @@ class Result:
 
 def planned(ready: Ready) -> Result:
     """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
-    return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
+    return Result("planned", ready.plan.paths.run_dir, error="\n".join(ready.plan.remarks.lacks))
 
 
 def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:

@@ -143,9 +143,9 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
         UserError: the address cannot be reached.
     """
     config, plan = ready.checked.config, ready.plan
-    to, run_dir = config.checkpoint.to, Path(plan.run_dir)
+    to, run_dir = config.checkpoint.to, Path(plan.paths.run_dir)
     assert to is not None
-    remote = Remote(address_of(to, run_dir, plan.whole_path))
+    remote = Remote(address_of(to, run_dir, plan.paths.whole_path))
     _give_up_others(ready, remote)
     uploads = Uploads(run_dir, remote, say, config.checkpoint.keep_last)
     uploads.thread.start()

@@ -167,8 +167,8 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
     if config.mode != "train":
         return True
     if not config.saves_checkpoints:
-        return not plan.node_rank and not has_begun(Path(plan.run_dir))
-    return not plan.node_rank or bool(lives.read(Path(plan.run_dir)))
+        return not plan.topology.node_rank and not has_begun(Path(plan.paths.run_dir))
+    return not plan.topology.node_rank or bool(lives.read(Path(plan.paths.run_dir)))
 
 
 def has_begun(run_dir: Path) -> bool:

@@ -13,6 +13,7 @@ from trainer.config.target_source import check_arguments, check_target, paramete
 from trainer.errors import UserError, WrongValue
 from trainer.optim.refused import TORCHS, option_for
 from trainer.strategies.builtin import AUTO
+from trainer.tasks.contract import AUTO as AUTO_TASK
 from trainer.visible import one_line
 from trainer.wording import quoted
 
@@ -74,7 +75,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
             raise UserError(path, "has no value", f"{path}=VALUE")
         if path in known:
             _check_value(known[path], value)
-        elif closed and not path.startswith("tracking.tags."):
+        elif closed and not path.startswith(("tracking.tags.", "tracking.trackers.")):
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
             raise UserError(
@@ -151,7 +152,7 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
                 "has no value: it names the class or function to call",
                 f"_target_: my_package.module.Name in the YAML file of this {group}",
             )
-        if target is None or target == AUTO:
+        if target is None or target in (AUTO, AUTO_TASK):
             continue
         if group == "scheduler" and str(target).startswith(TORCHS):
             why = (
@@ -166,6 +167,11 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
         "data.transforms",
         config["data"].get("transforms") or [],
         "data.transforms=[{_target_:torchvision.transforms.v2.ColorJitter,hue:0.1}]",
+    )
+    _check_nodes(
+        "tracking.trackers",
+        config.get("tracking", {}).get("trackers", {}),
+        "tracking.trackers={csv:{_target_:my_package.Csv}}",
     )
     _check_nodes("callbacks", config["callbacks"], "callbacks=[{_target_:my_package.MyCallback}]")
     _check_nodes(

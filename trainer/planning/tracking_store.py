@@ -28,6 +28,8 @@ from trainer.planning.plan import Plan
 from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
 from trainer.wording import typed
 
+MLFLOW = "mlflow"
+"""MLflow's name among the trackers."""
 DRIVERS = {"sqlite": "sqlite3", "postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 """MLflow's databases, with the module that SQLAlchemy takes for each where the address names none."""
 MODULES = {"mysqlconnector": "mysql.connector", "mysqldb": "MySQLdb"}
@@ -48,10 +50,19 @@ NEVER = (404, 405, 410, 501)
 
 
 def tracking_uri(tracking: TrackingConfig) -> str:
-    """The address of the MLflow tracking store that metrics go to; '' without tracking."""
-    if tracking.kind == "none":
-        return ""
-    return str(tracking.uri or os.environ.get("MLFLOW_TRACKING_URI") or address(Path.cwd() / "mlflow.db"))
+    """The address of the MLflow tracking store that metrics go to; '' without MLflow."""
+    return store_uri(tracking.uri) if MLFLOW in tracking.trackers else ""
+
+
+def store_uri(uri: str | None) -> str:
+    """The address of the tracking store: what is typed, what the environment says, or a file in the working folder."""
+    return str(uri or os.environ.get("MLFLOW_TRACKING_URI") or address(Path.cwd() / "mlflow.db"))
+
+
+def chosen(tracking: TrackingConfig) -> str:
+    """The trackers as one types them: ``none``, ``mlflow``, or ``[mlflow,tensorboard]``."""
+    names = list(tracking.trackers)
+    return names[0] if len(names) == 1 else f"[{','.join(names)}]" if names else "none"
 
 
 def named(tracking: TrackingConfig) -> str:
@@ -171,7 +182,7 @@ def try_tracking(config: RunConfig, plan: Plan) -> str:
     Raises:
         UserError: it will never take a run.
     """
-    if not plan.tracking or plan.node_rank:
+    if not plan.paths.tracking or plan.topology.node_rank:
         return ""
     return try_store(config.tracking, experiment_of(config.tracking, config.name))
 
@@ -281,7 +292,7 @@ def check_tracking(config: RunConfig) -> None:
     """Refuse a tracking store that cannot work, and names of runs, experiments and tags that it does not accept."""
     tracking = config.tracking
     experiment = experiment_of(tracking, config.name)
-    if tracking.kind != "none":
+    if MLFLOW in tracking.trackers:
         _check_experiment(experiment)
     check_store(tracking, experiment)
     for key, most in (("experiment", 256), ("run_name", 250)):
@@ -321,6 +332,6 @@ def _check_registered(tracking: TrackingConfig) -> None:
         raise UserError(
             what, "is no name for MLflow's registry: at most 256 characters, and none of / : % and quotes", none
         )
-    if tracking.kind == "none" or not tracking.log_model:
-        which = "tracking=none" if tracking.kind == "none" else "tracking.log_model=false"
+    if MLFLOW not in tracking.trackers or not tracking.log_model:
+        which = "tracking.log_model=false" if MLFLOW in tracking.trackers else f"tracking={chosen(tracking)}"
         raise UserError(what, f"registers the logged models, and with {which} there are none", none)

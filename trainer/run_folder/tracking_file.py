@@ -1,7 +1,8 @@
-"""``tracking.json`` in a run's folder: which MLflow run it is, and how many of its points are sent."""
+"""``tracking.json`` in a run's folder: for each tracker the run's id there, and how many of the points are sent."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +17,26 @@ NO_END = 1 << 62
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """The content of ``tracking.json``: what the next recorder process must know.
+class Position:
+    """How far one tracker has come.
 
     Attributes:
-        uri: without who logs in; experiment: its name; run_id: None before the server has given one.
+        id: of the run at the service; None: the service has not given one yet.
         sent_bytes: of metrics.jsonl, acknowledged; doubtful_bytes: after these, sent without an answer.
-        asked: the server was asked to open the run.
-        again: first and last update of points that may be sent and were cut off metrics.jsonl, to be written again.
-        run: the message that opened the run.
+        again: first and last update of points that the tracker may have and that were cut off metrics.jsonl.
+        ahead: of the acknowledged points that were cut off, the updates by name, one for each point.
+        error: why points cannot be sent at present; empty as a rule.
     """
 
-    uri: str
-    experiment: str
-    run_id: str | None
+    id: str | None = None
     sent_bytes: int = 0
     doubtful_bytes: int = 0
-    asked: bool = False
     again: tuple[int, int] | None = None
-    run: dict[str, Any] = field(default_factory=dict)
+    ahead: Mapping[str, list[int]] = field(default_factory=dict)
+    error: str = ""
 
-    def after_cut(self, lines: bytes, points: int) -> Remembered:
-        """A copy of this record for a metrics.jsonl that will be cut to ``points`` bytes.
+    def after_cut(self, lines: bytes, points: int) -> Position:
+        """A copy of this position for a metrics.jsonl that will be cut to ``points`` bytes.
 
         Args:
             lines: metrics.jsonl before; points: bytes of it that stay.
@@ -49,50 +48,89 @@ class Remembered:
             again = (0, NO_END)
             points = min(points, lines.rfind(b"\n") + 1)
         else:
-            again = _updates(lines[points:reached])
-        if self.again is not None:
-            again = (min(again[0], self.again[0]), max(again[1], self.again[1]))
-        return replace(
-            self, sent_bytes=min(sent, points), doubtful_bytes=max(0, min(reached, points) - sent), again=again
-        )
+            again = updates(lines[points:reached])
+        kept, doubtful = min(sent, points), max(0, min(reached, points) - sent)
+        ahead = _together(self.ahead, lines[points:sent])
+        return replace(self, sent_bytes=kept, doubtful_bytes=doubtful, again=union(self.again, again), ahead=ahead)
 
 
-def _updates(lines: bytes) -> tuple[int, int]:
+def updates(lines: bytes) -> tuple[int, int]:
     """First and last update of these points; of lines that cannot be read, any may be."""
     try:
         steps = [int(json_text.loads(line).get("step")) for line in lines.splitlines()]
     except (ValueError, TypeError, AttributeError):
         return (0, NO_END)
-    return (min(steps), max(steps))
+    return (min(steps), max(steps)) if steps else (0, 0)
 
 
-def read(run_dir: Path) -> Remembered | None:
+def union(one: tuple[int, int] | None, other: tuple[int, int]) -> tuple[int, int]:
+    """The updates from the first of both ranges to the last."""
+    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+
+
+def _together(ahead: Mapping[str, list[int]], lines: bytes) -> dict[str, list[int]]:
+    """The points ahead, and those of these lines."""
+    every = {name: list(steps) for name, steps in ahead.items()}
+    for line in lines.splitlines():
+        try:
+            point = json_text.loads(line)
+            for name in point["metrics"]:
+                every.setdefault(name, []).append(int(point["step"]))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return every
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """The content of ``tracking.json``: the description of the run, and the position of each tracker."""
+
+    run: dict[str, Any]
+    trackers: dict[str, Position]
+
+
+def read(run_dir: Path) -> Tracked | None:
     """Read ``tracking.json`` of a run's folder; None if it was never tracked, or the file cannot be read."""
     try:
-        parsed = json_text.read_object(run_dir / FILE)
-        known = {one.name: parsed[one.name] for one in fields(Remembered) if one.name in parsed}
-        if known.get("again") is not None:
-            known |= {"again": tuple(known.pop("again"))}
-        found = Remembered(**known)
-        numbers = (found.sent_bytes, found.doubtful_bytes)
-        whole = isinstance(found.uri, str) and isinstance(found.run, dict) and all(isinstance(n, int) for n in numbers)
-        return found if whole else None
-    except (OSError, ValueError, TypeError):
+        plain = json_text.read_object(run_dir / FILE)
+        run, trackers = plain["run"], plain["trackers"]
+        if not isinstance(run, dict):
+            return None
+        return Tracked(run, {str(name): _position(one) for name, one in trackers.items()})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def write(run_dir: Path, record: Remembered) -> None:
+def _position(plain: Mapping[str, Any]) -> Position:
+    known = {one.name: plain[one.name] for one in fields(Position) if one.name in plain}
+    if known.get("again") is not None:
+        known |= {"again": tuple(known.pop("again"))}
+    found = Position(**known)
+    if not all(isinstance(size, int) for size in (found.sent_bytes, found.doubtful_bytes)):
+        raise ValueError("no numbers of bytes")
+    return found
+
+
+def write(run_dir: Path, tracked: Tracked) -> None:
     """Write ``tracking.json`` of a run's folder, without secrets."""
-    leave(run_dir / FILE, asdict(record), private=True)
+    leave(run_dir / FILE, asdict(tracked), private=True)
+
+
+def position(run_dir: Path, name: str = "mlflow") -> Position:
+    """The position of a tracker of the folder's run, such as the id of its MLflow run; the first one without a file."""
+    tracked = read(run_dir)
+    return tracked.trackers.get(name, Position()) if tracked is not None else Position()
 
 
 def cut(run_dir: Path, points: int) -> None:
-    """Before metrics.jsonl is cut: note in tracking.json which of its points the server may have. Can be repeated."""
-    record = read(run_dir)
+    """Before metrics.jsonl is cut: note in tracking.json which of its points each tracker may have. Can be repeated."""
+    tracked = read(run_dir)
     path = run_dir / POINTS
-    if record is None:
+    if tracked is None:
         return
-    write(run_dir, record.after_cut(path.read_bytes() if path.is_file() else b"", points))
+    lines = path.read_bytes() if path.is_file() else b""
+    after = {name: position.after_cut(lines, points) for name, position in tracked.trackers.items()}
+    write(run_dir, replace(tracked, trackers=after))
     sync(run_dir / FILE)
     sync(run_dir)
 
@@ -103,5 +141,9 @@ def doubt(run_dir: Path, points: int) -> None:
     Args:
         points: bytes of metrics.jsonl with which the run goes on.
     """
-    if (record := read(run_dir)) is not None:
-        write(run_dir, replace(record, sent_bytes=min(record.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END)))
+    if (tracked := read(run_dir)) is not None:
+        after = {
+            name: replace(one, sent_bytes=min(one.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END))
+            for name, one in tracked.trackers.items()
+        }
+        write(run_dir, replace(tracked, trackers=after))

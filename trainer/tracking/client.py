@@ -1,4 +1,4 @@
-"""The parent's side of tracking: starts the recorder process, opens and closes MLflow runs, waits for unsent points."""
+"""The parent's side of tracking: starts the recorder process, opens and closes runs, waits for unsent points."""
 
 from __future__ import annotations
 
@@ -11,24 +11,43 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.host import json_text
 from trainer.host.signals import signal_name
+from trainer.run_folder import tracking_file
 from trainer.run_folder.folder_lock import FolderLock
-from trainer.run_folder.tracking_file import read
+from trainer.tracking.contract import TrackedRun
+from trainer.tracking.messages import for_another, subject
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 MOST_STARTS = 6
 """Of recorder processes for one command, one after another."""
 
 
-class Tracker:
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended at one tracker.
+
+    Attributes:
+        id: of the run there, or None. where: how it is opened. group: id of the group of runs that it belongs to.
+        unsent: lines of metrics.jsonl. error: what went wrong.
+    """
+
+    id: str | None = None
+    where: str = ""
+    group: str = ""
+    unsent: int = 0
+    error: str = ""
+
+
+class RecorderProcess:
     """The parent's handle on the recorder process of one command: for a run, or for a sweep and its runs.
 
-    The recorder reads the run folders' files, so the training never waits for MLflow; it outlives a parent that is
+    The recorder reads the run folders' files, so the training never waits for a tracker; it outlives a parent that is
     killed and then marks what was open as KILLED. Messages are JSON lines on its standard input, which is a Unix
     socket, and output. The message that opens a run brings the lock on its folder: a killed parent leaves it to the
     recorder, so that the run's next life does not begin before the recorder is done. When the recorder dies, another
@@ -37,13 +56,12 @@ class Tracker:
 
     Args:
         say: shows a line to the user.
-        away: why the store did not answer when it was tried before the start; empty as a rule.
+        trackers: the nodes of ``tracking.trackers``, by name.
     """
 
-    def __init__(self, say: Callable[[str], None], away: str = "") -> None:
-        self.say, self.away, self.opened = say, "", False
-        if away:
-            self.tell_away(away)
+    def __init__(self, say: Callable[[str], None], trackers: Mapping[str, Mapping[str, Any]]) -> None:
+        self.say, self.trackers, self.opened = say, dict(trackers), False
+        self.away: dict[str, str] = {}
         self.answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self.messages: list[dict[str, Any]] = []
         self.starts, self.ending, self.lock = 0, False, threading.Lock()
@@ -51,12 +69,13 @@ class Tracker:
             self.process, self.way = self._start()
 
     def _start(self) -> tuple[subprocess.Popen[str], socket.socket]:
-        """The recorder's process, and the way to it."""
+        """Start the recorder's process; returns it with the socket to it."""
         self.starts += 1
         way, its = socket.socketpair()
+        targets = [{"_target_": node["_target_"]} for node in self.trackers.values()]
         with its:
             process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
-                [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid())],
+                [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid()), json.dumps(targets)],
                 stdin=its.fileno(),
                 stdout=subprocess.PIPE,
                 text=True,
@@ -66,9 +85,9 @@ class Tracker:
         threading.Thread(target=self._listen, args=(process,), daemon=True, name="tracking-answers").start()
         return process, way
 
-    def tell_away(self, why: str) -> None:
-        """Tell the user that the store did not answer before the start, and that training goes on."""
-        self.away = why
+    def mark_away(self, name: str, why: str) -> None:
+        """Tell the user that a tracker's service did not answer before the start, and that training goes on."""
+        self.away[name] = why
         self.say(
             f"MLflow: the tracking server does not answer ({why}); training goes on, points are kept and sent "
             f"when it does"
@@ -83,15 +102,13 @@ class Tracker:
         self._start_again(process)
 
     def _hear(self, answer: dict[str, Any]) -> None:
-        if said := answer.get("warning") or answer.get("told"):
-            self.say(f"MLflow: {said}")
-            return
-        with self.lock:
-            self.messages = [one for one in self.messages if _subject(one) != answer.get("closed")]
-        self.answers.put(answer)
+        if line := answer.get("says"):
+            self.say(line)
+        else:
+            self.answers.put(answer)
 
     def _start_again(self, dead: subprocess.Popen[str]) -> None:
-        """Another recorder in place of one that died; none where it was to end, or after too many."""
+        """Start another recorder in place of one that died; none where it was to end, or after too many."""
         how = _ending(dead.wait())
         with self.lock:
             if self.ending:
@@ -103,10 +120,10 @@ class Tracker:
                 for message in for_another(self.messages):
                     self._write(message)
         if again:
-            self.say(f"MLflow: the tracking process {how}; another one goes on with the points that are not sent")
+            self.say(f"the tracking process {how}; another one goes on with the points that are not sent")
         else:
             self.say(
-                f"MLflow: the tracking process {how}, the {MOST_STARTS}th of this command; training goes on, "
+                f"the tracking process {how}, the {MOST_STARTS}th of this command; training goes on, "
                 f"points are kept in metrics.jsonl"
             )
             self.answers.put({"gone": True})
@@ -123,15 +140,15 @@ class Tracker:
             else:
                 self.way.sendall(_line(message))
 
-    def open(self, run_dir: Path, run: Mapping[str, Any]) -> None:
-        """Open an MLflow run for a run folder; returns at once.
+    def open(self, run_dir: Path, run: TrackedRun, secrets: list[str]) -> None:
+        """Open a run at its trackers; returns at once.
 
         Args:
             run_dir: the run's folder; ``metrics.jsonl`` in it is followed.
-            run: ``uri``, ``experiment``, ``run_name``, ``tags``, ``params``, ``parent`` (a folder, or None).
+            secrets: values that the recorder must not show.
         """
         self.opened = True
-        self._send({"open": str(run_dir), **run, "away": self.away})
+        self._send({"open": str(run_dir), "run": asdict(run), "secrets": secrets, "away": self.away})
 
     def go_back(self, run_dir: Path, points: int, cut: str) -> None:
         """Tell the recorder that metrics.jsonl was cut to ``points`` bytes and will grow again; returns at once."""
@@ -141,28 +158,37 @@ class Tracker:
         """Tell the recorder that a run's model is there and can be packed; returns at once."""
         self._send({"trained": str(run_dir)})
 
-    def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Any]:
-        """Have the recorder send the rest of a run, its artifacts and its end; waits at most ``timeout_s``.
+    def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Ended]:
+        """Have the trackers send the rest of a run, its artifacts and its end; waits at most ``timeout_s``.
 
         Args:
             status: FINISHED, FAILED or KILLED.
 
         Returns:
-            ``run_id`` (or None), ``unsent`` points, ``error``.
+            By the trackers' names, how the run ended there.
         """
         self._send({"close": str(run_dir), "status": status, "tags": dict(tags), "timeout_s": timeout_s})
-        until = time.monotonic() + timeout_s + 2
-        while (left := until - time.monotonic()) > 0:
+        ended = dict(self._answers(run_dir, timeout_s + 2))
+        with self.lock:
+            self.messages = [one for one in self.messages if subject(one) != str(run_dir)]
+        late = f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)"
+        why = "the tracking process died" if self.starts >= MOST_STARTS and self.process.poll() is not None else late
+        return {name: ended.get(name) or _remembered(run_dir, name, why) for name in self.trackers}
+
+    def _answers(self, run_dir: Path, patience_s: float) -> Iterator[tuple[str, Ended]]:
+        """Yield how a run ended at each tracker, until all have answered."""
+        until, left = time.monotonic() + patience_s, set(self.trackers)
+        while left and (seconds := until - time.monotonic()) > 0:
             try:
-                answer = self.answers.get(timeout=left)
+                answer = self.answers.get(timeout=seconds)
             except queue.Empty:
-                break
-            if answer.get("closed") == str(run_dir):
-                return answer
+                return
             if answer.get("gone"):
                 self.answers.put(answer)  # for the runs after this one
-                return _remembered(run_dir, "the tracking process died")
-        return _remembered(run_dir, f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)")
+                return
+            if answer.get("closed") == str(run_dir):
+                left.discard(answer["tracker"])
+                yield answer["tracker"], Ended(*(answer[name] for name in ("id", "where", "group", "unsent", "error")))
 
     def end(self) -> None:
         """End the recorder process, at once if it has no run to send."""
@@ -193,22 +219,6 @@ def _send_with_hold(way: socket.socket, message: Mapping[str, Any], run_dir: Pat
         hold.leave()
 
 
-def _subject(message: Mapping[str, Any]) -> str:
-    """The folder of the run that a message is about."""
-    return str(next(filter(None, map(message.get, ("open", "back", "trained", "close")))))
-
-
-def for_another(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """What the parent tells another recorder again: each run's message, with how far the run has gone back
-    meanwhile."""
-    for message in messages:
-        if run_dir := message.get("open"):
-            backs = [one for one in messages if one.get("back") == run_dir]
-            yield {**message, "resumed": True, "backs": backs}
-        elif "back" not in message:
-            yield message
-
-
 def _ending(code: int) -> str:
     """How a process ended, as a part of a sentence."""
     if code >= 0:
@@ -217,37 +227,34 @@ def _ending(code: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables for a process that asks MLflow: ours, with this package on its PYTHONPATH."""
+    """The environment variables for a process of trackers: ours, with this package on its PYTHONPATH."""
     path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
 
 
-def _remembered(run_dir: Path, error: str) -> dict[str, Any]:
-    """What the recorder had sent, from ``tracking.json``, if it gives no answer itself."""
-    told = read(run_dir)
-    if told is None:
-        return {"run_id": None, "unsent": 0, "error": error}
+def _remembered(run_dir: Path, name: str, error: str) -> Ended:
+    """What a tracker had sent, from ``tracking.json``, if it gives no answer itself."""
+    tracked = tracking_file.read(run_dir)
+    position = tracked.trackers.get(name) if tracked is not None else None
+    if position is None:
+        return Ended(error=error)
     unsent = 0
     with contextlib.suppress(OSError), (run_dir / "metrics.jsonl").open("rb") as points:
-        points.seek(told.sent_bytes)
+        points.seek(position.sent_bytes)
         unsent = points.read().count(b"\n")
-    return {"run_id": told.run_id, "unsent": unsent, "error": error}
+    return Ended(position.id, unsent=unsent, error=error)
 
 
 @contextlib.contextmanager
-def tracking(uri: str, away: str = "") -> Iterator[Tracker | None]:
-    """Context manager: yields the :class:`Tracker`, a client of the process that records to MLflow; None without.
-
-    Args:
-        away: why the store did not answer when it was tried.
-    """
-    if not uri:
+def tracking(trackers: Mapping[str, Mapping[str, Any]]) -> Iterator[RecorderProcess | None]:
+    """Context manager: yields the :class:`RecorderProcess` of these trackers; None where there are none."""
+    if not trackers:
         yield None
         return
     from trainer.terminal.screen import Screen
 
-    tracker = Tracker(lambda line: Screen().print(line), away)
+    process = RecorderProcess(lambda line: Screen().print(line), trackers)
     try:
-        yield tracker
+        yield process
     finally:
-        tracker.end()
+        process.end()

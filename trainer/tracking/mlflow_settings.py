@@ -23,13 +23,11 @@ def settle() -> None:
 def client(uri: str) -> Any:
     """Return MLflow's client of a tracking store.
 
-    MLflow would make the folders of an SQLite address as it is spelled, ``/a%23b`` beside ``/a#b``. The folder of the
-    file is there: ``check_store`` has looked.
+    Of an address that begins with ``sqlite:`` MLflow would make the folders as they are spelled, ``/a%23b`` beside
+    ``/a#b``; with the driver's name it does not. The folder is there: ``check_store`` has looked.
     """
     from mlflow import MlflowClient
 
     if uri.startswith("sqlite:"):
-        from mlflow.store.db import utils
-
-        utils._make_parent_dirs_if_sqlite = lambda db_uri: None
+        uri = uri.replace("sqlite:", "sqlite+pysqlite:", 1)
     return MlflowClient(tracking_uri=uri)

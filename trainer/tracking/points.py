@@ -1,69 +1,64 @@
-"""Converts lines of metrics.jsonl to MLflow metrics, and finds out which of them the server has."""
+"""Reads points from metrics.jsonl, and finds out which of them a tracker has already."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trainer.host import json_text
+from trainer.tracking.contract import Point
 
-Point = tuple[str, int, int, str]
-"""Name, time, update and value."""
-
-
-def metrics_of(lines: Sequence[bytes]) -> list[Any]:
-    """Convert the points in lines of metrics.jsonl to MLflow Metric objects."""
-    from mlflow.entities import Metric
-
-    points = [json_text.loads(line) for line in lines]
-    return [Metric(k, v, point["time"], point["step"]) for point in points for k, v in point["metrics"].items()]
+Ahead = Counter[tuple[str, int]]
+"""How many points of a name and update a tracker has more than the file had before the present position."""
 
 
-def points_of(metrics: Iterable[Any]) -> Counter[Point]:
-    """Count how often each point occurs among MLflow metrics."""
-    return Counter(map(_point, metrics))
+def points_of(lines: Sequence[bytes]) -> list[Point]:
+    """Read the points in lines of metrics.jsonl."""
+    read = map(json_text.loads, lines)
+    return [Point(name, value, one["step"], one["time"]) for one in read for name, value in one["metrics"].items()]
 
 
-def _point(metric: Any) -> Point:
-    """A point as it can be compared: a server keeps what is infinite as the greatest number."""
-    value = max(-sys.float_info.max, min(sys.float_info.max, metric.value))
-    return metric.key, int(metric.timestamp), int(metric.step), repr(float(value)) if value == value else "nan"
+def batches(new: bytes, most: int) -> Iterator[tuple[list[Point], int]]:
+    """Split whole lines of metrics.jsonl into batches of at most ``most`` points; yields each with its bytes."""
+    points: list[Point] = []
+    size = 0
+    for line in new.splitlines(keepends=True):
+        more = points_of([line])
+        if points and len(points) + len(more) > most:
+            yield points, size
+            points, size = [], 0
+        points += more
+        size += len(line)
+    if size:
+        yield points, size
 
 
-def without(metrics: Sequence[Any], there: Counter[Point]) -> list[Any]:
-    """The MLflow metrics that are not among the points ``there``, which it uses up."""
-    missing = []
-    for metric in metrics:
-        point = _point(metric)
-        if there[point]:
-            there[point] -= 1
-        else:
-            missing.append(metric)
-    return missing
-
-
-class Sent:
-    """Decides for points that are written again, at another time, whether a server has as many of that name and update.
+class Asked:
+    """Counts the points that a service has, one name after the other, when a point of that name comes first.
 
     Args:
-        before: the points that metrics.jsonl holds before these.
-        history: all points of a name that the server has.
+        before: the points in metrics.jsonl before the present position.
+        sent: asks the service for the updates of all points of a name.
     """
 
-    def __init__(self, before: Iterable[Any], history: Callable[[str], Iterable[Any]]) -> None:
-        self.written = Counter((m.key, int(m.step)) for m in before)
-        self.history = history
-        self.there: dict[str, Counter[int]] = {}
+    def __init__(self, before: Iterable[Point], sent: Callable[[str], Iterable[int]]) -> None:
+        self.before = Counter((point.name, point.step) for point in before)
+        self.sent = sent
+        self.names: set[str] = set()
+        self.ahead: Ahead = Counter()
 
-    def is_missing(self, metric: Any) -> bool:
-        """Whether the next point must be sent; it then counts as sent."""
-        name, step = metric.key, int(metric.step)
-        if name not in self.there:
-            self.there[name] = Counter(int(m.step) for m in self.history(name))
-        self.written[name, step] += 1
-        if self.written[name, step] <= self.there[name][step]:
-            return False
-        self.there[name][step] += 1
-        return True
+    def has(self, point: Point) -> bool:
+        """Whether the service has the next point, which then counts as passed."""
+        if point.name not in self.names:
+            there = Counter((point.name, int(step)) for step in self.sent(point.name))
+            self.ahead += there - self.before
+            self.names.add(point.name)
+        return passed(self.ahead, point)
+
+
+def passed(ahead: Ahead, point: Point) -> bool:
+    """Whether one of the points ahead is this one, which is then taken off."""
+    if not ahead[point.name, point.step]:
+        return False
+    ahead[point.name, point.step] -= 1
+    return True

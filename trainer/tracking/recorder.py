@@ -1,37 +1,48 @@
-"""The recorder: a separate process that sends runs' files to MLflow, in batches, and again if they are lost."""
+"""The recorder: a separate process that carries runs' points from their folders to the trackers.
+
+The main thread reads the parent's messages, and each tracker has a thread (:class:`Service`) with a queue of them, so
+that a tracker that fails or is slow holds up no other one, and none holds up the training. The messages of one run:
+
+    open -> (back | trained)* -> close
+
+When the parent ends or is killed without ``close``, the runs that are still open are marked as KILLED.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from trainer.config import redact
-from trainer.config.secret_parts import HIDDEN
-from trainer.errors import UserError, why
+from trainer.errors import UserError
 from trainer.host import interpreter, json_text
-from trainer.run_folder import tracking_file
-from trainer.run_folder.folder_lock import FolderLock, refusal
+from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.json_files import leave
-from trainer.run_folder.tracking_file import Remembered
-from trainer.tracking import mlflow_settings, reopened_run
-from trainer.tracking.mlflow_run import LOGS, Follower
-from trainer.tracking.recorder_answers import tell
-from trainer.wording import quoted
+from trainer.tracking import mlflow_settings
+from trainer.tracking.contract import TrackedRun
+from trainer.tracking.follower import Follower, Notes, said
+from trainer.tracking.messages import subject
+from trainer.tracking.resumed import goes_on
+from trainer.tracking.trackers import LOGS, made
 
 EVERY_S = 1.0
 LAST_WORDS_S = 5.0
 ENDING_S = 3.0
 """Longest wait for the processes of a killed launcher to end."""
+USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 
 
 class Inbox:
@@ -57,104 +68,146 @@ class Inbox:
             yield message, FolderLock.received(self.locks.popleft()) if message.pop("held", False) else None
 
 
-def _follow(parent: int, way: socket.socket) -> None:
-    """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
-    followers: dict[str, Follower] = {}
-    gone, inbox = _watch(parent), Inbox(way)
-    next_round = 0.0
-    while not inbox.ended:
-        ready = connection.wait([way, *gone], max(0.0, next_round - time.monotonic()))
-        dead = any(one in ready for one in gone)
-        if way in ready:
-            for message, hold in inbox.read():
-                _obey(message, followers, hold)
-        elif dead:  # all that it had sent is read; the way may be open in a process that it has forked
-            break
-        if time.monotonic() >= next_round and not dead:
-            for follower in followers.values():
-                follower.try_once()
-            if followers and not gc.isenabled():
-                _get_ready(any(follower.run.get("models") for follower in followers.values()))
-            next_round = time.monotonic() + EVERY_S
-    for follower in followers.values():
-        _mark_killed(follower)
+class OpenRun:
+    """A run that is open: its description, ``tracking.json``, the lock on its folder, and the trackers not yet done."""
+
+    def __init__(self, message: Mapping[str, Any], hold: FolderLock | None) -> None:
+        self.secrets: Sequence[str] = message["secrets"]
+        redact.HERE.learn(self.secrets)
+        self.run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
+        self.notes = Notes(self.run, positions, tell_user)
+        for back in message.get("backs", ()):
+            self._go_back(**back)
+        self.notes.write()
+        self.away: Mapping[str, str] = message.get("away", {})
+        self.hold = hold
+        self.left, self.lock = set(self.run.trackers), threading.Lock()
+
+    def _go_back(self, back: str, points: int, cut: str) -> None:
+        for name, position in self.notes.tracked.trackers.items():
+            self.notes.tracked.trackers[name] = position.after_cut(bytes(points) + cut.encode(), points)
+
+    def done(self, name: str) -> None:
+        """Note that a tracker has ended this run; the last one releases the folder."""
+        with self.lock:
+            self.left.discard(name)
+            if not self.left and self.hold is not None:
+                self.hold.leave()
+                self.hold = None
+
+    def mark_killed(self) -> bool:
+        """Write into the folder of a run whose launcher is gone that it was killed; False: its next life has begun."""
+        if self.hold is not None and not self.hold.outlast(ENDING_S):
+            return False
+        status_file = Path(self.run.folder) / "status.json"
+        try:
+            status = json_text.read_object(status_file)
+            leave(status_file, {**status, "state": "killed"})
+        except (OSError, ValueError):
+            pass
+        redact.scrub(Path(self.run.folder), LOGS, self.secrets)
+        return True
 
 
-def _get_ready(packs: bool) -> None:
-    """Import while the training runs what its end will need; from then on garbage is collected."""
-    if packs:
-        with contextlib.suppress(Exception):  # then it is missed where it is needed, which is told
-            from trainer.tracking import logged_model, served_model  # noqa: F401
-    gc.freeze()
-    gc.enable()
+class Service(threading.Thread):
+    """The thread of one tracker, which serves all runs of this command, one after the other.
+
+    Args:
+        name: the tracker's, as in ``tracking.trackers``.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.messages: queue.SimpleQueue[tuple[dict[str, Any], OpenRun] | None] = queue.SimpleQueue()
+        self.followers: dict[str, Follower] = {}
+
+    def run(self) -> None:
+        """Obey messages until None comes, and send what is new once in ``EVERY_S``."""
+        next_round = 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                if (item := self.messages.get(timeout=max(0.0, next_round - time.monotonic()))) is None:
+                    return
+                self.obey(*item)
+            if time.monotonic() >= next_round:
+                for follower in self.followers.values():
+                    follower.try_once()
+                next_round = time.monotonic() + EVERY_S
+
+    def obey(self, message: dict[str, Any], opened: OpenRun) -> None:
+        """Do what a message says; what a tracker raises in it is shown to the user."""
+        folder = opened.run.folder
+        try:
+            if "open" in message:
+                self.followers[folder] = self._follower(opened)
+            elif (follower := self.followers.get(folder)) is None:  # which could not be made
+                pass
+            elif "back" in message:
+                follower.go_back(message["points"], message["cut"])
+            elif "trained" in message:
+                follower.tracker.trained()
+            elif "close" in message:
+                tell(self.followers.pop(folder).finish(message["status"], message["tags"], message["timeout_s"]))
+        except Exception as error:
+            tell_user(f"{self.name}: {said(error)}")
+        if "close" in message:
+            opened.done(self.name)
+
+    def _follower(self, opened: OpenRun) -> Follower:
+        run = opened.run
+        tracker = made(self.name, run.trackers[self.name], Path(run.folder))
+        parent = self.followers.get(run.parent or "")
+        follower = Follower(self.name, tracker, run, opened.notes, parent, opened.away.get(self.name, ""))
+        tracker.say = follower.say
+        return follower
 
 
-def _obey(message: dict[str, Any], followers: dict[str, Follower], hold: FolderLock | None = None) -> None:
-    if "open" in message:
-        parent = followers.get(message.get("parent") or "")
-        if parent is not None and parent.run_id is None:
-            parent.try_once()
-        secrets, away, backs = message.pop("secrets"), message.pop("away", ""), message.pop("backs", ())
-        redact.HERE.learn(secrets)
-        follower = following(message, parent.run_id if parent else None, secrets)
-        follower.hold = hold
-        if away:  # which has been said
-            follower.away_since, follower.error = time.monotonic(), away
-        for back in backs:
-            _goes_back(follower, **back)
-        follower.remember()
-        followers[message["open"]] = follower
-    elif "back" in message:
-        _goes_back(followers[message["back"]], **message)
-    elif "trained" in message:  # while the parent draws its pictures
-        followers[message["trained"]].pack_models()
-    elif "close" in message:
-        follower = followers.pop(message["close"])
-        tell(follower.finish(message["status"], message["tags"], message["timeout_s"]))
+class Recorder:
+    """Hands the parent's messages to the trackers' threads."""
 
+    def __init__(self) -> None:
+        self.services: dict[str, Service] = {}
+        self.runs: dict[str, OpenRun] = {}
 
-def _goes_back(follower: Follower, back: str, points: int, cut: str) -> None:
-    assert str(follower.run_dir) == back
-    follower.go_back(points, cut)
+    def obey(self, message: dict[str, Any], hold: FolderLock | None = None) -> None:
+        """Hand a message of the parent to each tracker of its run."""
+        folder = subject(message)
+        if "open" in message:
+            self.runs[folder] = OpenRun(message, hold)
+        self._tell(self.runs[folder], message)
+        if "close" in message:
+            del self.runs[folder]
 
+    def _tell(self, opened: OpenRun, message: dict[str, Any]) -> None:
+        for name in opened.run.trackers:
+            if name not in self.services:
+                self.services[name] = Service(name)
+                self.services[name].start()
+            self.services[name].messages.put((message, opened))
 
-def following(message: dict[str, Any], children_of: str | None, secrets: list[str]) -> Follower:
-    """Make the recorder's :class:`Follower` of a run that begins or resumes."""
-    run_dir = Path(message["open"])
-    told = reopened_run.taken_up(run_dir, message) if message.get("resumed") else None
-    if told is None:
-        return Follower(run_dir, message, children_of=children_of, secrets=secrets)
-    return _going_on(run_dir, told, children_of, secrets)
+    def follow(self, parent: int, way: socket.socket) -> None:
+        """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
+        gone, inbox = _watch(parent), Inbox(way)
+        while not inbox.ended:
+            ready = connection.wait([way, *gone])
+            if way in ready:
+                for message, hold in inbox.read():
+                    self.obey(message, hold)
+            else:  # all that it had sent is read; the way may be open in a process that it has forked
+                break
+        self.end()
 
-
-def _going_on(run_dir: Path, told: Remembered, children_of: str | None = None, secrets: Sequence[str] = ()) -> Follower:
-    """Make the :class:`Follower` that continues an earlier recorder's MLflow run from the last point sent."""
-    return Follower(
-        run_dir,
-        told.run,
-        told.run_id,
-        told.sent_bytes,
-        told.doubtful_bytes,
-        asked=told.asked,
-        again=told.again,
-        children_of=children_of,
-        secrets=list(secrets),
-    )
-
-
-def _mark_killed(follower: Follower) -> None:
-    """The parent is gone without closing this run: its processes end, and what they write until then is not the last
-    word."""
-    if follower.hold is not None and not follower.hold.outlast(ENDING_S):
-        return
-    status_file = follower.run_dir / "status.json"
-    try:
-        status = json_text.read_object(status_file)
-        leave(status_file, {**status, "state": "killed"})
-    except (OSError, ValueError):
-        pass
-    redact.scrub(follower.run_dir, LOGS, follower.secrets)
-    follower.finish("KILLED", {"trainer.ended": "the launcher was killed"}, LAST_WORDS_S)
+    def end(self) -> None:
+        """Mark the runs that are still open as KILLED, and end all threads; a tracker that hangs is left behind."""
+        killed = {"status": "KILLED", "tags": {"trainer.ended": "the launcher was killed"}, "timeout_s": LAST_WORDS_S}
+        for folder, opened in self.runs.items():
+            if opened.mark_killed():
+                self._tell(opened, {"close": folder, **killed})
+        until = time.monotonic() + LAST_WORDS_S * (1 + len(self.runs))
+        for service in self.services.values():
+            service.messages.put(None)
+        for service in self.services.values():
+            service.join(max(0.1, until - time.monotonic()))
 
 
 def _watch(pid: int) -> list[int]:
@@ -164,87 +217,44 @@ def _watch(pid: int) -> list[int]:
         return []
 
 
-def resend(run_dir: Path) -> int:
-    """``python -m trainer.tracking.recorder resend RUN_DIR``: send what a finished run could not; returns exit code.
-
-    Raises:
-        UserError: the folder is of no tracked run, or of one that goes on.
-    """
-    _finished(run_dir)  # a folder of no run gets no lock
-    hold = FolderLock(run_dir)
-    try:
-        if not hold.take():
-            raise refusal(hold, f"resend {run_dir}", "the same command when that run has ended")
-        return _resend(run_dir, *_finished(run_dir))
-    finally:
-        hold.leave()
+_answering = threading.Lock()
 
 
-def _finished(run_dir: Path) -> tuple[Remembered, dict[str, Any]]:
-    """A tracked run's tracking.json and its result; the latter is empty if its launcher was killed.
-
-    Raises:
-        UserError: the folder is of no tracked run, or its result cannot be read.
-    """
-    told, path = tracking_file.read(run_dir), run_dir / "result.json"
-    if told is None or not told.run.get("uri"):
-        raise UserError(
-            f"resend {run_dir}",
-            "is no folder of a run that was tracked: it has no tracking.json that can be read",
-            USAGE,
-        )
-    try:
-        return told, json_text.read_object(path)
-    except FileNotFoundError:
-        return told, {}
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"resend {run_dir}",
-            f"{path.name} in it cannot be read: {why(error)}",
-            f"rm {quoted(str(path))}, and the same command sends it as a run that was killed",
-        ) from error
+def tell(message: dict[str, Any]) -> None:
+    """Send an answer from the recorder process to its parent, which may be gone."""
+    plain = {key: redact.text(value) if isinstance(value, str) else value for key, value in message.items()}
+    assert sys.__stdout__ is not None
+    with _answering, contextlib.suppress(OSError):
+        sys.__stdout__.write(json.dumps({**plain, **{key: message[key] for key in message if key == "closed"}}) + "\n")
+        sys.__stdout__.flush()
 
 
-def _resend(run_dir: Path, told: Remembered, result: dict[str, Any]) -> int:
-    if HIDDEN in told.uri:
-        if not os.environ.get("MLFLOW_TRACKING_URI"):
-            print(
-                f"error: the password of {told.uri} is not kept in the run's folder. Give the whole address "
-                f"in MLFLOW_TRACKING_URI."
-            )
-            return 2
-        told.run["uri"] = os.environ["MLFLOW_TRACKING_URI"]
-    follower = _going_on(run_dir, told)
-    if not result:
-        print(
-            "The run's launcher was killed: nobody has looked for secrets in the workers' logs, so they are not sent."
-        )
-        told.run["artifacts"] = [name for name in told.run.get("artifacts", ()) if name not in LOGS]
-    status = {"done": "FINISHED", "failed": "FAILED"}.get(result.get("status", ""), "KILLED")
-    answer = follower.finish(status, {}, 60.0)
-    print(f"MLflow run {answer['run_id']}: {answer['unsent']} points unsent. {answer['error']}")
-    return 1 if answer["error"] or answer["unsent"] else 0
-
-
-USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
+def tell_user(line: str) -> None:
+    """Have the parent show a line."""
+    tell({"says": line})
 
 
 def main(argv: list[str]) -> int:
     """The recorder's command line: ``resend RUN_FOLDER`` from a user, or a process id from the launcher to follow."""
-    if len(argv) == 1 and argv[0].isdigit():
+    if argv and argv[0].isdigit():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115 (migrations and deprecations; errors go to the parent as answers)
-        sys.stdout = sys.stderr  # MLflow says there where to look at a run; answers go to the true one
+        # Trackers print migrations and addresses; errors go to the parent as answers, on the true stdout.
+        sys.stdout = sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115
         interpreter.begin()
-        with contextlib.suppress(ImportError):
-            import mlflow  # noqa: F401  while the parent imports torch
-        _follow(int(argv[0]), socket.socket(fileno=0))
+        for node in json_text.loads(argv[1]):  # while the parent imports torch
+            with contextlib.suppress(Exception):
+                made("", node, Path()).prepare()
+        gc.freeze()
+        gc.enable()
+        Recorder().follow(int(argv[0]), socket.socket(fileno=0))
         interpreter.leave(0)
     try:
         if len(argv) != 2 or argv[0] != "resend":
             what = " ".join(["python -m trainer.tracking.recorder", *argv])
-            raise UserError(what, "sends what a finished run could not send to MLflow", USAGE)
+            raise UserError(what, "sends what a finished run could not send to its trackers", USAGE)
+        from trainer.tracking.resend import resend
+
         return resend(Path(argv[1]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

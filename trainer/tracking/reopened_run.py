@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.config import redact
-from trainer.run_folder import tracking_file
-from trainer.run_folder.tracking_file import Remembered
-from trainer.tracking.recorder_answers import tell
+from trainer.tracking.contract import TrackedRun
 
 RESUMED_FROM, RUN_DIR = "trainer.resumed_from", "trainer.run_dir"
 CHANGED = "trainer.changed."
@@ -37,27 +32,24 @@ def find(client: Any, run_id: str) -> Any:
     return None if found.info.lifecycle_stage == "deleted" else found
 
 
-def joined(client: Any, run: Mapping[str, Any]) -> str | None:
-    """Return the id of the MLflow run that a platform has opened for this command (``MLFLOW_RUN_ID``); None: the run
-    gets one of its own."""
-    if not (run_id := run.get("join")):
+def joined(client: Any, run: TrackedRun, say: Callable[[str], None]) -> Any:
+    """Find the MLflow run that a platform has opened for this command (``MLFLOW_RUN_ID``); None: the run gets its own.
+
+    Args:
+        say: shows a line to the user.
+    """
+    if not (run_id := run.mlflow.get("join")):
         return None
     found = find(client, run_id)
     if found is None:
-        tell(
-            {
-                "warning": (
-                    f"MLFLOW_RUN_ID={run_id}: there is no such run at {redact.text(run['uri'])}; this run gets "
-                    f"one of its own"
-                )
-            }
-        )
+        uri = redact.text(str(run.mlflow["uri"]))
+        say(f"MLFLOW_RUN_ID={run_id}: there is no such run at {uri}; this run gets one of its own")
         return None
     if other := found.data.tags.get(RUN_DIR):
-        tell({"warning": f"MLFLOW_RUN_ID={run_id} is the run of {other}; this run gets one of its own"})
+        say(f"MLFLOW_RUN_ID={run_id} is the run of {other}; this run gets one of its own")
         return None
-    tell({"told": f"this run goes into the run {run_id} of MLFLOW_RUN_ID"})
-    return str(run_id)
+    say(f"this run goes into the run {run_id} of MLFLOW_RUN_ID")
+    return found
 
 
 def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> dict[str, str]:
@@ -74,43 +66,3 @@ def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, s
         if had.get(name) != value:
             client.set_tag(run_id, name, value)
     return {k: v for k, v in params.items() if k not in there}
-
-
-def anew(run: Mapping[str, Any], before: str) -> dict[str, Any]:
-    """Make the message that opens a new MLflow run if the old one cannot be reopened; a tag names the old one."""
-    tags = {**run["tags"], RESUMED_FROM: before}
-    return {**run, "tags": tags, "opened": uuid.uuid4().hex, "resumed": False}
-
-
-def taken_up(run_dir: Path, run: Mapping[str, Any]) -> Remembered | None:
-    """How far the MLflow run to reopen had come, with the message that reopens it; None if it was not tracked."""
-    told = tracking_file.read(run_dir)
-    if told is None:
-        return None
-    if (twin := _twin(run_dir, told)) is not None:
-        whose = f"the run {told.run_id}" if told.run_id else "a run"
-        tell(
-            {
-                "told": (
-                    f"{run_dir} is a copy of {twin}, which has {whose}; this folder gets one of its own, with all "
-                    f"points"
-                )
-            }
-        )
-        return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or str(twin)))
-    if (told.uri, told.experiment) != (redact.text(run["uri"]), run["experiment"]):
-        return Remembered(told.uri, told.experiment, None, run=anew(run, told.run_id or told.uri))
-    if told.run_id and run.get("join") not in (None, told.run_id):
-        tell({"told": f"the run goes on in its MLflow run {told.run_id}; MLFLOW_RUN_ID={run['join']} is not used"})
-    first = {name: told.run.get(name, run[name]) for name in ("opened", "start_time")}
-    return replace(told, run={**run, **first})
-
-
-def _twin(run_dir: Path, told: Remembered) -> Path | None:
-    """The folder of which this one is a copy, so that both would write into one MLflow run; None: it was moved, if
-    anything."""
-    before = Path(str(told.run.get("tags", {}).get(RUN_DIR, run_dir)))
-    other = tracking_file.read(before)
-    if other is None or other.run.get("opened") != told.run.get("opened") or before.samefile(run_dir):
-        return None
-    return before

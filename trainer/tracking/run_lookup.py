@@ -11,7 +11,7 @@ from trainer.config.redact import text
 from trainer.config.schema import TrackingConfig
 from trainer.errors import UserError, first_line
 from trainer.host import json_text
-from trainer.planning.tracking_store import check_store, named, tracking_uri
+from trainer.planning.tracking_store import check_store, chosen, named, tracking_uri
 from trainer.tracking import mlflow_settings
 from trainer.tracking.client import environment
 from trainer.tracking.reopened_run import NO_SUCH_RUN, RUN_DIR
@@ -31,7 +31,7 @@ def folder_of(tracking: TrackingConfig, run_id: str, what: str = "", instead: st
     """
     what, uri = what or f"resume={run_id}", tracking_uri(tracking)
     if not uri:
-        raise UserError(what, "is an MLflow run, and tracking=none asks no server", instead)
+        raise UserError(what, f"is an MLflow run, and tracking={chosen(tracking)} asks no server", instead)
     check_store(tracking, None)
     answer = _asked(uri, run_id)
     if "error" in answer:

@@ -340,8 +340,7 @@ class Checkpoints:
         """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another
         host that is the first one left: host 0 has taken it."""
         data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
-        told = tracking_file.read(self.folder.parent)
-        return {"data": data, "run_id": (told.run_id or "") if told is not None else ""}
+        return {"data": data, "run_id": tracking_file.position(self.folder.parent).id or ""}
 
     def _is_gone(self, name: str) -> bool:
         """Whether the worker whose part that is was lost, or hangs."""

@@ -52,7 +52,7 @@ def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.devi
 
         model = synchronised(model, str(device))
     model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
-    if not plan.traits.tables_at_servers:
+    if not plan.strategy.traits.tables_at_servers:
         materialise(model, config.seed, device)
     freeze(model, config.optimizer, [table for _, table in tables(model)])
     if plan.chosen.precision == "bf16" and device.type == "cpu":
@@ -73,7 +73,7 @@ class Updaters:
         found = rates(module, self.config.optimizer)
         sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.lr)
+        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.batches.lr)
         if sparse:
             from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 
@@ -84,11 +84,11 @@ class Updaters:
         schedule = call_target(
             self.config.node("scheduler"),
             "scheduler",
-            total_steps=self.plan.total_steps,
-            steps_per_epoch=self.plan.steps_per_epoch,
+            total_steps=self.plan.length.total_steps,
+            steps_per_epoch=self.plan.length.steps_per_epoch,
         )
         if isinstance(schedule, Plateau):
-            schedule.best.lower = self.plan.lower
+            schedule.best.lower = self.plan.objective.lower
         return Updater(
             optimizer,
             schedule.factor,
@@ -96,7 +96,7 @@ class Updaters:
             loss_scaling=self.plan.chosen.precision == "fp16",
             clip_value=self.config.strategy.clip_value,
             plateau=schedule if isinstance(schedule, Plateau) else None,
-            lr=self.plan.lr,
+            lr=self.plan.batches.lr,
             names=[of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]],
         )
 

@@ -24,12 +24,12 @@ from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
-from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
+from trainer.tasks.contract import best_metric
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints
@@ -56,7 +56,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     Returns:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
-    run_dir = Path(assignment.plan.run_dir)
+    run_dir = Path(assignment.plan.paths.run_dir)
     with at_work(seat, assignment) as run, _checkpoints(run, seat, assignment):
         if seat.rank == 0:
             example.keep_skeleton(run_dir, run.final_test.skeleton)
@@ -102,7 +102,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     if not assignment.config.saves_checkpoints:
         yield
         return
-    folder = Path(plan.run_dir) / "checkpoints"
+    folder = Path(plan.paths.run_dir) / "checkpoints"
     if not is_shared(folder, seat, PARTS_S):
         if seat.rank == 0:
             print(f"ATTENTION: there are no checkpoints, because not all hosts see {folder}", flush=True)
@@ -110,18 +110,25 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         return
     about = {
         "config": _shown(assignment),
-        "strategy": plan.strategy,
-        "workers": plan.workers,
-        "servers": plan.roles.get("server", 0),
-        "global_batch_size": plan.global_batch_size,
-        "total_steps": plan.total_steps,
-        "lease_batches": plan.lease_batches,
+        "strategy": plan.strategy.name,
+        "workers": plan.topology.workers,
+        "servers": plan.topology.roles.get("server", 0),
+        "global_batch_size": plan.batches.global_size,
+        "total_steps": plan.length.total_steps,
+        "lease_batches": plan.batches.lease_batches,
         "precision": plan.chosen.precision,
         "data": assignment.data,
         "versions": versions.installed(),
     }
     run.watchers.checkpoints = kept = Checkpoints(
-        folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs, about, PARTS_S
+        folder,
+        told,
+        seat,
+        plan.strategy.traits.same_everywhere,
+        plan.length.steps_per_epoch,
+        plan.length.epochs,
+        about,
+        PARTS_S,
     )
     if not run.lockstep and isinstance(run.strategy, LooksUp):
         run.strategy.look = lambda decides: kept.look(run, decides)
@@ -161,8 +168,8 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
         plan.chosen.precision,
         run.feed.place,
         inputs,
-        reader_of(call_target(config.node("data"), "data"), plan.facts),
-        plan.preprocessing,
+        reader_of(call_target(config.node("data"), "data"), plan.data.facts),
+        plan.data.preprocessing,
     )
 
 
@@ -171,15 +178,15 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     """Context manager: one worker of the run, from its report and strategy to model and data; closes them at the
     end."""
     config, plan = assignment.config, assignment.plan
-    run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
+    run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
-        best = best_metric(config, plan.facts.task)
-        own = None if plan.traits.lockstep else run_dir / f"status.{seat.rank}.json"
+        best = best_metric(config)
+        own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
             run_dir if seat.rank == 0 and not seat.returns else None,
-            plan.total_steps,
+            plan.length.total_steps,
             best,
-            plan.lower,
+            plan.objective.lower,
             own,
             bool(assignment.resume),
             Pulse(seat.pulse),
@@ -216,7 +223,7 @@ def _host_watched(seat: Seat, report: Report, every_s: float | None) -> Abstract
 @contextlib.contextmanager
 def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
     """Context manager: yields the strategy of this training process, and closes it at the end."""
-    strategy: Strategy = locate(assignment.plan.strategy_worker)(assignment.config.node("strategy"), seat)
+    strategy: Strategy = locate(assignment.plan.strategy.worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
     except BaseException:
@@ -229,11 +236,17 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     """In a training process: complete its seat from the plan, by even batches, the number of servers and their
     hosts."""
-    sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
-    even = plan.denominator == "samples" and sampler.even(plan.merge, config.limit_train_batches)
-    server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 and not plan.by_role else ()
+    sampler = training_sampler(config, plan.data.facts.train_samples, plan.batches.size, seat.rank, seat.size)
+    even = plan.objective.denominator == "samples" and sampler.even(plan.batches.merge, config.limit_train_batches)
+    server_hosts = (
+        tuple(plan.topology.nodes_of("server")) if plan.topology.nnodes > 1 and not plan.topology.by_role else ()
+    )
     return replace(
-        seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts, by_host=not plan.by_role
+        seat,
+        even=even,
+        servers=plan.topology.roles.get("server", 0),
+        server_hosts=server_hosts,
+        by_host=not plan.topology.by_role,
     )
 
 
@@ -243,7 +256,7 @@ def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Unpro
 
     execution, cuda = config.execution, seat.device.startswith("cuda")
     after, updates = execution.profile_after, execution.profile_steps
-    return Profiled(seat.rank, run_dir, after, updates, plan.total_steps, cuda)
+    return Profiled(seat.rank, run_dir, after, updates, plan.length.total_steps, cuda)
 
 
 def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
@@ -257,6 +270,7 @@ def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:
-            numbers = [mistake.number for mistake in found.mistakes]
+            numbers = list(found.samples)
             inputs = run.feed.validation_inputs(numbers, split) if numbers else None
-            validation_file.keep(run_dir, which, found, inputs, run.feed.files_of(numbers, split), split)
+            files = tuple(run.feed.files_of(numbers, split))
+            validation_file.keep(run_dir, which, found.arrays(), inputs, files, split)

@@ -160,9 +160,11 @@ class ResumeConfig:
 
 @dataclass
 class TrackingConfig:
-    """tracking: where metrics go besides the run's own folder."""
+    """tracking: where metrics go besides the run's own folder. Several: ``tracking=[mlflow,tensorboard]``."""
 
-    kind: str = key("mlflow", "mlflow, or none", choices=("mlflow", "none"))
+    trackers: Dict[str, Any] = key(
+        {}, "by name: {csv: {_target_: my_package.Csv}}; an option such as tracking=mlflow brings its own"
+    )
     uri: Optional[str] = key(None, "MLflow tracking URI (null: $MLFLOW_TRACKING_URI, else sqlite:///mlflow.db)")
     experiment: Optional[str] = key(None, "MLflow experiment (null: the run's name)")
     run_name: Optional[str] = key(None, "MLflow run name (null: what differs from the recipe)")
