@@ -137,7 +137,7 @@ REFUSED: list[tuple[list[str], str]] = [
         "loss=cross_entropy: needs a class for each sample, and task=regression has none",
     ),
     (["data.labels=place", "model.num_classes=3"], "model.num_classes=3: makes outputs (N, 3) for squares"),
-    (["data.labels=place", "sampler=class_balanced"], "sampler.order=class_balanced: needs a class for each sample"),
+    (["data.labels=place", "sampler=class_balanced"], "sampler=class_balanced: needs a class for each sample"),
     (["data.labels=place", "loss=mse", "+loss.reduction=sum"], "loss.reduction=sum: is the sum over a batch"),
     (
         ["data.labels=place", "best.metric=val/acc1"],
