@@ -88,7 +88,7 @@ def test_the_example_of_a_table_runs_as_it_stands(tmp_path: Path) -> None:
     (command,) = re.findall(r"^    python -m trainer (.*)$", text, re.MULTILINE)
     done = trainer(*shlex.split(command), "tracking=none", "hydra.run.dir=run", cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    facts = read(tmp_path / "run" / "plan.json")["facts"]
+    facts = read(tmp_path / "run" / "plan.json")["data"]["facts"]
     assert (facts["train_samples"], facts["val_samples"], facts["task"]) == (400, 100, "classification")
     assert read(tmp_path / "run" / "classes.json") == [f"digit {number}" for number in range(10)]
 
