@@ -24,7 +24,7 @@ from trainer.config.instantiate import call_target
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in an empty folder outside the checkout."""
     folder = tmp_path_factory.mktemp("adding")
-    assert len(write_files("adding.md", folder)) == 19
+    write_files("adding.md", folder)
     return folder
 
 

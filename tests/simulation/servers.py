@@ -62,10 +62,13 @@ def copied(message: Message) -> Message:
     return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
 
 
+RUN_DIR = "/nowhere"
+
+
 def plan_of(workers: int, servers: int) -> Any:
     """What a server reads of the plan."""
     return SimpleNamespace(
-        paths=SimpleNamespace(run_dir="/nowhere"),
+        paths=SimpleNamespace(run_dir=RUN_DIR),
         model=SimpleNamespace(parameters=0),
         batches=SimpleNamespace(lr=1.0),
         length=SimpleNamespace(total_steps=1_000_000, steps_per_epoch=1000),

@@ -17,8 +17,8 @@ from trainer.host.memory import GIB
 from trainer.job.ready import Ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.start import start_here
-from trainer.planning.assignment import Assignment
 from trainer.planning.batches import FIRST_TRY, most
+from trainer.planning.launcher import Assignment
 from trainer.run_folder.leftovers import TRIALS
 from trainer.wording import counted
 
@@ -220,7 +220,7 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
 
 
 def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
-    """What makes the only worker a process of its own, whose end is not that of this one."""
+    """Launch keys that start the only worker as a process of its own, so that its death does not end this process."""
     target = config.launch._target_
     if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:
         return {}
@@ -233,6 +233,6 @@ def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
 
     if size is None:
         return list(overrides)
-    given = f"{KEY}={size}"
-    replaced = [given if key_of(o) == KEY else o for o in overrides]
-    return replaced if given in replaced else [*replaced, given]
+    override = f"{KEY}={size}"
+    replaced = [override if key_of(o) == KEY else o for o in overrides]
+    return replaced if override in replaced else [*replaced, override]

@@ -36,9 +36,9 @@ from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.job.uploads import uploading
-from trainer.planning.assignment import Assignment
 from trainer.planning.class_names import CLASSES
 from trainer.planning.find_checkpoint import can_go_on
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 
@@ -65,12 +65,12 @@ def execute(
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.paths.run_dir), ready.checked.config
-    mine = ready.plan.own_folder
+    own_folder = ready.plan.own_folder
     result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
     try:
         with termination_raises(partial(can_go_on, config, ready.plan)):
-            _begin_folder(mine, ready, overrides)
+            _begin_folder(own_folder, ready, overrides)
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
@@ -80,10 +80,10 @@ def execute(
                 plan.objective.class_weights,
             )
             result.data_source, result.stand_in = plan.data.facts.source, plan.data.facts.stand_in
-            leave(mine / "plan.json", plan.as_dict(), private=True)
+            leave(own_folder / "plan.json", plan.as_dict(), private=True)
             _show(ready)
             if config.mode != "predict":
-                _leave_names(mine, ready)
+                _leave_names(own_folder, ready)
             if tracker is not None:
                 tracker.open(run_dir, _tracked_run(ready, overrides, parent), secrets_of(config))
                 tracked = True
@@ -115,14 +115,14 @@ def execute(
     finally:
         with undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
-            finish(result, mine, ready, overrides, tracker if tracked else None)
+            finish(result, own_folder, ready, overrides, tracker if tracked else None)
 
 
-def _begin_folder(mine: Path, ready: Ready, overrides: Sequence[str]) -> None:
+def _begin_folder(own_folder: Path, ready: Ready, overrides: Sequence[str]) -> None:
     """The run's folder with its config, and with a place for checkpoints; from now on there is a job to close."""
     early_signals.leave_to_job()
-    make_room(mine, ready, overrides, _say)
-    _leave_config(mine, ready.checked.config)
+    make_room(own_folder, ready, overrides, _say)
+    _leave_config(own_folder, ready.checked.config)
     if ready.checked.config.mode == "train":
         (Path(ready.plan.paths.run_dir) / "checkpoints").mkdir(exist_ok=True)
 
@@ -151,7 +151,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 
 
 def _chosen(plan: Plan) -> dict[str, Any]:
-    """What ``auto`` stands for in this run; with the batch size where that was not given."""
+    """What ``auto`` chose in this run, with the batch size if it was searched for."""
     size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
     return {**size, **asdict(plan.chosen)}
 

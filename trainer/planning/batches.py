@@ -29,10 +29,10 @@ def searched(config: RunConfig, typed: set[str]) -> bool:
     data, launch, what = config.data, config.launch, "data.batch_size=auto"
     if config.mode != "train" or data.batch_size != AUTO:
         return False
-    mine, together = "data.batch_size" in typed, "data.global_batch_size" in typed
-    if data.global_batch_size is not None and together and not mine:
+    by_worker, together = "data.batch_size" in typed, "data.global_batch_size" in typed
+    if data.global_batch_size is not None and together and not by_worker:
         return False
-    if data.global_batch_size is not None and mine == together:
+    if data.global_batch_size is not None and by_worker == together:
         why = f"finds the samples of an update, and data.global_batch_size={data.global_batch_size} sets them"
         raise UserError(what, why, "data.global_batch_size=null (or data.batch_size=null)")
     if launch.nnodes > 1:
@@ -68,15 +68,15 @@ def batch_sizes(
     Raises:
         UserError: they contradict each other, or the batch cannot be shared out.
     """
-    mine, together, portions = (
+    size, together, portions = (
         None if data.batch_size == AUTO else data.batch_size,
         data.global_batch_size,
         workers * merge,
     )
     if together is None:
-        return {"batch_size": 32 if mine is None else mine}
-    if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
-        return {"batch_size": mine, "global_batch_size": None}
+        return {"batch_size": 32 if size is None else size}
+    if size is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
+        return {"batch_size": size, "global_batch_size": None}
     what = f"data.global_batch_size={together}"
     spread = f"{counted(workers, 'worker')}" + (f" x {merge} merged batches" if merge > 1 else "")
     if together < portions:
@@ -86,10 +86,10 @@ def batch_sizes(
         why = f"is not a multiple of {spread}, and work that is leased in blocks comes in batches of one size"
         raise UserError(what, why, f"data.global_batch_size={nearest} (or data.work=static)")
     share = -(-together // portions)
-    if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
+    if size is not None and size != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
         raise UserError(
             what,
-            f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}",
+            f"disagrees with data.batch_size={size}, which over {spread} makes {size * portions}",
             f"data.batch_size={share} (or one of the two alone)",
         )
     return {"batch_size": share}
@@ -97,8 +97,8 @@ def batch_sizes(
 
 def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     """Valid batch sizes near the invalid ones asked for, to show a plan that a run would be refused for."""
-    mine = None if data.batch_size == AUTO else data.batch_size
-    together = data.global_batch_size or (mine or 1) * portions
+    size = None if data.batch_size == AUTO else data.batch_size
+    together = data.global_batch_size or (size or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 

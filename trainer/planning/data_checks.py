@@ -1,4 +1,4 @@
-"""Checks that the data can do what the config asks for; of streams also how long an epoch is and who reads what."""
+"""Checks that the data can do what the config asks for; of streams also how long an epoch is, and what workers read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_data(checked: Checked) -> None:
     if config.data.num_classes != facts.classes:
         raise UserError(
             f"data.num_classes={config.data.num_classes}",
-            f"{facts.source} has {counted(facts.classes, 'class')}",
+            f"{facts.source} has {facts.targets}",
             f"data.num_classes={facts.classes}",
         )
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
@@ -205,11 +205,11 @@ def with_length(
     data, source = config.data, facts.source
     if not facts.iterable:
         for key, default in (("shard", schema.DataConfig.shard), ("steps_per_epoch", None), ("shuffle_buffer", None)):
-            if (given := getattr(data, key)) != default:
+            if (value := getattr(data, key)) != default:
                 instead = f"data.{key}={'null' if default is None else default}" + (
-                    f" limit_train_batches={given}" if key == "steps_per_epoch" else ""
+                    f" limit_train_batches={value}" if key == "steps_per_epoch" else ""
                 )
-                raise UserError(f"data.{key}={given}", f"is for streams, and {source} has numbered samples", instead)
+                raise UserError(f"data.{key}={value}", f"is for streams, and {source} has numbered samples", instead)
         return config, facts
     if config.mode != "train":
         return config, facts

@@ -66,7 +66,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
         )
     plain = asdict(schema.GroupStrategy())
     plain |= {"_target_": EVALUATORS, "timeout_s": config.node("strategy").get("timeout_s", plain["timeout_s"])}
-    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
+    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # each sample is read once
     return config.replaced("strategy", plain).changed(
         weights=str(weights_file(Path(str(weights)))),
         launch={"servers": None, "server_hosts": "auto", "server_ports": None, "server_endpoints": None},
@@ -192,7 +192,7 @@ class LookedAt:
     """The image files or files of rows that mode=predict reads; none for mode=eval.
 
     Attributes:
-        folder: that all files are in; empty where none are looked at.
+        folder: that all files are in; empty where no file is read.
         files: images or files of rows, relative to it.
         samples: about how many there are in them.
         attention: what is odd about them, for the plan.
@@ -238,14 +238,14 @@ def _check_split(config: RunConfig, facts: Facts) -> None:
         return
     split = config.eval.split
     kind, other = ("validation", TEST) if split == VAL else (TEST, VAL)
-    told = (
+    what_is_there = (
         f"tells no number of {kind} samples ({split}_samples of its facts)"
         if facts.iterable
         else f"has no {kind} samples"
     )
     there = facts.test_samples if split == VAL else facts.val_samples
     what = "mode=eval" if split == VAL else f"eval.split={split}"
-    raise UserError(what, f"{facts.source} {told}", f"eval.split={other}" if there else "")
+    raise UserError(what, f"{facts.source} {what_is_there}", f"eval.split={other}" if there else "")
 
 
 def _images(config: RunConfig, source: DataSource) -> LookedAt:
@@ -309,11 +309,11 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
         return
     for key, value in node.items():
         if theirs is not None and key in theirs and theirs[key] != value:
-            told = "null" if theirs[key] is None else theirs[key]
+            before = "null" if theirs[key] is None else theirs[key]
             raise UserError(
                 f"data.{key}={'null' if value is None else value}",
-                f"the run that left the weights had data.{key}={told}",
-                f"data.{key}={told}",
+                f"the run that left the weights had data.{key}={before}",
+                f"data.{key}={before}",
             )
 
 
@@ -333,8 +333,8 @@ def _check_output(output: str | None) -> None:
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
     """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
-    given, together = (
+    size, together = (
         data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
         data.global_batch_size,
     )
-    return int(given or max(1, (together or 32 * workers) // workers))
+    return int(size or max(1, (together or 32 * workers) // workers))

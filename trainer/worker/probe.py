@@ -60,7 +60,7 @@ def probe(
     """
     with _unnoticed():
         _check_zero_init_of_weights(config)
-        taken = before_start("check", config.model)
+        part = before_start("check", config.model)
         _try_transforms(config)
         model = meta_model(config)
         _check_sizes(config, model)
@@ -97,7 +97,7 @@ def probe(
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
         optimizer=kept,
-        taken=taken,
+        part=part,
     )
 
 

@@ -222,6 +222,14 @@ class EmbeddedFlowersData(FlowersData):
     num_classes: Optional[int] = key(
         102, "number of classes; below 102 as many different ones are drawn", "classes", ge=1, le=10_000_000
     )
+    species: Optional[int] = key(
+        None, "kinds of flowers that are drawn (null: num_classes)", "classes", ge=1, le=102, example=34
+    )
+    labels: str = key(
+        "class",
+        "what is learnt of a flower: its class, the red, green and blue of its petals, or its traits",
+        choices=("class", "colour", "traits"),
+    )
 
 
 @dataclass
