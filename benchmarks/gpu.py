@@ -61,15 +61,15 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, resident: bool) -> L
         resident: with one batch that stays on the GPU, and no line of the log.
     """
     device, precision = torch.device(seat.device), plan.chosen.precision
-    splits = call_target(config.node("data"), "data").open(plan.facts)
+    splits = call_target(config.node("data"), "data").open(plan.data.facts)
     memory = torch.channels_last if plan.chosen.channels_last else torch.contiguous_format
     model = call_target(config.model, "model").to(device, memory_format=memory)
     if config.compile:
         model.compile()
-    forward = DistributedDataParallel(model, [device]) if plan.strategy == "collective" else model
+    forward = DistributedDataParallel(model, [device]) if plan.strategy.name == "collective" else model
     optimizer = call_target(config.optimizer, "optimizer", list(model.parameters()))
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    loss_function, size, log_every = nn.CrossEntropyLoss(), plan.batch_size, config.execution.log_every
+    loss_function, size, log_every = nn.CrossEntropyLoss(), plan.batches.size, config.execution.log_every
     mean, std = (
         torch.tensor(v or [fill], device=device).view(-1, 1, 1) for v, fill in ((splits.mean, 0.0), (splits.std, 1.0))
     )
@@ -83,7 +83,7 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, resident: bool) -> L
         return ((images - mean) / std if splits.mean else images), labels
 
     def batches(number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = np.random.default_rng(number).permutation(plan.facts.train_samples)
+        order = np.random.default_rng(number).permutation(plan.data.facts.train_samples)
         for batch in range(len(order) // size):
             if resident:
                 kept[:] = kept or [placed(*read(order[:size]))]
@@ -114,8 +114,8 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     ours."""
     config, plan = payload["assignment"].config, payload["assignment"].plan
     with settings(config, plan, seat):
-        strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
-        run = build(config, plan, seat, strategy, Report(Path(plan.run_dir), 10**9))
+        strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
+        run = build(config, plan, seat, strategy, Report(Path(plan.paths.run_dir), 10**9))
         run.schedule = replace(run.schedule, total_steps=10**9)
 
         def ours(number: int) -> int:

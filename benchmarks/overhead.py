@@ -53,12 +53,12 @@ def hand_written(config: RunConfig, plan: Plan, seat: Seat, loaded: bool) -> Cal
     Args:
         loaded: through a DataLoader; False: cut from tensors.
     """
-    splits = call_target(config.node("data"), "data").open(plan.facts)
+    splits = call_target(config.node("data"), "data").open(plan.data.facts)
     model = DistributedDataParallel(call_target(config.model, "model"))
     optimizer = call_target(config.optimizer, "optimizer", list(model.parameters()))
     loss_function = nn.CrossEntropyLoss()
     sampler: DistributedSampler[Any] = DistributedSampler(splits.train, seat.size, seat.rank, drop_last=True)
-    size, log_every = plan.batch_size, config.execution.log_every
+    size, log_every = plan.batches.size, config.execution.log_every
     loader = DataLoader(splits.train, size, sampler=sampler, drop_last=True)
     mean, std = (torch.tensor(v).view(-1, 1, 1) if v else None for v in (splits.mean, splits.std))
 
@@ -90,8 +90,8 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """In each worker: alternate epochs of both loops; seconds per step of every round."""
     config, plan = payload["assignment"].config, payload["assignment"].plan
     torch.set_num_threads(int(plan.chosen.threads))
-    strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
-    report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
+    strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
+    report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, 10**9)
     run = build(config, plan, seat, strategy, report)
     run.schedule = replace(run.schedule, total_steps=10**9)
 

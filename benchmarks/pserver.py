@@ -206,8 +206,8 @@ def measure(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     seat = train.seated(seat, config, plan)
     stamps: list[tuple[float, float, int, int]] = []
     with settings(config, plan, seat):
-        strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
-        report = Report(Path(plan.run_dir) if seat.rank == 0 else None, 10**9)
+        strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
+        report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, 10**9)
         run = build(config, plan, seat, strategy, report)
         update, client = strategy.step, getattr(strategy, "client", None)
 

@@ -62,7 +62,7 @@ def replay(seat: Seat, payload: dict[str, Any]) -> list[tuple[float, float]]:
     seat = train.seated(seat, config, plan)
     stamps = []
     with settings(config, plan, seat):
-        strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
+        strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
         run = build(config, plan, seat, strategy, Report(None, 10**9))
         steps, in_step = itertools.cycle(prepared(strategy)), isinstance(strategy, PserverSync)
         strategy.meet()

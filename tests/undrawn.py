@@ -16,7 +16,8 @@ PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQV
 
 def nothing_is_drawn(patch: pytest.MonkeyPatch) -> None:
     """From now on: which pictures a run leaves is as it was, and none of them is drawn."""
-    from trainer.job.pictures import curves, validation
+    from trainer.job import curves
+    from trainer.tasks import class_pictures as validation
 
     def figure(*arguments: Any) -> str:
         return "a figure"

@@ -47,49 +47,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of_older_trainer(run: Path) -> None:
-    """The checkpoints lack the best weights, and do not tell of them."""
-    for folder in store.found(run / "checkpoints"):
-        (folder / "best.safetensors").unlink(missing_ok=True)
-        about = json.loads((folder / store.ABOUT).read_text())
-        del about["best_step"]
-        (folder / store.ABOUT).write_text(json.dumps(about))
-        names = [path.name for path in folder.iterdir() if path.name != durable_folder.MARKER]
-        found = {name: durable_folder.fingerprint(folder / name) for name in names}
-        (folder / durable_folder.MARKER).write_text(durable_folder._marker(found, store.FORMAT))
-
-
-@pytest.mark.parametrize("older", [False, True])
-def test_training_that_was_given_up_leaves_no_best_weights(older: bool, whole: Path, tmp_path: Path) -> None:
+def test_training_that_was_given_up_leaves_no_best_weights(whole: Path, tmp_path: Path) -> None:
     """Another training goes on from update 5, in the run's own folder and in another one, and is worse."""
     own, other = tmp_path / "own", tmp_path / "other"
     shutil.copytree(whole, own)
-    if older:
-        of_older_trainer(own)
     checkpoint = store.folder_of(own / "checkpoints", 5)
     trainer.run([*RUN, *WORSE, f"resume={checkpoint}", f"hydra.run.dir={other}"])
     trainer.run([*RUN, *WORSE, f"resume={checkpoint}", f"hydra.run.dir={own}"])
     for run in (own, other):
         result = runs.read(run / "result.json")
         assert result["best_step"] == 4 and result["steps"] == 12
-        assert (run / BEST).exists() != older
-        if not older:
-            check_same(run / BEST, weights_after(whole, 4))
-    if not older:
-        aside = own / "checkpoints" / "aside-step-000000012"
-        trainer.run([*RUN, f"resume={aside}", f"hydra.run.dir={tmp_path}/aside"])
-        check_same(tmp_path / "aside" / BEST, weights_after(whole, 12))
+        check_same(run / BEST, weights_after(whole, 4))
+    aside = own / "checkpoints" / "aside-step-000000012"
+    trainer.run([*RUN, f"resume={aside}", f"hydra.run.dir={tmp_path}/aside"])
+    check_same(tmp_path / "aside" / BEST, weights_after(whole, 12))
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_run_that_was_killed_as_its_next_life_began_has_its_best_weights(
-    older: bool, whole: Path, tmp_path: Path
-) -> None:
+def test_run_that_was_killed_as_its_next_life_began_has_its_best_weights(whole: Path, tmp_path: Path) -> None:
     """Its status tells of no update then."""
     source, other = tmp_path / "source", tmp_path / "other"
     shutil.copytree(whole, source)
-    if older:
-        of_older_trainer(source)
     starting = {"state": "starting", "doing": "", "step": 0, "total": 12, "metrics": {}, "life": 2}
     (source / "status.json").write_text(json.dumps(starting))
     trainer.run([*RUN, *WORSE, "max_steps=14", f"resume={source}", f"hydra.run.dir={other}"])

@@ -216,7 +216,7 @@ def test_resumed_run_is_the_undisturbed_one(
     monkeypatch.chdir(tmp_path)
     cell, drawn = CELLS[name], random.Random(name)
     trainer.run([*cell.command, EVERY_STEP, "hydra.run.dir=whole/run"])
-    updates = int(runs.read(Path("whole/run/plan.json"))["steps_per_epoch"])
+    updates = int(runs.read(Path("whole/run/plan.json"))["length"]["steps_per_epoch"])
     assert updates == -(-BATCHES // cell.merge)
     if "launch.nproc=2" in cell.told:
         second = tensor_tree.read(store.folder_of(Path("whole/run/checkpoints"), 1) / store.part_of(1), ["model"])

@@ -320,7 +320,9 @@ def test_an_older_checkpoint_is_not_taken_because_the_network_fails(
 
 
 def test_hosts_that_have_to_see_a_checkpoint_are_told_how_it_is_fetched(machine: Path) -> None:
-    plan: Any = SimpleNamespace(run_dir=str(machine / "run"), nnodes=2, whole_path=False)
+    plan: Any = SimpleNamespace(
+        paths=SimpleNamespace(run_dir=str(machine / "run"), whole_path=False), topology=SimpleNamespace(nnodes=2)
+    )
     config: Any = SimpleNamespace(plan=False, checkpoint=SimpleNamespace(to=f"file://{machine}/copies"))
     address = f"file://{machine}/copies/run"
     with pytest.raises(UserError, match=rf"several hosts have to see it.*checkpoints fetch {address} {machine}/run$"):
@@ -330,7 +332,9 @@ def test_hosts_that_have_to_see_a_checkpoint_are_told_how_it_is_fetched(machine:
 
 def fetches(machine: Path, said: list[str]) -> bool:
     """What ``resume=auto checkpoint.to=...`` does in the folder ``run`` before it is planned."""
-    plan: Any = SimpleNamespace(run_dir=str(machine / "run"), nnodes=1, whole_path=False)
+    plan: Any = SimpleNamespace(
+        paths=SimpleNamespace(run_dir=str(machine / "run"), whole_path=False), topology=SimpleNamespace(nnodes=1)
+    )
     config: Any = SimpleNamespace(plan=False, checkpoint=SimpleNamespace(to=f"file://{machine}/copies"))
     return _fetch_newer(Remote(f"file://{machine}/copies/run"), machine / "run", plan, config, said.append)
 

@@ -75,7 +75,7 @@ def test_other_errors_stay_what_they_are(other: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["Server", "opened_ledger"])
 def test_server_that_opens_says_so(where: str, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = config("async", 1, ledger=True)
-    run["plan"]["run_dir"], run["resume"] = str(tmp_path / "run"), str(other)
+    run["plan"]["paths"]["run_dir"], run["resume"] = str(tmp_path / "run"), str(other)
 
     def fails(*told: Any) -> None:
         store._remove(other)

@@ -140,8 +140,10 @@ def test_resume_auto_in_a_folder_of_its_own_proposes_the_newest_run(
 
 
 def test_updates_of_a_worker_that_got_more_work_say_how_many_each_was_to_do() -> None:
-    plan: Any = SimpleNamespace(whose=" of worker 0", workers=2, total_steps=40)
+    plan: Any = SimpleNamespace(
+        updates_of=" of worker 0", topology=SimpleNamespace(workers=2), length=SimpleNamespace(total_steps=40)
+    )
     result: Any = SimpleNamespace(ended="all updates done")
     assert _of_worker(plan, result) == " of worker 0 (40 per worker on average: whoever is faster gets more work)"
-    assert _of_worker(SimpleNamespace(whose="", workers=2, total_steps=40), result) == ""  # type: ignore[arg-type]
+    assert _of_worker(SimpleNamespace(updates_of="", workers=2, total_steps=40), result) == ""  # type: ignore[arg-type]
     assert _of_worker(plan, SimpleNamespace(ended="early stop at update 9")) == " of worker 0"  # type: ignore[arg-type]

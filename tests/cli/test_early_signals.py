@@ -184,4 +184,4 @@ def test_scheduler_ends_a_sweep_between_two_jobs_as_preempted(monkeypatch: pytes
 @pytest.mark.parametrize("mode", ["eval", "predict"])
 def test_what_trains_nothing_can_be_done_again(mode: str) -> None:
     config: Any = SimpleNamespace(mode=mode)
-    assert can_go_on(config, SimpleNamespace(node_rank=1))  # type: ignore[arg-type]
+    assert can_go_on(config, SimpleNamespace(topology=SimpleNamespace(node_rank=1)))  # type: ignore[arg-type]

@@ -200,4 +200,4 @@ def test_words_are_told_from_overrides_and_paths_that_look_like_them(elsewhere: 
 
 def test_the_plan_keeps_where_the_run_was_started_and_its_own_code(trained: Path) -> None:
     plan = json.loads((trained / "plan.json").read_text())
-    assert plan["started_in"] == str(trained.parent) and plan["own_code"] == [str(trained.parent)]
+    assert plan["paths"]["started_in"] == str(trained.parent) and plan["paths"]["own_code"] == [str(trained.parent)]

@@ -134,15 +134,15 @@ def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
         (plan_table.show_briefly if ready.later else plan_table.show_plan)(ready.plan, "normal")
         ran.append(overrides[-1])
         if len(ran) == 3:
-            (Path(ready.plan.run_dir) / "result.json").write_text(
+            (Path(ready.plan.paths.run_dir) / "result.json").write_text(
                 json.dumps({"status": "killed", "run_dir": "", "seconds": 7.5})
             )
-            (Path(ready.plan.run_dir) / "status.json").write_text(json.dumps({"best": BEST}))
-            (Path(ready.plan.run_dir) / "checkpoints").mkdir()
-            (Path(ready.plan.run_dir) / "checkpoints" / "best.safetensors").touch()
+            (Path(ready.plan.paths.run_dir) / "status.json").write_text(json.dumps({"best": BEST}))
+            (Path(ready.plan.paths.run_dir) / "checkpoints").mkdir()
+            (Path(ready.plan.paths.run_dir) / "checkpoints" / "best.safetensors").touch()
             raise Interrupted("got SIGINT")
         best = {"val/acc1": len(ran) / 10}
-        return Result("done", ready.plan.run_dir, metrics=best, best=best, seconds=1.0)
+        return Result("done", ready.plan.paths.run_dir, metrics=best, best=best, seconds=1.0)
 
     monkeypatch.setattr(sweep, "execute", execute)
     typed = ["+recipe=digits_lenet", "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2,0.3,0.4"]

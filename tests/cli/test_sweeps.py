@@ -27,7 +27,7 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
 
     def execute(ready: Ready, *rest: Any) -> Result:
         jobs.append(ready)
-        return Result("done", ready.plan.run_dir)
+        return Result("done", ready.plan.paths.run_dir)
 
     monkeypatch.setattr(sweep, "execute", execute)
     return jobs
@@ -108,7 +108,7 @@ def test_a_single_run_still_refuses(typed: str, run: Run) -> None:
 def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: list[Ready]) -> None:
     assert __main__.main(["-m", DIGITS, "optimizer=sgd,momentum", "optimizer.momentum=0.1,0.9", "tracking=none"]) == 0
     assert [ready.checked.config.optimizer.get("momentum") for ready in started] == [None, None, 0.1, 0.9]
-    assert [len(ready.plan.left_out) for ready in started] == [1, 1, 0, 0]
+    assert [len(ready.plan.remarks.left_out) for ready in started] == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_folders_of_any_name_are_found(
 ) -> None:
     typed = [override("hydra.sweep.dir", name), "hydra.sweep.subdir=s_${seed}_${now:%f}"]
     assert __main__.main(["-m", DIGITS, "seed=1,2", "tracking=none", "checkpoint=none", *typed]) == 0
-    jobs = [Path(ready.plan.run_dir) for ready in started]
+    jobs = [Path(ready.plan.paths.run_dir) for ready in started]
     assert {job.parent for job in jobs} == {folder / name} and all((job / ".hydra").is_dir() for job in jobs)
     last = capsys.readouterr().out.splitlines()[-1]
     if "\n" not in name:

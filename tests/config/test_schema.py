@@ -56,6 +56,8 @@ NO_UNIT = {
     "erasing",
     "mix_probability",
     "label_smoothing",  # shares
+    "threshold",  # a probability
+    "delta",  # in units of the label
     "epsilon",
     "decay",
     "alpha",

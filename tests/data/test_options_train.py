@@ -38,8 +38,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def losses(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trainer.job.pictures.curves.draw", lambda *arguments: None)
-    monkeypatch.setattr("trainer.job.pictures.validation.draw", lambda *arguments: None)
+    monkeypatch.setattr("trainer.job.curves.draw", lambda *arguments: None)
+    monkeypatch.setattr("trainer.tasks.class_pictures.draw", lambda *arguments: None)
 
     def run(*overrides: str) -> list[float]:
         where = tmp_path / str(len(list(tmp_path.iterdir())))

@@ -73,7 +73,7 @@ def test_inductor_s_code_equals_eager_and_goes_to_a_cache_of_its_own(
         package.run([*argv, *model, f"hydra.run.dir={tmp_path}/{choice}"])
         losses[choice] = points(tmp_path / choice, "train/loss")
     assert losses["true"] == pytest.approx(losses["false"], rel=1e-4)
-    assert json.loads((tmp_path / "true" / "plan.json").read_text())["total_steps"] == 4
+    assert json.loads((tmp_path / "true" / "plan.json").read_text())["length"]["total_steps"] == 4
     assert [path.name for path in common.rglob("*")] == [theirs.name], "nothing in the common temporary folder"
     assert stat.S_IMODE(compiled.stat().st_mode) == 0o700 and set(compiled.rglob("*.so")) > before
 

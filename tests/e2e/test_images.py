@@ -250,4 +250,4 @@ def test_broken_images_end_the_run_with_their_names_or_are_left_out_loudly(tmp_p
         TRAINER_CACHE=str(tmp_path / "cache"),
     )
     assert done.returncode == 0 and "ATTENTION: 1 of 24 images" in done.stdout, done.stdout + done.stderr
-    assert json.loads((tmp_path / "r" / "plan.json").read_text())["facts"]["train_samples"] == 17
+    assert json.loads((tmp_path / "r" / "plan.json").read_text())["data"]["facts"]["train_samples"] == 17

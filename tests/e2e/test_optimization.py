@@ -17,7 +17,7 @@ def validated(run: Path, weights: str) -> tuple[float, float]:
     """Loss and accuracy of saved weights on the digits' validation samples."""
     from safetensors.torch import load_model
 
-    splits = Digits(val_fraction=0.2, split_seed=0).open(Facts(**read(run / "plan.json")["facts"]))
+    splits = Digits(val_fraction=0.2, split_seed=0).open(Facts(**read(run / "plan.json")["data"]["facts"]))
     model = LeNet(10, 1, 8)
     load_model(model, str(run / weights))
     images, labels = splits.val.inputs, splits.val.labels  # type: ignore[attr-defined]

@@ -75,7 +75,7 @@ def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None
     assert all(v["val/f1w"] < 0.9 for v in validations[:-1])
     ended = notes[-1]["ended"]
     if validations[-1]["val/f1w"] >= 0.9:
-        updates = read(run / "plan.json")["steps_per_epoch"] * len(validations)
+        updates = read(run / "plan.json")["length"]["steps_per_epoch"] * len(validations)
         assert ended == f"stopped by a callback at update {updates}: val/f1w has reached 0.9"
         assert result["ended"] == ended and ended in said
     assert {k: result["metrics"][k] for k in ("val/f1w", "val/confidence")} == pytest.approx(

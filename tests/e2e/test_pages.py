@@ -48,14 +48,18 @@ def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> 
         return
     result, plan = read(example / "run" / "result.json"), read(example / "run" / "plan.json")
     assert result["status"] == "done" and result["metrics"]["val/acc1"] > 0.95
-    assert result["steps"] == 3 * (20 if number == 4 else 1000 // (50 * plan["roles"]["worker"]))
+    assert result["steps"] == 3 * (20 if number == 4 else 1000 // (50 * plan["topology"]["roles"]["worker"]))
     assert read(example / "run" / "classes.json") == ["left", "right"]
     if number == 1:
-        assert plan["strategy"] == "averaging" and plan["exact"] and plan["roles"] == {"worker": 2}
+        assert (
+            plan["strategy"]["name"] == "averaging"
+            and plan["strategy"]["traits"]["exact"]
+            and plan["topology"]["roles"] == {"worker": 2}
+        )
     if number == 4:
-        assert plan["stream"] and result["samples"] == result["steps"] * 100
+        assert plan["data"]["stream"] and result["samples"] == result["steps"] * 100
     elif number == 3:
-        assert plan["roles"] == {"worker": 2} and (example / "run" / "workerlog.1").exists()
+        assert plan["topology"]["roles"] == {"worker": 2} and (example / "run" / "workerlog.1").exists()
     rates = [json.loads(line)["metrics"] for line in (example / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {m["lr"] for m in rates if "lr" in m} == {0.003 / 2**part for part in range(4)}, "the page's schedule"
 
@@ -138,5 +142,5 @@ def test_arrays_of_a_validation_are_the_documented_ones_and_preprocessing_is_tol
         assert (found["mistakes"][:, 1] != found["mistakes"][:, 2]).all()
         assert (np.diff(found["mistakes"][:, 4]) <= 0).all(), "the greatest loss first"
     told = {"resize": 8, "crop": 8, "channels": 1, "divide": 255, "mean": [0.305], "std": [0.376]}
-    assert read(run / "plan.json")["preprocessing"] == read(run / "model.json")["preprocessing"] == told
+    assert read(run / "plan.json")["data"]["preprocessing"] == read(run / "model.json")["preprocessing"] == told
     assert "shorter side to 8, centre 8 x 8, / 255, mean 0.305, std 0.376" in " ".join(capfd.readouterr().out.split())

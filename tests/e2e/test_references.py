@@ -202,7 +202,7 @@ def test_cifar_s_histories_have_a_value_for_each_epoch(tmp_path: Path) -> None:
     package.run([*argv, "limit_val_batches=2", *EXACT, f"hydra.run.dir={tmp_path}/run"])
     assert all(len(points(tmp_path / "run", name)) == 2 for name in ("val/loss", "val/acc1"))
     plan = read(tmp_path / "run" / "plan.json")
-    assert plan["preprocessing"]["mean"] is None and plan["preprocessing"]["divide"] == 255
+    assert plan["data"]["preprocessing"]["mean"] is None and plan["data"]["preprocessing"]["divide"] == 255
     assert len(points(tmp_path / "run", "train/loss")) == 3, "batch 0 of each epoch, and the run's last"
 
 
@@ -233,7 +233,7 @@ def test_random_reference_trains(tmp_path: Path) -> None:
         "max_steps=2",
     ]
     assert package.run([*argv, *EXACT, f"hydra.run.dir={tmp_path}/run"]).steps == 2
-    assert read(tmp_path / "run" / "plan.json")["steps_per_epoch"] == 100
+    assert read(tmp_path / "run" / "plan.json")["length"]["steps_per_epoch"] == 100
 
 
 def test_click_workers_read_all_rows_in_order_with_a_line_per_batch(tmp_path: Path) -> None:

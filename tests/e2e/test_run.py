@@ -32,7 +32,7 @@ def test_digits_reach_97_percent_and_the_run_leaves_what_it_promises(tmp_path: P
     result, status, plan = (read(run / f"{name}.json") for name in ("result", "status", "plan"))
     assert result["metrics"]["val/acc1"] > 0.97
     assert result["status"] == status["state"] == "done"
-    assert status["step"] == status["total"] == plan["total_steps"] == result["steps"] == 12 * 44
+    assert status["step"] == status["total"] == plan["length"]["total_steps"] == result["steps"] == 12 * 44
     assert status["percent"] == 100.0 and status["eta_s"] == 0.0
     assert result["samples"] == 12 * 44 * 32
     assert result["chosen"]["precision"] == "fp32" and result["why"]["precision"]
@@ -64,7 +64,7 @@ def test_saved_weights_give_the_validation_accuracy_of_the_run(tmp_path: Path) -
     from trainer.models.lenet import LeNet
 
     plan = read(tmp_path / "run" / "plan.json")
-    splits = Digits(val_fraction=0.2, split_seed=0).open(Facts.of(plan["facts"]))
+    splits = Digits(val_fraction=0.2, split_seed=0).open(Facts.of(plan["data"]["facts"]))
     model = LeNet(10, 1, 8)
     load_model(model, str(tmp_path / "run" / "model.safetensors"))
     images, labels = splits.val.inputs, splits.val.labels  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def test_missing_flowers_are_replaced_loudly(tmp_path: Path, told: list[str]) ->
     from tests.runs import mlflow_runs
 
     assert done.stdout.count("ATTENTION: this is NOT Oxford Flowers-102") == 2
-    assert read(tmp_path / "run" / "plan.json")["facts"]["stand_in"]
+    assert read(tmp_path / "run" / "plan.json")["data"]["facts"]["stand_in"]
     assert read(tmp_path / "run" / "result.json")["stand_in"]
     [run] = mlflow_runs(tmp_path)
     assert run.data.tags["trainer.data_source"] == "embedded drawn flowers"
@@ -217,7 +217,7 @@ def test_sweep_with_two_workers_per_job_ends_and_tears_down_each_group(tmp_path:
     assert done.returncode == 0, done.stderr
     for number, batch in ((0, 32), (1, 64)):
         run = tmp_path / "sweep" / str(number)
-        assert read(run / "plan.json")["global_batch_size"] == batch
+        assert read(run / "plan.json")["batches"]["global_size"] == batch
         assert read(run / "result.json")["status"] == "done"
         assert {"workerlog.0", "workerlog.1"} <= {p.name for p in run.iterdir()}
     assert "job 1 of 2" in done.stdout

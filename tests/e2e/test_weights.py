@@ -22,6 +22,7 @@ from trainer.config.instantiate import call_target, for_saved_weights
 from trainer.data.sets.digits import MEAN, STD, Digits
 from trainer.data.source import Facts
 from trainer.errors import UserError
+from trainer.metrics.confusion import Examination
 from trainer.metrics.validation_file import read as findings
 from trainer.models.lenet import LeNet
 
@@ -57,14 +58,16 @@ def assert_found(run_dir: Path, trained: Path) -> None:
     """What the run's files say of its last validation is what scikit-learn says of the trained model."""
     labels, guesses, losses = validated(trained)
     found = findings(run_dir, "last")
-    assert found is not None and found.examination.confusion is not None
-    np.testing.assert_array_equal(found.examination.confusion[:, :-1], truth.confusion_matrix(labels, guesses))
+    assert found is not None and Examination.of(found.arrays).confusion is not None
+    np.testing.assert_array_equal(
+        Examination.of(found.arrays).confusion[:, :-1], truth.confusion_matrix(labels, guesses)
+    )
     assert read(run_dir / "result.json")["metrics"]["val/f1"] == pytest.approx(
         truth.f1_score(labels, guesses, average="macro"), abs=1e-12
     )
     wrong = np.flatnonzero(labels != guesses)
     worst = wrong[np.argsort(-losses[wrong], kind="stable")][:24]
-    assert [m.number for m in found.examination.mistakes] == worst.tolist()
+    assert [m.number for m in Examination.of(found.arrays).mistakes] == worst.tolist()
     by_class = list(csv.DictReader((run_dir / "per_class.csv").open()))
     recall = truth.recall_score(labels, guesses, average=None)
     assert [float(row["accuracy"]) for row in by_class] == pytest.approx(recall, abs=1e-6)
@@ -175,9 +178,9 @@ def test_the_best_validation_is_kept_beside_the_last_where_it_is_another(tmp_pat
     )
     accuracies = points(tmp_path / "run", "val/acc1")
     best, last = findings(tmp_path / "run", "best"), findings(tmp_path / "run", "last")
-    assert last is not None and last.examination.metrics["acc1"] == accuracies[-1]
+    assert last is not None and Examination.of(last.arrays).metrics["acc1"] == accuracies[-1]
     assert (best is None) == (accuracies[1] > accuracies[0])
-    assert best is None or best.examination.metrics["acc1"] == accuracies[0]
+    assert best is None or Examination.of(best.arrays).metrics["acc1"] == accuracies[0]
     assert (tmp_path / "run" / "best_confusion.png").exists() == (best is not None)
 
 
@@ -213,7 +216,7 @@ def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Pa
     result = package.run([*served, "mode=eval", f"weights={tmp_path}/run", f"hydra.run.dir={tmp_path}/eval"])
     theirs = read(tmp_path / "run" / "result.json")["metrics"]
     assert result.metrics["val/loss"] == pytest.approx(theirs["val/loss"], abs=1e-6)
-    assert read(tmp_path / "eval" / "plan.json")["roles"] == {"worker": 1}
+    assert read(tmp_path / "eval" / "plan.json")["topology"]["roles"] == {"worker": 1}
     assert result.metrics["val/acc1"] == theirs["val/acc1"]
 
 

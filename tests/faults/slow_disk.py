@@ -23,7 +23,7 @@ one."""
 
 def serve(seat: Seat, run: Any) -> dict[str, Any]:
     """As a server's own entry."""
-    folder, write = Path(run.plan.run_dir), streamed.write
+    folder, write = Path(run.plan.paths.run_dir), streamed.write
 
     def slowly(path: Path, *arguments: Any) -> None:
         name = path.parent.name.partition(".")[0]

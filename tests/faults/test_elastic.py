@@ -67,7 +67,7 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
             in hosts.screen(0)
         )
         assert "life 2: hosts 0 and 2, 2 workers" in hosts.screen(2)
-        assert read(hosts.run / "plan.json")["roles"] == {"worker": 2}
+        assert read(hosts.run / "plan.json")["topology"]["roles"] == {"worker": 2}
         second = hosts.start(1)
         wait_for(lambda: "host 1 came in" in hosts.screen(0), LONG, "host 1 comes")
         hosts.go("2")

@@ -87,7 +87,7 @@ def pushes(run: Path, server: int) -> set[tuple[str, ...]]:
 def noted(run: Path, rank: int) -> dict[str, Any]:
     """What plan.json says of a worker."""
     found: dict[str, Any] = next(
-        p for p in read(run / "plan.json")["processes"] if (p["role"], p["rank"]) == ("worker", rank)
+        p for p in read(run / "plan.json")["topology"]["processes"] if (p["role"], p["rank"]) == ("worker", rank)
     )
     return found
 

@@ -61,8 +61,10 @@ def apart(one: Path, other: Path) -> float:
 def test_gpu_is_taken_unasked_and_learns_in_bf16(tmp_path: Path) -> None:
     done = ended(*DIGITS, "epochs=4", cwd=tmp_path)
     plan = read(tmp_path / "run" / "plan.json")
-    assert plan["device"] == "cuda" and plan["chosen"]["precision"] == "bf16" and plan["chosen"]["pin_memory"]
-    assert [p["device"] for p in plan["processes"]] == ["cuda:0"]
+    assert (
+        plan["topology"]["device"] == "cuda" and plan["chosen"]["precision"] == "bf16" and plan["chosen"]["pin_memory"]
+    )
+    assert [p["device"] for p in plan["topology"]["processes"]] == ["cuda:0"]
     assert "compute capability" in done.stdout
     assert read(tmp_path / "run" / "result.json")["metrics"]["val/acc1"] > 0.93
 
@@ -97,7 +99,7 @@ def test_collective_over_nccl_and_a_server_equal_one_process(tmp_path: Path) -> 
 @pytest.mark.parametrize("strategy", ["pserver_async", "pserver_ssp", "pserver_geo"])
 def test_worker_of_servers_trains_on_the_gpu(strategy: str, tmp_path: Path) -> None:
     ended(*DIGITS, f"strategy={strategy}", "launch.servers=2", "launch.workers=1", "epochs=3", cwd=tmp_path)
-    devices = {p["role"]: p["device"] for p in read(tmp_path / "run" / "plan.json")["processes"]}
+    devices = {p["role"]: p["device"] for p in read(tmp_path / "run" / "plan.json")["topology"]["processes"]}
     assert devices == {"worker": "cuda:0", "server": "cpu"}
     assert read(tmp_path / "run" / "result.json")["metrics"]["val/acc1"] > 0.85
 
@@ -229,7 +231,7 @@ def test_largest_batch_within_a_limit_is_found(tmp_path: Path) -> None:
     done = ended(*RESNET, "model=resnet18", "data.batch_size=auto", "data.memory_limit_gib=3", cwd=tmp_path)
     found = int(re.search(r"data.batch_size=auto: (\d+), the most that fits into 3 GiB", done.stdout)[1])  # type: ignore[index]
     assert 64 <= found <= 4096
-    assert read(tmp_path / "run" / "plan.json")["batch_size"] == found
+    assert read(tmp_path / "run" / "plan.json")["batches"]["size"] == found
 
 
 def test_loss_that_is_not_finite_stops_the_run_with_a_report(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_one_gpu_is_not_shared_by_two_workers(tmp_path: Path) -> None:
 
 def test_compiled_model_trains(tmp_path: Path) -> None:
     ended(*RESNET, "model=resnet18", "compile=true", cwd=tmp_path)
-    assert read(tmp_path / "run" / "plan.json")["device"] == "cuda"
+    assert read(tmp_path / "run" / "plan.json")["topology"]["device"] == "cuda"
 
 
 def test_trace_has_the_kernels(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.stopped import StoppedClock
 from trainer.errors import RunFailed
 from trainer.host import notes_board
 from trainer.host.notes_board import FolderBoard, NoNote, OwnBoard, SealedBoard
-from trainer.host.patience import LONGEST_LOOK_S, Patience
+from trainer.host.patience import LONGEST_POLL_S, Patience
 from trainer.host.patient_store import PatientStore
 from trainer.launch import rendezvous, torchrun_handover
 from trainer.launch.rendezvous import Meeting, meet
@@ -40,10 +40,10 @@ def board(request: pytest.FixtureRequest, tmp_path: Path) -> OwnBoard:
 def test_time_of_a_stop_counts_no_more_than_that_of_a_look() -> None:
     now = [0.0]
     patience = Patience(TIMEOUT_S, lambda: now[0])
-    for at, left in ((1.0, 9.0), (1.0 + HOUR_S, 9.0 - LONGEST_LOOK_S), (HOUR_S + 3.0, 7.0 - LONGEST_LOOK_S)):
+    for at, left in ((1.0, 9.0), (1.0 + HOUR_S, 9.0 - LONGEST_POLL_S), (HOUR_S + 3.0, 7.0 - LONGEST_POLL_S)):
         now[0] = at
         assert patience.left() == pytest.approx(left)
-    assert patience.waited == pytest.approx(3.0 + LONGEST_LOOK_S)
+    assert patience.waited == pytest.approx(3.0 + LONGEST_POLL_S)
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -53,7 +53,7 @@ def test_who_was_stopped_waits_for_a_note_as_long_as_it_may(
     clock = StoppedClock(HOUR_S)
     monkeypatch.setattr(notes_board, "time", clock)
     if comes:
-        clock.at[TIMEOUT_S - LONGEST_LOOK_S - 1.0] = lambda: board.set("key", "note")
+        clock.at[TIMEOUT_S - LONGEST_POLL_S - 1.0] = lambda: board.set("key", "note")
         board.wait(["key"], datetime.timedelta(seconds=TIMEOUT_S))
     else:
         with pytest.raises(NoNote, match=f"key: not there within {TIMEOUT_S:g} s"):
@@ -84,7 +84,7 @@ def test_who_was_stopped_waits_for_the_answer_of_a_store() -> None:
 def test_host_0_that_was_stopped_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = dist.HashStore(), StoppedClock(HOUR_S)
     monkeypatch.setattr(rendezvous, "time", clock)
-    clock.at[TIMEOUT_S - LONGEST_LOOK_S - 1.0] = lambda: store.set("hosts/number/1", "1")
+    clock.at[TIMEOUT_S - LONGEST_POLL_S - 1.0] = lambda: store.set("hosts/number/1", "1")
     host_0 = Meeting(number=0, hosts=2, timeout_s=TIMEOUT_S)
     with pytest.raises(RunFailed, match=r"host 1 .*came to .*, and left without a word"):
         meet(store, host_0)
@@ -96,7 +96,7 @@ def test_host_0_that_was_stopped_waits_for_the_others(monkeypatch: pytest.Monkey
 def test_other_hosts_that_were_stopped_wait_for_host_0(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = dist.HashStore(), StoppedClock(HOUR_S)
     monkeypatch.setattr(notes_board, "time", clock)
-    clock.at[TIMEOUT_S - LONGEST_LOOK_S - 1.0] = lambda: store.set("hosts/run", "of another run")
+    clock.at[TIMEOUT_S - LONGEST_POLL_S - 1.0] = lambda: store.set("hosts/run", "of another run")
     with pytest.raises(RunFailed, match="knows another secret"):
         meet(store, Meeting(number=1, hosts=2, timeout_s=TIMEOUT_S))
 
@@ -106,5 +106,5 @@ def test_rank_that_was_stopped_waits_for_what_rank_0_hands_over(
 ) -> None:
     clock = StoppedClock(HOUR_S)
     monkeypatch.setattr(torchrun_handover, "time", clock)
-    clock.at[TIMEOUT_S - LONGEST_LOOK_S - 1.0] = lambda: InFolder(tmp_path).write("{}")
+    clock.at[TIMEOUT_S - LONGEST_POLL_S - 1.0] = lambda: InFolder(tmp_path).write("{}")
     assert InFolder(tmp_path, TIMEOUT_S).read() == "{}"

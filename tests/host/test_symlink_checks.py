@@ -15,7 +15,7 @@ from trainer.errors import UserError
 from trainer.host import files
 from trainer.host.files import replace_file
 from trainer.host.symlink_checks import check_run_folder
-from trainer.job.pictures import figures
+from trainer.pictures import figures
 from trainer.run_folder.report import Report
 from trainer.worker import example
 

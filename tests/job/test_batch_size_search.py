@@ -123,7 +123,7 @@ def test_the_run_is_the_one_with_that_batch_size(capsys: pytest.CaptureFixture[s
     config, same = (yaml.safe_load(Path(name, "config.yaml").read_text()) for name in ("auto", "given"))
     assert config == same and config["data"]["batch_size"] == 18
     plan, same = read("auto/plan.json"), read("given/plan.json")
-    assert plan["why"].pop("batch_size").startswith("the most that fits") and "batch_size" not in same["why"]
+    assert plan["remarks"]["why"].pop("batch_size").startswith("the most that fits") and "batch_size" not in same["why"]
     own = ("run_dir", "processes", "environment")  # numbers of processes and ports are each run's own
     assert {k: v for k, v in plan.items() if k not in own} == {k: v for k, v in same.items() if k not in own}
     assert read("auto/result.json")["chosen"]["batch_size"] == read("auto/status.json")["batch_size"] == 18
@@ -142,7 +142,7 @@ def test_the_run_is_the_one_with_that_batch_size(capsys: pytest.CaptureFixture[s
 def test_all_workers_have_the_smallest() -> None:
     run("run", "data.batch_size=auto", "launch.nproc=2", most="[32,9]")
     plan = read("run/plan.json")
-    assert (plan["batch_size"], plan["global_batch_size"]) == (9, 18)
+    assert (plan["batches"]["size"], plan["batches"]["global_size"]) == (9, 18)
 
 
 @pytest.mark.long
@@ -155,19 +155,19 @@ def test_merged_batches_the_average_and_a_scaled_rate() -> None:
     )
     run("run", "data.batch_size=auto", *more)
     plan = read("run/plan.json")
-    assert (plan["batch_size"], plan["global_batch_size"], plan["lr"]) == (18, 36, 0.02)
+    assert (plan["batches"]["size"], plan["batches"]["global_size"], plan["batches"]["lr"]) == (18, 36, 0.02)
 
 
 @pytest.mark.all
 def test_a_try_that_is_killed_ends_no_run() -> None:
     assert run("run", "data.batch_size=auto", "+model.how=killed").status == "done"
-    assert read("run/plan.json")["batch_size"] == 18
+    assert read("run/plan.json")["batches"]["size"] == 18
 
 
 def test_all_samples_are_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
     run("run", "data.batch_size=auto", "data.val_fraction=0.9", most="[10000]")
     plan = read("run/plan.json")
-    assert plan["batch_size"] == plan["facts"]["train_samples"] and plan["steps_per_epoch"] == 1
+    assert plan["batches"]["size"] == plan["data"]["facts"]["train_samples"] and plan["length"]["steps_per_epoch"] == 1
     assert "all training samples fit" in capsys.readouterr().out
 
 
@@ -176,7 +176,7 @@ def test_memory_of_a_host_is_the_limit() -> None:
     here = memory.held_by([os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]) / GIB
     limit = f"data.memory_limit_gib={here + 1.0:.3f}"
     run("run", "data.batch_size=auto", limit, f"model._target_={HERE}.Spacious")
-    size = read("run/plan.json")["batch_size"]
+    size = read("run/plan.json")["batches"]["size"]
     # x.repeat, its exponential and a gradient of each are there at once
     assert 4 <= size <= 1024 // (2 * MIB_PER_SAMPLE), size
 
@@ -204,7 +204,7 @@ def test_a_run_that_goes_on_keeps_its_number(capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     run("run", "data.batch_size=auto", "resume=auto", "resume.allow_changes=true", "max_steps=6", most="[40]")
     plan = read("run/plan.json")
-    assert plan["batch_size"] == 18 and plan["why"]["batch_size"] == "as in step-000000004"
+    assert plan["batches"]["size"] == 18 and plan["remarks"]["why"]["batch_size"] == "as in step-000000004"
     assert "fits" not in capsys.readouterr().out
 
 
@@ -275,7 +275,7 @@ def test_each_job_of_a_sweep_searches(tmp_path: Path) -> None:
     argv = (*SMALL, f"model._target_={HERE}.Bounded", "+model.most=[9],[18]", "data.batch_size=auto", "tracking=none")
     ended = runs.trainer("-m", *argv, "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert [read(f"sweep/{job}/plan.json")["batch_size"] for job in (0, 1)] == [9, 18]
+    assert [read(f"sweep/{job}/plan.json")["batches"]["size"] for job in (0, 1)] == [9, 18]
 
 
 def test_a_command_is_repeated_with_the_number() -> None:

@@ -24,12 +24,12 @@ from tests.small_disk import small_disk
 from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.host import files, in_use
-from trainer.job import closing, job
+from trainer.job import closing, curves, job
 from trainer.job.closing import Closing
-from trainer.job.pictures import curves, validation
 from trainer.job.ready import get_ready
 from trainer.job.result import Result
 from trainer.run_folder import json_files, report
+from trainer.tasks import class_pictures as validation
 from trainer.terminal import status as status_file
 from trainer.terminal.streams import _Tee
 from trainer.tracking import follower
@@ -82,7 +82,7 @@ def execute(ready: job.Ready, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         mine = replace(ready.in_folder(folder), checked=copy.deepcopy(ready.checked))
         tracker, raised = Tracker(), None
         try:
-            job.execute(mine, lambda given: start(Path(given.plan.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
+            job.execute(mine, lambda given: start(Path(given.plan.paths.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
         except BaseException as error:
             raised = error
         return type(raised) if raised else None, str(raised or ""), tracker, capsys.readouterr().out
@@ -344,7 +344,7 @@ def test_a_scheduler_that_ends_a_run_while_nothing_is_trained_may_begin_it_again
             ready.checked.config, "checkpoint", replace(told, every_steps=None, every_minutes=None, every_epochs=None)
         )
     host = 1 if before == "a life on this host" else 0
-    ready = ready.with_plan(node_rank=host, nnodes=host + 1, restarts=1)
+    ready = ready.with_plan(topology={"node_rank": host, "nnodes": host + 1, "restarts": 1})
     lives = []
 
     def start(run_dir: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_updates_that_are_not_those_of_all_hosts_are_told(tmp_path: Path, hosts:
         ready = get_ready(commands.plain(compose(app, typed)), commands.typed_keys(typed), str(tmp_path))
     life = Life(2, hosts, tuple("abc"[: len(hosts)]), 29999, "")
     said = _described(life, _of_life(ready, life), ready.plan)
-    assert ready.plan.total_steps == 30
+    assert ready.plan.length.total_steps == 30
     assert (f"; {2 * epoch} updates in total, not 30, and the learning rate" in said) == (epoch != 15)
 
 
@@ -49,7 +49,8 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
     monkeypatch.setattr("trainer.launch.lobby_store.opened", lambda launch: contextlib.nullcontext(board))
     monkeypatch.setattr("trainer.job.elastic._terms", lambda ready: {})
     ready: Any = SimpleNamespace(
-        plan=SimpleNamespace(run_dir=str(run), nnodes=2), checked=SimpleNamespace(config=SimpleNamespace(launch=None))
+        plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(run)), topology=SimpleNamespace(nnodes=2)),
+        checked=SimpleNamespace(config=SimpleNamespace(launch=None)),
     )
     with pytest.raises(type(error)), _lobby(ready):
         raise error
@@ -63,7 +64,7 @@ def leading(folder: Path, lives: list[tuple[dict[str, Any] | None, RunFailed | N
     """Host 0 of a run whose lives end so; host 1 is lost in each."""
     launch = SimpleNamespace(max_restarts=3, timeout_s=60)
     ready: Any = SimpleNamespace(
-        plan=SimpleNamespace(run_dir=str(folder)),
+        plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(folder))),
         checked=SimpleNamespace(config=SimpleNamespace(launch=launch)),
         assignment=SimpleNamespace(resume=""),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer.job.pictures import curves
+from trainer.job import curves
 from trainer.run_folder import lives
 from trainer.run_folder.lives import Life
 

@@ -14,11 +14,13 @@ import torch
 from PIL import Image
 
 from trainer.data.drawn_flowers import species as flower_species
-from trainer.job.pictures import curves, lettering, validation
-from trainer.job.pictures.lettering import Ruler
+from trainer.job import curves
 from trainer.metrics import validation_file
 from trainer.metrics.confusion import Examination, Mistake
+from trainer.pictures import lettering
+from trainer.pictures.lettering import Ruler
 from trainer.run_folder import leftovers
+from trainer.tasks import class_pictures as validation
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -29,15 +31,22 @@ FOUND = Examination(
 )
 
 
+def drawn(folder: Path, which: str, names: list[str], title: str) -> list[Path]:
+    found = validation_file.read(folder, which)
+    assert found is not None
+    return validation.draw(folder, which, found, names, title)
+
+
 def test_findings_come_back_as_they_were(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (2, 3, 5, 4), dtype=torch.uint8)
-    validation_file.keep(tmp_path, "last", FOUND, images, ["val/é/7.jpg", ""], "test")
+    validation_file.keep(tmp_path, "last", FOUND.arrays(), images, ["val/é/7.jpg", ""], "test")
     kept = validation_file.read(tmp_path, "last")
     assert kept is not None and kept.images is not None
-    assert (kept.name(0), kept.name(1), kept.split) == ("val/é/7.jpg", "test sample 2", "test")
+    assert (kept.name(0, 7), kept.name(1, 2), kept.split) == ("val/é/7.jpg", "test sample 2", "test")
     np.testing.assert_array_equal(kept.images, images.permute(0, 2, 3, 1).numpy())
-    assert kept.examination.metrics == FOUND.metrics and kept.examination.mistakes == FOUND.mistakes
-    np.testing.assert_array_equal(kept.examination.confusion, MATRIX)  # type: ignore[arg-type]
+    examination = Examination.of(kept.arrays)
+    assert examination.metrics == FOUND.metrics and examination.mistakes == FOUND.mistakes
+    np.testing.assert_array_equal(examination.confusion, MATRIX)  # type: ignore[arg-type]
     assert validation_file.read(tmp_path, "best") is None
 
 
@@ -55,8 +64,8 @@ def test_images_of_other_types_are_stretched_to_what_can_be_seen() -> None:
 def test_every_file_is_made_and_says_what_was_found(tmp_path: Path, which: str) -> None:
     red_and_blue = torch.zeros((2, 3, 8, 8), dtype=torch.uint8)
     red_and_blue[0, 0], red_and_blue[1, 2] = 255, 255
-    validation_file.keep(tmp_path, which, FOUND, red_and_blue, ["val/rose/7.jpg", ""])
-    made = validation.draw(tmp_path, ["rose", "lily", "iris"], "a run")
+    validation_file.keep(tmp_path, which, FOUND.arrays(), red_and_blue, ["val/rose/7.jpg", ""])
+    made = drawn(tmp_path, which, ["rose", "lily", "iris"], "a run")
     confusion, by_class, mistakes, page = (tmp_path / name for name in validation.file_names(which))
     assert set(made) == {confusion, by_class, mistakes, page}
     assert len(set(Image.open(confusion).convert("L").tobytes())) > 50, "shades of blue"
@@ -79,12 +88,8 @@ def test_every_file_is_made_and_says_what_was_found(tmp_path: Path, which: str) 
 def test_many_classes_are_drawn_without_their_names(tmp_path: Path) -> None:
     eye = np.concatenate([np.eye(102, dtype=np.int64), np.zeros((102, 1), dtype=np.int64)], 1)
     ones = np.ones(102, dtype=np.int64)
-    validation_file.keep(tmp_path, "last", Examination({}, ones, ones, ones, eye, ()), None)
-    assert {path.name for path in validation.draw(tmp_path, [], "")} == {
-        "confusion.png",
-        "per_class.csv",
-        "mistakes.csv",
-    }
+    validation_file.keep(tmp_path, "last", Examination({}, ones, ones, ones, eye, ()).arrays(), None)
+    assert {path.name for path in drawn(tmp_path, "last", [], "")} == {"confusion.png", "per_class.csv", "mistakes.csv"}
 
 
 NAMES = {
@@ -108,8 +113,9 @@ def test_captions_never_overlap(names: str, many: int) -> None:
     called, none = NAMES[names], np.zeros((many, 8, 8, 3), dtype=np.uint8)
     wrong = [Mistake(10_000 + n, n % len(called), (n + 1) % len(called), 1.0, 2.5) for n in range(many)]
     ones = np.ones(1, dtype=np.int64)
-    found = validation_file.Findings(Examination({}, ones, ones, ones, None, tuple(wrong)), none, tuple(files[:many]))
-    figure = validation.mistakes_figure(found, called, "a title " * 20)
+    examination = Examination({}, ones, ones, ones, None, tuple(wrong))
+    found = validation_file.Findings(examination.arrays(), none, tuple(files[:many]))
+    figure = validation.mistakes_figure(found, examination, called, "a title " * 20)
     figure.canvas.draw()
     texts = [text.get_window_extent() for text in figure.texts if text.get_text()]
     shown = ["".join(text.get_text().split("\n")) for text in figure.texts]

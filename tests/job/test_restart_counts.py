@@ -18,7 +18,7 @@ from trainer.planning.assignment import Assignment
 def ready(folder: Path, most: int = 3) -> Any:
     config, plan = (
         SimpleNamespace(on_nonfinite="rewind", max_rewinds=3),
-        SimpleNamespace(restarts=most, run_dir=str(folder)),
+        SimpleNamespace(topology=SimpleNamespace(restarts=most), paths=SimpleNamespace(run_dir=str(folder))),
     )
     assignment = Assignment(None, plan)  # type: ignore[arg-type]
     return SimpleNamespace(plan=plan, assignment=assignment, checked=SimpleNamespace(config=config))

@@ -144,7 +144,7 @@ def test_run_ends_with_the_latest_death_that_is_not_made_good_or_with_the_error_
     for seed in range(500 * part, 500 * (part + 1)):
         history = History(seed, tmp_path)
         with pytest.raises(RunFailed) as ended:
-            Supervisor(history.first, [history.notes], history.wait, again=history.again).watch()
+            Supervisor(history.first, [history.notes], history.wait, restart=history.again).watch()
         told = f"seed {seed}: {history.open}, {ended.value}"
         begins, died = history.cause()
         assert str(ended.value).startswith(begins) and isinstance(ended.value, Died) == died, told

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.errors import RunFailed
-from trainer.launch.full_disk import LOOK_S, FullDisk
+from trainer.launch.full_disk import POLL_S, FullDisk
 from trainer.launch.process import Failure
 
 
@@ -25,7 +25,7 @@ def test_what_has_changed_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
         vars(disk).update(changes)
         said.clear()
         for _ in range(3):
-            now[0] += LOOK_S
+            now[0] += POLL_S
             watch.poll()
         return [*said]
 

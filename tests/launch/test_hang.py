@@ -130,7 +130,7 @@ class History:
                 self.works(member).after, self.works(member).code = 0, -9
             self.waiting, self.hung = {}, {"nobody"}
             self.again = lambda member, death: None  # type: ignore[method-assign]
-            self.supervisor.again = self.again
+            self.supervisor.restart = self.again
             return
         self.hung = set(self.draw.sample(list(self.at_work), self.draw.randint(1, len(self.at_work))))
         most = max(self.works(member).updates for member in self.at_work.values())
@@ -362,7 +362,7 @@ def test_process_that_has_done_its_work_and_does_not_end_is_killed_and_its_work_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
 ) -> None:
     now = iter(range(NEVER))
-    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=apart, again=True)
+    role = Role("worker", 2, "none:none", ["cpu"] * 2, apart=apart, restartable=True)
     stays = Worker(tmp_path / "1", value=2, done=True)
     members = [StartedProcess(role, 0, Scripted(tmp_path / "0", value=1), 7), StartedProcess(role, 1, stays, 8)]
     notes, deaths = Notes(), list[RunFailed]()
@@ -371,7 +371,7 @@ def test_process_that_has_done_its_work_and_does_not_end_is_killed_and_its_work_
         [notes],
         lambda signs, wait: None,
         lambda: float(next(now)),
-        again=lambda member, death: deaths.append(death),
+        restart=lambda member, death: deaths.append(death),
     )
     found = watching.watch()
     assert found.of == {"worker": {0: 1, 1: 2}} and not found.lost and not deaths and not watching.ends_all

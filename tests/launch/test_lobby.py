@@ -19,7 +19,7 @@ from tests.pace import wait_for
 from tests.store_elsewhere import stop, store_elsewhere
 from trainer.errors import AskedToLeave, Died, RunFailed
 from trainer.host.notes_board import SealedBoard
-from trainer.host.patience import LONGEST_LOOK_S
+from trainer.host.patience import LONGEST_POLL_S
 from trainer.host.patient_store import PatientStore
 from trainer.host.signals import LEAVE, termination_raises
 from trainer.job import elastic
@@ -89,7 +89,7 @@ def test_silent_host_is_lost_and_time_in_which_host_0_was_stopped_is_nobodys_sil
     world.live(1, 2)
     world.now += 100 * LOST_S
     world.lobby.watch(run)
-    assert LONGEST_LOOK_S < LOST_S
+    assert LONGEST_POLL_S < LOST_S
     silent = world.awake.pop(2)
     with pytest.raises(Died, match="host 2 is lost") as lost:
         for _ in range(100):
@@ -222,7 +222,10 @@ def test_host_that_comes_while_the_run_ends_hears_that_it_is_over(
         guest.next_life(0)
 
     told = SimpleNamespace(config=SimpleNamespace(launch=None))
-    ready = SimpleNamespace(plan=SimpleNamespace(run_dir=str(tmp_path), nnodes=2), checked=told)
+    ready = SimpleNamespace(
+        plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(tmp_path)), topology=SimpleNamespace(nnodes=2)),
+        checked=told,
+    )
     monkeypatch.setattr(lobby_store, "opened", lambda launch: nullcontext(world.board))
     monkeypatch.setattr(elastic, "_terms", lambda ready: {})
     seen: list[str] = []
@@ -324,7 +327,7 @@ def a_life(told: Path, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> SimpleN
     monkeypatch.setattr(elastic, "_of_life", lambda ready, life: ready)
     monkeypatch.setattr(elastic, "_described", lambda *_: "")
     assignment = Assignment(None, None)  # type: ignore[arg-type]
-    return SimpleNamespace(plan=SimpleNamespace(run_dir=str(told)), assignment=assignment)
+    return SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(told))), assignment=assignment)
 
 
 def test_host_that_was_asked_to_leave_before_its_life_failed_leaves(

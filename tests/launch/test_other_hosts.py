@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.test_supervisor import Notes
 from trainer.errors import AskedToLeave, RunFailed
-from trainer.launch.other_hosts import HEARD_S, LOOK_S, OtherHosts
+from trainer.launch.other_hosts import HEARD_S, POLL_S, OtherHosts
 from trainer.launch.rendezvous import Meeting
 from trainer.launch.start import _leave_statistics
 from trainer.launch.started_process import Role
@@ -23,7 +23,7 @@ def others(notes: Notes, number: int, apart: bool = True, workers: int = 2) -> O
     meeting = Meeting(number=number, hosts=3, addresses=ADDRESSES)
     role = Role("worker", 3 * workers, "none:none", ["cpu"] * workers, number * workers, apart)
     ticks = itertools.count()
-    return OtherHosts([notes], meeting, [role], lambda: 2 * LOOK_S * next(ticks))
+    return OtherHosts([notes], meeting, [role], lambda: 2 * POLL_S * next(ticks))
 
 
 def test_host_that_ends_the_run_tells_all_others_why_and_they_do_not_tell_it_as_their_own() -> None:
@@ -59,7 +59,7 @@ def test_host_0_ends_when_all_others_know_why_or_have_left_and_soon_if_they_do_n
         second.poll()
     first, began = others(notes, 0), 0.0
     first.end("the disk is full")
-    assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
+    assert first.clock() - began <= 3 * 2 * POLL_S, "at once"
 
 
 def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_that_is_lost_or_goes_without_a_word() -> (
@@ -72,7 +72,7 @@ def test_host_0_waits_for_all_to_know_what_another_host_has_told_but_for_none_th
     second.lose(["worker/2"], "its host has ended")
     began = first.clock()
     first.end("the disk is full")
-    assert first.clock() - began <= 3 * 2 * LOOK_S, "at once"
+    assert first.clock() - began <= 3 * 2 * POLL_S, "at once"
     notes = Notes()
     first, second = others(notes, 0), others(notes, 1)
     second.end("the disk is full")

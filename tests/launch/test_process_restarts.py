@@ -38,7 +38,7 @@ def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_
         pulse.Pulse(str(beat)).update(9)
 
     seems_dead.signal = ends  # type: ignore[method-assign, assignment]
-    role = Role("worker", 1, "none:none", ["cpu"], apart=True, again=True)
+    role = Role("worker", 1, "none:none", ["cpu"], apart=True, restartable=True)
     told = Start(role, 0, SimpleNamespace(resume=""), None, "", 0, "", {}, tmp_path / "0", tmp_path, str(beat))  # type: ignore[arg-type]
     member = StartedProcess(role, 0, seems_dead, 1)
 
@@ -47,7 +47,7 @@ def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_
         return Scripted(tmp_path / "1")
 
     returns = ProcessRestarts(Deaths(3), {"worker 0": told}, begin, [member])
-    assert returns.again(member, Died("worker 0 ended with exit code 255", "worker 0")) is not None
+    assert returns.restart(member, Died("worker 0 ended with exit code 255", "worker 0")) is not None
     assert heard == ["ended", "begun"] and returns.before == ("worker 0", 9)
 
 
@@ -60,7 +60,7 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.pulse = pulse.make(folder / "pulse")
-        self.role = Role("worker", 1, "none:none", ["cpu"], apart=True, again=True)
+        self.role = Role("worker", 1, "none:none", ["cpu"], apart=True, restartable=True)
         payload: Any = SimpleNamespace(resume="")
         self.start = Start(self.role, 0, payload, None, "", 0, "", {}, folder / "0", folder, str(self.pulse))  # type: ignore[arg-type]
         self.lives = 0
@@ -74,7 +74,7 @@ class Worker:
         self.lives += 1
         pulse.Pulse(str(self.pulse)).update(self.lives)
         member = StartedProcess(self.role, 0, Scripted(self.start.log, code=-9), self.lives)
-        return returns.again(member, Died("worker 0 was killed by SIGKILL", "worker 0", self.lives)) is not None
+        return returns.restart(member, Died("worker 0 was killed by SIGKILL", "worker 0", self.lives)) is not None
 
 
 def test_deaths_that_lie_days_apart_are_all_made_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,12 +114,12 @@ def test_process_is_started_again_by_itself_if_it_has_died_and_not_twice_after_t
     worker, deaths = Worker(tmp_path), Deaths(9)
     returns = worker.returns(deaths)
     lost = RunFailed("worker 0 was declared lost: nothing was heard of it for 10 s")  # it stood still, and ends now
-    assert returns.again(StartedProcess(worker.role, 0, Scripted(worker.start.log, code=1), 1), lost) is None
+    assert returns.restart(StartedProcess(worker.role, 0, Scripted(worker.start.log, code=1), 1), lost) is None
     assert worker.dies(returns)
     worker.lives -= 1
     assert not worker.dies(returns), "after the same update"
     assert worker.dies(returns), "after another one"
-    worker.role = replace(worker.role, again=False)
+    worker.role = replace(worker.role, restartable=False)
     assert not worker.dies(returns), "where the others cannot let it in"
     assert deaths.left() == 9 - 2 and len(deaths.returned) == 2
 
@@ -139,7 +139,7 @@ def test_worker_that_was_to_come_back_at_a_checkpoint_which_is_not_there_has_ano
             come_back()
         ended.failure = Failure.of(why.value)
         member = StartedProcess(worker.role, 0, ended, 5)
-        return returns.again(member, failed_first([member])) is not None
+        return returns.restart(member, failed_first([member])) is not None
 
     board.set("fenced/worker/1", "its process ended")
     assert again(lambda: coming_back.wait_for(lambda: False, seat, "step-000000009", 1))  # type: ignore[arg-type]
@@ -182,4 +182,4 @@ def test_who_is_started_again_while_the_others_go_on(
     """A worker, where others do its work meanwhile. A server's death takes all back to the newest checkpoint."""
     made = composed(*overrides)
     roles = _roles(made.plan, made.checked.config)
-    assert {role.name for role in roles if role.again} == who
+    assert {role.name for role in roles if role.restartable} == who

@@ -102,14 +102,14 @@ def test_commands_in_any_order_are_the_ordinary_run_and_the_plan_tells_where_all
     assert set(mine.ended().values()) == {0}, mine.screens()
     assert_same(mine.run, ordinary(tmp_path / "one", "strategy=pserver_sync", "launch.servers=2", "launch.workers=2"))
     plan = read(mine.run / "plan.json")
-    at = {f"{p['role']} {p['rank']}": p["endpoint"] for p in plan["processes"]}
+    at = {f"{p['role']} {p['rank']}": p["endpoint"] for p in plan["topology"]["processes"]}
     assert at == {
         **{f"worker {rank}": endpoint for rank, endpoint in enumerate(mine.workers)},
         **{f"server {rank}": f"tcp://{endpoint}" for rank, endpoint in enumerate(mine.servers)},
     }
-    told = plan["environment"]
+    told = plan["topology"]["environment"]
     assert {told[role]["MASTER_PORT"] for role in ("worker", "server")} == {mine.workers[0].rpartition(":")[2]}
-    assert len({p["pid"] for p in plan["processes"]} - {0}) == 4
+    assert len({p["pid"] for p in plan["topology"]["processes"]} - {0}) == 4
     assert "done server 1 served until its workers had left" in mine.screen("server 1")
     assert {p.name for p in mine.run.glob("*log.?")} == {"workerlog.0", "workerlog.1", "serverlog.0", "serverlog.1"}
 
@@ -203,7 +203,7 @@ def test_ordinary_servers_listen_at_fixed_ports_and_are_as_before(tmp_path: Path
     first = ports(1)[0]
     fixed = ordinary(tmp_path / "one", "strategy=pserver_sync", "launch.workers=1", f"launch.server_ports={first}")
     assert f"server 0 listens at tcp://127.0.0.1:{first}" in (fixed / "serverlog.0").read_text()
-    servers = [p for p in read(fixed / "plan.json")["processes"] if p["role"] == "server"]
+    servers = [p for p in read(fixed / "plan.json")["topology"]["processes"] if p["role"] == "server"]
     assert [p["endpoint"] for p in servers] == [f"tcp://127.0.0.1:{first}"]
 
 
@@ -214,8 +214,11 @@ def test_worker_alone_has_the_variables_of_every_process_while_it_works(tmp_path
         assert set(told) == set(VARIABLES) and (told["RANK"], told["WORLD_SIZE"]) == ("0", "1")
     assert dict(os.environ) == before
     plan = read(ordinary(tmp_path / "one", "strategy=single") / "plan.json")
-    assert {**plan["environment"]["worker"], "MASTER_PORT": ""} == {**told, "MASTER_PORT": ""}
-    assert plan["environment"]["worker"]["MASTER_PORT"].isdecimal() and plan["processes"][0]["pid"] > 0
+    assert {**plan["topology"]["environment"]["worker"], "MASTER_PORT": ""} == {**told, "MASTER_PORT": ""}
+    assert (
+        plan["topology"]["environment"]["worker"]["MASTER_PORT"].isdecimal()
+        and plan["topology"]["processes"][0]["pid"] > 0
+    )
 
 
 GATE = "callbacks=[{_target_:tests.faults.gate.Gate,at:4,until:go,rank:0}]"

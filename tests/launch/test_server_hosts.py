@@ -156,7 +156,7 @@ def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
     if mode == "pserver_sync":
         assert_same_metrics(hosts_6, on_one_host)
     plan = read(hosts_6.at(0) / "run" / "plan.json")
-    told = {f"{p['role']} {p['rank']}": p["endpoint"] for p in plan["processes"]}
+    told = {f"{p['role']} {p['rank']}": p["endpoint"] for p in plan["topology"]["processes"]}
     assert {who: told[who] for who in ("server 0", "server 1")} == {
         f"server {n}": f"tcp://{servers[n]}" for n in range(2)
     }

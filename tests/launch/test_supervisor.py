@@ -144,7 +144,7 @@ def silent(
     role = Role("worker", 3, "none:none", ["cpu"], rank, apart=True)
     members = [StartedProcess(role, rank, stopped, life=7), *others]
     supervisor = Supervisor(members, [notes], lambda signs, wait: None, lambda: float(next(now)))
-    supervisor.again = lambda member, death: deaths.append(death)
+    supervisor.restart = lambda member, death: deaths.append(death)
     return supervisor, stopped, deaths
 
 
@@ -256,7 +256,7 @@ def test_life_that_follows_one_that_was_let_in_is_not_waited_for_either(tmp_path
         lambda signs, wait: None,
         lambda: next(now) * LINGER_S,
     )
-    supervisor.again = lambda member, death: third
+    supervisor.restart = lambda member, death: third
     found = supervisor.watch()
     assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1 was lost and is ended: {TOO_LATE}"}
 
@@ -273,7 +273,7 @@ def test_one_that_the_others_do_without_may_take_its_time_to_end(tmp_path: Path,
     ]
     deaths = list[RunFailed]()
     found = Supervisor(
-        members, [Notes()], lambda signs, wait: None, again=lambda member, death: deaths.append(death)
+        members, [Notes()], lambda signs, wait: None, restart=lambda member, death: deaths.append(death)
     ).watch()
     assert found.of["worker"] == {0: 1} and found.lost == {1: f"worker 1: {words}\n  its log: {tmp_path}/1"}
     assert lingers.heard.count("SIGKILL") == 1 and [type(death) for death in deaths] == [RunFailed]

@@ -113,7 +113,7 @@ def test_servers_of_ones_own_launcher_leave_what_they_did(tmp_path: Path) -> Non
     assert read(tmp_path / "run" / "server.0.json")["pushes"] == 24
     plan = read(tmp_path / "run" / "plan.json")
     for role, size in (("worker", "2"), ("server", "1")):
-        given, told = read(tmp_path / "run" / f"variables.{role}.0.json"), plan["environment"][role]
+        given, told = read(tmp_path / "run" / f"variables.{role}.0.json"), plan["topology"]["environment"][role]
         assert told == {name: given[name] for name in (*VARIABLES, *WHERE_SEVERAL)}
         assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == (
             "0",

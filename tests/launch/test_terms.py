@@ -11,6 +11,7 @@ from trainer.cli.compose import compose, hydra_app, plain
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.make_plan import make_plan
+from trainer.planning.plan import Paths
 from trainer.planning.validate import check
 
 BASE = ("+recipe=wide_and_deep", "launch.servers=1", "launch.workers=2")
@@ -20,7 +21,7 @@ PICTURES = ("+recipe=resnet50_flowers",)
 def told(*overrides: str) -> dict[str, Any]:
     with hydra_app() as app:
         checked = check(plain(compose(app, list(overrides))))
-    plan = make_plan(checked, MODEL, MACHINE, "run")
+    plan = make_plan(checked, MODEL, MACHINE, Paths("run"))
     return terms(plan, checked.config, Assignment(checked.config, plan))
 
 

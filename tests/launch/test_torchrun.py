@@ -162,7 +162,10 @@ def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monke
     for name, value in ranks_environment(agents).items():
         monkeypatch.setenv(name, value)
     config = SimpleNamespace(model={"hub_token": "s3cret-of-a-hub"})
-    plan = SimpleNamespace(device="cpu", entries={"worker": "tests.launch.test_torchrun:breaks"})
+    plan = SimpleNamespace(
+        topology=SimpleNamespace(device="cpu"),
+        strategy=SimpleNamespace(entries={"worker": "tests.launch.test_torchrun:breaks"}),
+    )
     given: Any = SimpleNamespace(config=config, plan=plan, secrets=("s3cret-of-a-hub",))
     with pytest.raises(RunFailed, match=r"worker 1:[^\0]*ValueError: logging in with \(hidden\)") as caught:
         torchrun._work(dist.HashStore(), InFolder(agents).board(), given, 1)

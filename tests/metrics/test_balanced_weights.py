@@ -30,8 +30,8 @@ from trainer.metrics.criterion import NEITHER, SAMPLES, WEIGHTS, stand_in
 from trainer.models.lenet import LeNet
 from trainer.planning.plan import Plan
 from trainer.planning.training_checks import check_denominator
+from trainer.tasks.loss_probe import denominator_of_classes
 from trainer.tracking.describe import tags
-from trainer.worker.loss_probe import denominator_of_classes
 from trainer.worker.probe import check_outputs
 
 LABELS = torch.arange(10).repeat_interleave(torch.arange(10) + 2)
@@ -106,7 +106,7 @@ def test_what_cannot_be_balanced_is_refused_before_anything_is_written(
     if "hides" not in typed[1]:
         return
     ready(tmp_path, *refused.value.instead.replace(" with your own numbers", "").split(), typed[1])  # the advice works
-    assert why in "".join(ready(tmp_path, *typed, "plan=true").plan.lacks)
+    assert why in "".join(ready(tmp_path, *typed, "plan=true").plan.remarks.lacks)
 
 
 class ForGpu(LeNet):
@@ -125,7 +125,7 @@ def test_loss_is_tested_where_the_model_runs_on_a_gpu_alone(typed: list[str], fo
     facts = Facts("unequal noise", "drawn", 60, 60, (1, 8, 8), classes=10)
     target = f"{__name__}.ForGpu"
     on_gpu = config.replaced("device", "cuda").replaced("model", {**config.model, "_target_": target})
-    assert check_outputs(on_gpu, ForGpu(10, 1, 8), stand_in(config.loss, 10), facts).denominator == found
+    assert check_outputs(on_gpu, ForGpu(10, 1, 8), stand_in(config.loss, 10), facts)[1] == found
 
 
 def test_weights_for_fewer_classes_than_outputs_are_refused_with_what_to_type(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test_labels_are_counted_once_and_again_where_the_data_are_others(
     usual = Unequal.open
     monkeypatch.setattr(Unequal, "open", lambda self, facts: [opened.append(facts), usual(self, facts)][1])
     job = prepared(ready(tmp_path, typed))
-    assert len(opened) == 1 and bool(job.plan.class_weights) == (typed == "loss.weight=balanced")
+    assert len(opened) == 1 and bool(job.plan.objective.class_weights) == (typed == "loss.weight=balanced")
     changed = job.with_facts(replace(job.checked.facts, attention="others"))
-    assert weighed(changed).plan.class_weights == job.plan.class_weights and len(opened) == 2
+    assert weighed(changed).plan.objective.class_weights == job.plan.objective.class_weights and len(opened) == 2
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_the_weights_are_those_of_scikit_learn_and_are_kept_with_the_run(run: Pa
 
 def test_an_evaluation_takes_the_weights_of_the_run_and_not_of_its_own_data(run: Path, tmp_path: Path) -> None:
     other = ready(tmp_path, "loss.weight=balanced", "+data.lacks=3", "mode=eval", f"weights={run}")
-    assert other.plan.class_weights == read(run / "result.json")["class_weights"]
+    assert other.plan.objective.class_weights == read(run / "result.json")["class_weights"]
 
 
 def test_the_plan_says_what_was_found_about_a_loss_of_ones_own(tmp_path: Path) -> None:
@@ -187,7 +187,9 @@ def test_the_plan_says_what_was_found_about_a_loss_of_ones_own(tmp_path: Path) -
 def test_a_loss_that_is_no_mean_is_refused_where_batches_are_parts(tmp_path: Path, more: list[str]) -> None:
     with pytest.raises(UserError, match="is no mean over samples") as refused:
         ready(tmp_path, *CONTRASTIVE, *more)
-    assert ready(tmp_path, *CONTRASTIVE, *refused.value.instead.split()).plan.denominator == NEITHER, "the advice works"
+    assert ready(tmp_path, *CONTRASTIVE, *refused.value.instead.split()).plan.objective.denominator == NEITHER, (
+        "the advice works"
+    )
     apart = ready(tmp_path, *CONTRASTIVE, "strategy=local_sgd", "strategy.k_steps=4", "launch.nproc=2")
     check_denominator(apart.checked, replace(apart.model, denominator=NEITHER))  # workers take steps of their own
 

@@ -14,11 +14,15 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import BestConfig
 from trainer.data.source import Facts
 from trainer.metrics import best as watched
-from trainer.metrics.best import Best, EarlyStop, best_metric
-from trainer.metrics.binary import Binary
-from trainer.metrics.classification import Classification
+from trainer.metrics.best import Best, EarlyStop
+from trainer.metrics.binary import BinaryObjective
+from trainer.metrics.classification import ClassObjective
 from trainer.metrics.contract import Objective
+from trainer.planning.task_checks import SHIPPED
 from trainer.run_folder.report import Report
+from trainer.tasks.binary import Binary
+from trainer.tasks.classification import Classification
+from trainer.tasks.contract import best_metric
 
 
 def facts(task: str = "classification", classes: int = 10, **more: object) -> Facts:
@@ -27,10 +31,12 @@ def facts(task: str = "classification", classes: int = 10, **more: object) -> Fa
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 4, 5, 10])
 def test_what_is_known_before_the_start_is_what_a_classification_measures(classes: int) -> None:
-    task = Classification(nn.CrossEntropyLoss(), classes)
+    task = ClassObjective(nn.CrossEntropyLoss(), classes)
     labels = torch.arange(8) % classes
-    assert watched.names(facts(classes=classes), False) == names_of(task, torch.randn(8, classes), labels)
-    assert watched.names(facts(classes=10), True) == [
+    assert watched.names(Classification().measured(facts(classes=classes)), False) == names_of(
+        task, torch.randn(8, classes), labels
+    )
+    assert watched.names(Classification().measured(facts(classes=10)), True) == [
         "val/loss",
         "val/acc1",
         "val/acc5",
@@ -45,10 +51,10 @@ def test_what_is_known_before_the_start_is_what_a_classification_measures(classe
 @pytest.mark.parametrize("ceiling", [None, 0.9])
 def test_what_is_known_before_the_start_is_what_is_measured_of_labels_0_and_1(ceiling: float | None) -> None:
     known = {} if ceiling is None else {"auc": ceiling}
-    task = Binary(nn.BCEWithLogitsLoss(), ceiling)
+    task = BinaryObjective(nn.BCEWithLogitsLoss(), ceiling)
     measured = names_of(task, torch.randn(8), torch.arange(8) % 2)
-    assert watched.names(facts("binary", ceiling=known), False) == measured
-    assert watched.names(facts("binary", ceiling=known), True) == measured + [
+    assert watched.names(Binary().measured(facts("binary", ceiling=known)), False) == measured
+    assert watched.names(Binary().measured(facts("binary", ceiling=known)), True) == measured + [
         name.replace("val/", "val_ema/") for name in measured
     ]
 
@@ -141,4 +147,4 @@ def test_an_early_stop_waits_for_its_patience_and_says_why() -> None:
     [(None, "classification", "val/acc1"), (None, "binary", "val/auc"), ("val/loss", "binary", "val/loss")],
 )
 def test_the_best_model_goes_by_the_tasks_own_metric_unless_told(given: str | None, task: str, metric: str) -> None:
-    assert best_metric(RunConfig(best=BestConfig(given)), task) == metric
+    assert best_metric(RunConfig(best=BestConfig(given), task=SHIPPED[task]())) == metric

@@ -16,7 +16,7 @@ from sklearn import metrics as truth
 from torch import nn
 
 from trainer.metrics import binary, ranking
-from trainer.metrics.binary import OLD_BUCKETS, OLD_LIMIT, Binary
+from trainer.metrics.binary import OLD_BUCKETS, OLD_LIMIT, BinaryObjective
 
 NEAR = 1e-12
 LOGITS = st.lists(
@@ -47,7 +47,7 @@ class Together:
         return summed
 
 
-def over_workers(task: Binary, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
+def over_workers(task: BinaryObjective, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
     """What each worker gets of its own sums and of a plain vector of its number."""
     together = Together(len(vectors))
 
@@ -64,7 +64,7 @@ def over_workers(task: Binary, vectors: list[torch.Tensor]) -> list[torch.Tensor
 
 def measured(logits: np.ndarray, labels: np.ndarray, parts: list[np.ndarray], **options: float) -> dict[str, float]:
     """The metrics from the sums of several workers, each with its part of the samples."""
-    task = Binary(nn.BCEWithLogitsLoss(), **options)
+    task = BinaryObjective(nn.BCEWithLogitsLoss(), **options)
     vectors = []
     for part in parts:
         exam = task.exam(len(vectors), len(parts))
@@ -185,7 +185,7 @@ def test_frequent_scores_stay_exact_among_many_others() -> None:
 
 
 def test_parts_of_an_epoch_add_up_in_any_order() -> None:
-    task, generator = Binary(nn.BCEWithLogitsLoss()), np.random.default_rng(5)
+    task, generator = BinaryObjective(nn.BCEWithLogitsLoss()), np.random.default_rng(5)
     logits, labels = generator.integers(9, size=300) / 4, generator.integers(2, size=300)
     vectors = []
     for part in np.array_split(np.arange(300), 7):
@@ -204,12 +204,12 @@ def test_sums_of_a_checkpoint_with_histograms_are_read() -> None:
     clipped = logits.clip(-OLD_LIMIT, OLD_LIMIT)
     histograms = [np.histogram(clipped[labels == label], edges)[0] for label in (1, 0)]
     old = torch.from_numpy(np.concatenate([np.zeros(4), *histograms, [500.0]]))
-    found = Binary(nn.BCEWithLogitsLoss()).summary(old)
+    found = BinaryObjective(nn.BCEWithLogitsLoss()).summary(old)
     assert abs(found["auc"] - area_by_ranks(labels, logits)) <= found["auc_error"] < 0.02
 
 
 def test_no_samples_no_metrics_and_placeholders_do_not_count() -> None:
-    task = Binary(nn.BCEWithLogitsLoss())
+    task = BinaryObjective(nn.BCEWithLogitsLoss())
     meter = task.meter()
     meter.add(torch.tensor(3.0), torch.ones(2), torch.ones(2), 0)
     sums = meter.sums()
@@ -218,7 +218,7 @@ def test_no_samples_no_metrics_and_placeholders_do_not_count() -> None:
 
 
 def test_what_is_not_a_number_is_a_miss_and_breaks_nothing() -> None:
-    task = Binary(nn.BCEWithLogitsLoss())
+    task = BinaryObjective(nn.BCEWithLogitsLoss())
     meter = task.meter()
     meter.add(torch.tensor(torch.nan), torch.tensor([torch.nan, torch.inf]), torch.tensor([1, 1]), 2)
     assert task.summary(meter.sums())["acc"] == 0.5

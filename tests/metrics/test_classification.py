@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from torch import nn
 
 from trainer.data.sampler import EvaluationSampler
-from trainer.metrics.classification import Classification, ClassificationMeter, ranks_of_labels
+from trainer.metrics.classification import ClassificationMeter, ClassObjective, ranks_of_labels
 
 SCORES = st.integers(1, 12).flatmap(
     lambda classes: arrays.arrays(
@@ -49,7 +49,7 @@ def test_hits_equal_numpys_with_ties_and_few_classes(scores: np.ndarray) -> None
 def test_metrics_are_exact_over_unequal_workers_and_batches(scores: np.ndarray, world_size: int, batch: int) -> None:
     labels = labels_for(scores)
     classes = scores.shape[1]
-    task = Classification(nn.CrossEntropyLoss(), classes)
+    task = ClassObjective(nn.CrossEntropyLoss(), classes)
     sums = torch.zeros(5, dtype=torch.float64)
     for rank in range(world_size):
         meter = task.meter()
@@ -97,7 +97,7 @@ def test_placeholders_do_not_count_and_sums_are_forgotten_when_taken() -> None:
     meter.add(torch.tensor(2.0), torch.eye(3), torch.arange(3), 3)
     assert meter.sums().tolist() == [6.0, 3.0, 3.0, 3.0, 3.0]
     assert meter.sums().tolist() == [0.0] * 5
-    assert Classification(nn.CrossEntropyLoss(), 3).summary(meter.sums()) == {}
+    assert ClassObjective(nn.CrossEntropyLoss(), 3).summary(meter.sums()) == {}
 
 
 def test_a_remembered_batch_holds_no_graph() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer.data.sampler import EvaluationSampler
 from trainer.metrics import confusion
-from trainer.metrics.classification import Classification
+from trainer.metrics.classification import ClassObjective
 from trainer.metrics.confusion import WORST, Examination, Tally, guessed
 
 
@@ -24,7 +24,7 @@ def drawn(seed: int, samples: int, classes: int, outputs: int) -> tuple[np.ndarr
 
 def examined(scores: np.ndarray, labels: np.ndarray, classes: int, workers: int, batch: int) -> Examination:
     """What so many workers find together."""
-    task = Classification(nn.CrossEntropyLoss(), classes)
+    task = ClassObjective(nn.CrossEntropyLoss(), classes)
     total = torch.zeros(())
     for rank in range(workers):
         exam = task.exam(rank, workers)

@@ -14,12 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as truth
 
+from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError
 from trainer.metrics.best import Best, EarlyStop, falls
 from trainer.metrics.exchange import exchanged
-from trainer.metrics.user_metrics import OwnMetrics, probabilities, try_out
+from trainer.metrics.user_metrics import OwnMetrics, try_out, wide
+from trainer.tasks.binary import Binary
+from trainer.tasks.classification import Classification
 
 CLASSES = 5
+TASK = Classification()
+TRIAL = TASK.trial(Facts("x", "x", 9, 9, (1,), CLASSES), None)
 
 
 class Meeting:
@@ -158,7 +163,7 @@ def test_values_are_those_of_all_samples_however_they_are_shared_out(shares: lis
     starts = np.cumsum([0, *shares])
 
     def work(index: int, total: Any) -> list[dict[str, float]]:
-        own, found = OwnMetrics(NODES), []
+        own, found = OwnMetrics(NODES, scores=TASK.scores), []
         for batch in (7, 20):  # a second validation begins anew
             own.reset()
             for start in range(starts[index], starts[index + 1], batch):
@@ -182,9 +187,11 @@ def ece(likely: np.ndarray, labels: np.ndarray, bins: int = 7) -> float:
 
 def test_preds_are_probabilities_of_at_least_single_precision() -> None:
     scores, _ = samples(4)
-    torch.testing.assert_close(probabilities(scores.bfloat16()), scores.bfloat16().float().softmax(1))
-    assert probabilities(scores.double()).dtype == torch.float64
-    torch.testing.assert_close(probabilities(torch.tensor([0.5, 0.7])), 1 / (1 + torch.exp(-torch.tensor([0.5, 0.7]))))
+    torch.testing.assert_close(TASK.scores(wide(scores.bfloat16())), scores.bfloat16().float().softmax(1))
+    assert TASK.scores(wide(scores.double())).dtype == torch.float64
+    torch.testing.assert_close(
+        Binary().scores(torch.tensor([0.5, 0.7])), 1 / (1 + torch.exp(-torch.tensor([0.5, 0.7])))
+    )
 
 
 class NoSums(Sums):
@@ -235,7 +242,7 @@ class Breaks(Sums):
     [
         (
             {"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 4},
-            r"metrics\.m \(.*\): does not take probabilities \(N, 5\) and labels \(N,\): ",
+            r"metrics\.m \(.*\): does not take predictions \(N, 5\) and labels \(N,\): ",
         ),
         (
             {"_target_": f"{TORCHMETRICS}F1Score", "num_classes": 5, "average": "none"},
@@ -259,7 +266,7 @@ class Breaks(Sums):
 )
 def test_what_cannot_be_measured_with_is_refused(node: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        try_out("m", node, CLASSES, binary=False)
+        try_out("m", node, *TRIAL)
 
 
 def test_a_metric_that_breaks_ends_the_run_with_its_file_and_line() -> None:
@@ -276,9 +283,9 @@ def test_a_metric_that_breaks_ends_the_run_with_its_file_and_line() -> None:
 
 
 def test_a_class_says_which_way_is_better() -> None:
-    assert try_out("m", {"_target_": "tests.metrics.test_user_metrics.Falling"}, CLASSES, False) is False
-    assert try_out("m", NODES["ece"], CLASSES, False) is False and try_out("m", NODES["f1w"], CLASSES, False) is True
-    assert try_out("m", NODES["sums"], CLASSES, False) is None
+    assert try_out("m", {"_target_": "tests.metrics.test_user_metrics.Falling"}, *TRIAL) is False
+    assert try_out("m", NODES["ece"], *TRIAL) is False and try_out("m", NODES["f1w"], *TRIAL) is True
+    assert try_out("m", NODES["sums"], *TRIAL) is None
     lower = {"val/ece": True, "val/odd_loss": False}
     assert falls("val/ece", lower) and not falls("val/odd_loss", lower) and falls("val/loss", lower)
     best = Best("val/ece", lower=lower)

@@ -16,6 +16,7 @@ from trainer.config.schema import CollectiveStrategy, DigitsData
 from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.make_plan import make_plan
+from trainer.planning.plan import Paths
 from trainer.planning.validate import check
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml"))
@@ -31,8 +32,10 @@ def test_every_recipe_is_checked_unchanged_and_reaches_the_processes_unchanged(r
     assert composed == before, "checking changes nothing"
     assert RunConfig.of(before).plain() == before
     config = copy.deepcopy(checked.config)
-    plan = make_plan(checked, MODEL, MACHINE, "run")
-    assert checked.config == config and make_plan(checked, MODEL, MACHINE, "run") == plan, "planning changes nothing"
+    plan = make_plan(checked, MODEL, MACHINE, Paths("run"))
+    assert checked.config == config and make_plan(checked, MODEL, MACHINE, Paths("run")) == plan, (
+        "planning changes nothing"
+    )
     handed = Assignment(checked.config, plan, ("a.png",), ("s3cret",), ("torch",))
     assert Assignment.of(json.loads(json.dumps(handed.as_dict()))) == handed
 
@@ -58,12 +61,12 @@ def test_nested_keys_are_typed_and_what_is_not_given_has_its_default() -> None:
 def test_an_assignment_and_its_plan_cannot_be_changed() -> None:
     with hydra_app() as app:
         checked = check(plain(compose(app, ["+recipe=digits_lenet"])))
-    handed = Assignment(checked.config, make_plan(checked, MODEL, MACHINE, "run"))
+    handed = Assignment(checked.config, make_plan(checked, MODEL, MACHINE, Paths("run")))
     for owner, name in (
         (handed, "config"),
         (handed.plan, "lr"),
         (handed.plan.chosen, "threads"),
-        (handed.plan.facts, "kind"),
+        (handed.plan.data.facts, "kind"),
     ):
         with pytest.raises(FrozenInstanceError):
             setattr(owner, name, None)

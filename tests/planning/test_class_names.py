@@ -50,10 +50,12 @@ def plan_of(folder: Path) -> Any:
 
 def test_classes_in_another_order_are_mapped_by_name(trained: Path, tmp_path: Path) -> None:
     usual = evaluated(trained, tmp_path / "usual", *named(*ALL))
-    assert usual["val/acc1"] > 0.5 and plan_of(tmp_path / "usual")["concern"] == ""
+    assert usual["val/acc1"] > 0.5 and plan_of(tmp_path / "usual")["remarks"]["concern"] == ""
     other = evaluated(trained, tmp_path / "other", *named(*reversed(ALL)))
     assert other == usual
-    assert "the 4 classes of" in (said := plan_of(tmp_path / "other")["concern"]) and "in another order" in said
+    assert (
+        "the 4 classes of" in (said := plan_of(tmp_path / "other")["remarks"]["concern"]) and "in another order" in said
+    )
     tables = [(tmp_path / run / "per_class.csv").read_text() for run in ("usual", "other")]
     assert tables[0] == tables[1] and json.loads((tmp_path / "other" / "classes.json").read_text()) == ALL
 
@@ -113,7 +115,7 @@ def test_weights_without_names_are_taken_in_the_order_of_the_data_and_that_is_sa
 
 def test_labels_without_names_are_taken_in_the_order_of_the_run_and_that_is_said(trained: Path, tmp_path: Path) -> None:
     evaluated(trained, tmp_path / "run", *named(*ALL, silent=True))
-    assert "have no names" in plan_of(tmp_path / "run")["concern"]
+    assert "have no names" in plan_of(tmp_path / "run")["remarks"]["concern"]
     assert json.loads((tmp_path / "run" / "classes.json").read_text()) == ALL
 
 

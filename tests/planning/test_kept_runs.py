@@ -116,7 +116,7 @@ def test_nothing_begins_over_checkpoints_that_cannot_be_read(
     before = files(run)
     said = refusal("hydra.run.dir=run", "resume=auto")
     assert "none of its checkpoints is whole" in said and why in said and "resume=fresh to write over them" in said
-    ready = SimpleNamespace(plan=SimpleNamespace(run_dir=str(run)), resume=None, secrets=set())
+    ready = SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(run))), resume=None, secrets=set())
     with pytest.raises(RunFailed, match="is not started again"):
         begin_again(ready, None, "failed", 8, "died", 1)  # type: ignore[arg-type]
     assert files(run) == before
@@ -254,7 +254,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_fo
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_command_that_resumes_names_a_configs_folder_as_the_config_does(run: Path, whole: bool) -> None:
     """The copies at ``checkpoint.to`` have that name."""
-    plan = SimpleNamespace(run_dir=str(run), whole_path=whole, mode="train")
+    plan = SimpleNamespace(mode="train", paths=SimpleNamespace(run_dir=str(run), whole_path=whole))
     said = how_to_resume(SimpleNamespace(plan=plan), ["--config-dir", "mine", "+recipe=fixed"])  # type: ignore[arg-type]
     assert said.endswith(f"+recipe=fixed hydra.run.dir={run if whole else 'run'} resume=auto")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,18 +49,24 @@ def planned(*overrides: str) -> Plan:
 
 def test_one_worker() -> None:
     plan = planned(DIGITS)
-    assert (plan.strategy, plan.roles, plan.device) == ("single", {"worker": 1}, "cpu")
-    assert plan.why["strategy"] == "one worker"
-    assert (plan.batch_size, plan.global_batch_size) == (32, 32)
-    assert (plan.steps_per_epoch, plan.epochs, plan.total_steps) == (TRAIN // 32, 12, 12 * (TRAIN // 32))
-    assert plan.facts.train_samples == TRAIN and plan.facts.classes == 10
-    assert plan.endpoint == "a folder that no other user can enter"
+    assert (plan.strategy.name, plan.topology.roles, plan.topology.device) == ("single", {"worker": 1}, "cpu")
+    assert plan.remarks.why["strategy"] == "one worker"
+    assert (plan.batches.size, plan.batches.global_size) == (32, 32)
+    assert (plan.length.steps_per_epoch, plan.length.epochs, plan.length.total_steps) == (
+        TRAIN // 32,
+        12,
+        12 * (TRAIN // 32),
+    )
+    assert plan.data.facts.train_samples == TRAIN and plan.data.facts.classes == 10
+    assert plan.topology.endpoint == "a folder that no other user can enter"
 
 
 def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
     plan = planned(DIGITS, "model.num_classes=12")
-    assert "12 outputs for the 10 classes" in plan.concern and f"**ATTENTION: {plan.concern}**" in note(plan, [])
-    assert planned(DIGITS).concern == "" and "ATTENTION" not in note(planned(DIGITS), [])
+    assert "12 outputs for the 10 classes" in plan.remarks.concern and f"**ATTENTION: {plan.remarks.concern}**" in note(
+        plan, []
+    )
+    assert planned(DIGITS).remarks.concern == "" and "ATTENTION" not in note(planned(DIGITS), [])
 
 
 @pytest.mark.parametrize(
@@ -76,12 +81,12 @@ def test_outputs_without_a_class_are_in_the_plan_and_in_the_runs_note() -> None:
     ],
 )
 def test_schedule_that_the_run_is_too_short_for_is_a_concern(changed: list[str], said: str) -> None:
-    assert said in (concern := planned(DIGITS, *changed).concern) and bool(said) == bool(concern)
+    assert said in (concern := planned(DIGITS, *changed).remarks.concern) and bool(said) == bool(concern)
 
 
 def test_momentum_of_workers_that_push_apart_is_a_concern() -> None:
     alone = (DIGITS, "strategy=pserver_async", "launch.servers=1")
-    said = planned(*alone, "launch.nproc=3", "optimizer.momentum=0.9").concern
+    said = planned(*alone, "launch.nproc=3", "optimizer.momentum=0.9").remarks.concern
     assert said.startswith("optimizer.momentum=0.9 with 3 workers that push apart") and "optimizer.momentum=0.5" in said
     for fine in (
         ["launch.nproc=3", "optimizer.momentum=0.5"],
@@ -90,25 +95,31 @@ def test_momentum_of_workers_that_push_apart_is_a_concern() -> None:
         ["launch.nproc=3", "optimizer.momentum=0.9", "strategy=pserver_geo"],
         ["launch.nproc=3", "optimizer=adagrad"],
     ):
-        assert planned(*alone, *fine).concern == "", fine
+        assert planned(*alone, *fine).remarks.concern == "", fine
 
 
 def test_several_workers_are_collective() -> None:
     plan = planned(DIGITS, "launch.nproc=3")
-    assert (plan.strategy, plan.why["strategy"], plan.traits.exact) == ("collective", "3 workers", True)
-    assert [(p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == [(i, 0, i, "cpu") for i in range(3)]
-    assert plan.global_batch_size == 96 and plan.steps_per_epoch == ceil(TRAIN / 3) // 32
+    assert (plan.strategy.name, plan.remarks.why["strategy"], plan.strategy.traits.exact) == (
+        "collective",
+        "3 workers",
+        True,
+    )
+    assert [(p.rank, p.node, p.local_rank, p.device) for p in plan.topology.processes] == [
+        (i, 0, i, "cpu") for i in range(3)
+    ]
+    assert plan.batches.global_size == 96 and plan.length.steps_per_epoch == ceil(TRAIN / 3) // 32
 
 
 def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
     typed = ("plan=true", "launch.nnodes=16", "launch.nproc=8", "launch.master_addr=10.0.0.1", "device=cuda")
     plan = planned("+recipe=resnet50_random", *typed)
-    assert plan.roles == {"worker": 128} and plan.strategy == "collective"
+    assert plan.topology.roles == {"worker": 128} and plan.strategy.name == "collective"
     expected = [("worker", rank, rank // 8, rank % 8, f"cuda:{rank % 8}") for rank in range(128)]
-    assert [(p.role, p.rank, p.node, p.local_rank, p.device) for p in plan.processes] == expected
-    assert plan.global_batch_size == 128 * 32 and (plan.steps_per_epoch, plan.total_steps) == (100, 100)
-    assert plan.endpoint == "10.0.0.1:29500"
-    assert plan.environment == {
+    assert [(p.role, p.rank, p.node, p.local_rank, p.device) for p in plan.topology.processes] == expected
+    assert plan.batches.global_size == 128 * 32 and (plan.length.steps_per_epoch, plan.length.total_steps) == (100, 100)
+    assert plan.topology.endpoint == "10.0.0.1:29500"
+    assert plan.topology.environment == {
         "worker": {
             "RANK": "0",
             "LOCAL_RANK": "0",
@@ -118,14 +129,14 @@ def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
             "MASTER_PORT": "29500",
         }
     }
-    assert plan.chosen.precision == "bf16" and "assuming" in plan.why["precision"]
+    assert plan.chosen.precision == "bf16" and "assuming" in plan.remarks.why["precision"]
     assert plan.chosen.pin_memory is True and plan.chosen.keep_memory is False
 
 
 def test_ips_instead_of_nnodes_and_address() -> None:
     plan = planned(DIGITS, "plan=true", "launch.ips=10.0.0.1, 10.0.0.2", "launch.nproc=2")
-    assert (plan.nnodes, plan.roles, plan.endpoint) == (2, {"worker": 4}, "10.0.0.1:29500")
-    assert [p.node for p in plan.processes] == [0, 0, 1, 1]
+    assert (plan.topology.nnodes, plan.topology.roles, plan.topology.endpoint) == (2, {"worker": 4}, "10.0.0.1:29500")
+    assert [p.node for p in plan.topology.processes] == [0, 0, 1, 1]
 
 
 SERVED = (DIGITS, "plan=true", "strategy=pserver_async")
@@ -148,11 +159,11 @@ SERVED = (DIGITS, "plan=true", "strategy=pserver_async")
 )
 def test_servers_are_spread_evenly_over_the_chosen_hosts(nnodes: int, typed: tuple[str, ...], hosts: list[int]) -> None:
     plan = planned(*SERVED, f"launch.nnodes={nnodes}", "launch.nproc=1", *typed)
-    servers = [p for p in plan.processes if p.role == "server"]
-    assert [p.rank for p in servers] == list(range(len(hosts))) and plan.nodes_of("server") == hosts
+    servers = [p for p in plan.topology.processes if p.role == "server"]
+    assert [p.rank for p in servers] == list(range(len(hosts))) and plan.topology.nodes_of("server") == hosts
     for host in set(hosts):
         assert [p.local_rank for p in servers if p.node == host] == list(range(hosts.count(host)))
-    assert plan.nodes_of("worker") == list(range(nnodes))
+    assert plan.topology.nodes_of("worker") == list(range(nnodes))
 
 
 def test_plan_tells_which_server_is_on_which_host() -> None:
@@ -164,30 +175,30 @@ def test_plan_tells_which_server_is_on_which_host() -> None:
 
 def test_each_role_has_its_own_environment_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(*SERVED, "launch.nnodes=2", "launch.servers=3", "launch.nproc=4", "launch.master_addr=10.0.0.1")
-    sizes = {role: (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) for role, told in plan.environment.items()}
+    sizes = {role: (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) for role, told in plan.topology.environment.items()}
     assert sizes == {"worker": ("8", "4"), "server": ("3", "2")}
-    assert {told["MASTER_PORT"] for told in plan.environment.values()} == {"29500"}
+    assert {told["MASTER_PORT"] for told in plan.topology.environment.values()} == {"29500"}
     plan_table.show_plan(plan, "debug")
     out = capsys.readouterr().out
     assert "Environment of worker 0" in out and "Environment of server 0" in out
     assert "WORLD_SIZE        3" in out
-    assert [*planned(DIGITS, "launch.nproc=2").environment] == ["worker"]
+    assert [*planned(DIGITS, "launch.nproc=2").topology.environment] == ["worker"]
 
 
 def test_ips_say_which_host_this_is() -> None:
-    assert planned(DIGITS, "launch.ips=10.255.255.1,127.0.0.1").node_rank == 1
+    assert planned(DIGITS, "launch.ips=10.255.255.1,127.0.0.1").topology.node_rank == 1
 
 
 def test_workers_over_all_hosts_instead_of_nproc() -> None:
     plan = planned(DIGITS, "plan=true", "launch.nnodes=2", "launch.workers=6")
-    assert plan.roles == {"worker": 6} and plan.environment["worker"]["LOCAL_WORLD_SIZE"] == "3"
+    assert plan.topology.roles == {"worker": 6} and plan.topology.environment["worker"]["LOCAL_WORLD_SIZE"] == "3"
 
 
 def test_one_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "gpus", lambda: (Gpu("H100", (9, 0)),) * 4)
     plan = planned(DIGITS)
-    assert [p.device for p in plan.processes] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-    assert planned(DIGITS, "device=cpu").roles == {"worker": 1}
+    assert [p.device for p in plan.topology.processes] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert planned(DIGITS, "device=cpu").topology.roles == {"worker": 1}
 
 
 # --- batches and steps ----------------------------------------------------------------------------------------------
@@ -195,23 +206,23 @@ def test_one_worker_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_global_batch_size_is_the_other_way_to_say_it() -> None:
     plan = planned(DIGITS, "launch.nproc=3", "data.global_batch_size=48", "data.batch_size=null")
-    assert (plan.batch_size, plan.global_batch_size) == (16, 48)
-    assert planned(DIGITS, "launch.nproc=3", "data.global_batch_size=48").batch_size == 16, (
+    assert (plan.batches.size, plan.batches.global_size) == (16, 48)
+    assert planned(DIGITS, "launch.nproc=3", "data.global_batch_size=48").batches.size == 16, (
         "typed goes before the recipe"
     )
-    assert planned(DIGITS, "data.global_batch_size=32", "data.batch_size=32").global_batch_size == 32
+    assert planned(DIGITS, "data.global_batch_size=32", "data.batch_size=32").batches.global_size == 32
 
 
 @pytest.mark.parametrize(("k", "steps"), [(1, 44), (4, 11), (5, 9)])
 def test_gradient_merge(k: int, steps: int) -> None:
     plan = planned(DIGITS, f"strategy.gradient_merge.k_steps={k}")
     assert TRAIN // 32 == 44
-    assert (plan.merge, plan.global_batch_size, plan.steps_per_epoch) == (k, 32 * k, steps)
+    assert (plan.batches.merge, plan.batches.global_size, plan.length.steps_per_epoch) == (k, 32 * k, steps)
 
 
 def test_gradient_merge_in_the_global_batch() -> None:
     plan = planned(DIGITS, "strategy.gradient_merge.k_steps=2", "launch.nproc=2", "data.global_batch_size=64")
-    assert (plan.batch_size, plan.global_batch_size) == (16, 64)
+    assert (plan.batches.size, plan.batches.global_size) == (16, 64)
 
 
 @pytest.mark.parametrize("drop", [True, False])
@@ -225,8 +236,12 @@ def test_updates_of_an_epoch_follow_from_the_global_batch_alone(drop: bool) -> N
             f"strategy.gradient_merge.k_steps={merge}",
             f"sampler.drop_last={str(drop).lower()}",
         )
-        assert (plan.global_batch_size, plan.steps_per_epoch, plan.total_steps) == (32, updates, 12 * updates)
-        assert plan.batch_size == ceil(32 / workers / merge)
+        assert (plan.batches.global_size, plan.length.steps_per_epoch, plan.length.total_steps) == (
+            32,
+            updates,
+            12 * updates,
+        )
+        assert plan.batches.size == ceil(32 / workers / merge)
         shown = dict(plan_table.rows(plan))["batch size"]
         assert shown.endswith("= 32 global") == (32 % (workers * merge) == 0)
         assert shown.startswith("32 global, shared out: at most ") == (32 % (workers * merge) > 0)
@@ -240,10 +255,10 @@ def test_batch_size_on_the_command_line_goes_before_a_recipes_global_batch(tmp_p
 
 def test_leased_work_takes_only_global_batches_that_divide() -> None:
     leased = ("+recipe=wide_and_deep", "launch.workers=2", "data.batch_size=null")
-    assert planned(*leased, "data.global_batch_size=512").batch_size == 256
+    assert planned(*leased, "data.global_batch_size=512").batches.size == 256
     with pytest.raises(UserError, match=r"multiple of 2 workers, and work that is leased in blocks.*data\.work=static"):
         planned(*leased, "data.global_batch_size=511")
-    assert planned(*leased, "data.global_batch_size=511", "data.work=static").global_batch_size == 511
+    assert planned(*leased, "data.global_batch_size=511", "data.work=static").batches.global_size == 511
 
 
 def test_the_table_tells_how_work_is_handed_out() -> None:
@@ -272,21 +287,21 @@ def test_max_steps_goes_beyond_epochs_or_ends_before() -> None:
 def test_last_batches(workers: int, drop: bool) -> None:
     plan = planned(DIGITS, f"launch.nproc={workers}", f"sampler.drop_last={str(drop).lower()}", "data.batch_size=100")
     mine = ceil(TRAIN / workers)
-    assert plan.steps_per_epoch == (mine // 100 if drop else ceil(mine / 100))
+    assert plan.length.steps_per_epoch == (mine // 100 if drop else ceil(mine / 100))
 
 
 def test_limited_epochs() -> None:
     plan = planned(DIGITS, "limit_train_batches=10", "epochs=2")
-    assert (plan.steps_per_epoch, plan.total_steps) == (10, 20)
+    assert (plan.length.steps_per_epoch, plan.length.total_steps) == (10, 20)
 
 
 def test_evaluation_batches_follow_training_batches() -> None:
-    assert planned(DIGITS).val_batch_size == 32
-    assert planned(DIGITS, "data.val_batch_size=64").val_batch_size == 64
+    assert planned(DIGITS).batches.val_size == 32
+    assert planned(DIGITS, "data.val_batch_size=64").batches.val_size == 64
 
 
 def test_a_batch_that_fits_one_worker_may_not_fit_many() -> None:
-    assert planned(DIGITS, "data.batch_size=700").steps_per_epoch == 2
+    assert planned(DIGITS, "data.batch_size=700").length.steps_per_epoch == 2
     with pytest.raises(UserError, match="with 4 workers a batch of 2800 does not fit the 1438 training samples"):
         planned(DIGITS, "data.batch_size=700", "launch.nproc=4")
 
@@ -333,8 +348,8 @@ def test_the_weakest_gpu_decides() -> None:
 def test_random_images_are_so_many_updates_however_many_batches_these_merge() -> None:
     for merge in (1, 3):
         plan = planned("+recipe=resnet50_random", f"strategy.gradient_merge.k_steps={merge}", "data.batches=7")
-        assert (plan.steps_per_epoch, plan.facts.train_samples) == (7, 7 * plan.global_batch_size)
-        assert plan.global_batch_size == plan.batch_size * merge
+        assert (plan.length.steps_per_epoch, plan.data.facts.train_samples) == (7, 7 * plan.batches.global_size)
+        assert plan.batches.global_size == plan.batches.size * merge
 
 
 def test_auto_takes_one_thread_where_a_batch_is_too_little_work_for_two() -> None:
@@ -348,7 +363,7 @@ def test_auto_takes_one_thread_where_a_batch_is_too_little_work_for_two() -> Non
     given = CONFIG.changed(execution={"threads": 5})
     assert choose(given, "cpu", lenet, host, 1, False, 32)[0].threads == 5
     plan = planned(DIGITS)
-    assert plan.chosen.threads == 1 and "little work" in plan.why["threads"]
+    assert plan.chosen.threads == 1 and "little work" in plan.remarks.why["threads"]
 
 
 def test_auto_threads_share_the_cores() -> None:
@@ -412,8 +427,8 @@ def test_what_is_given_is_taken_without_a_reason() -> None:
 
 def test_reasons_are_in_the_plan() -> None:
     plan = planned(DIGITS, "execution.threads=1")
-    assert plan.chosen.threads == 1 and "threads" not in plan.why
-    assert plan.chosen.precision == "fp32" and "no bf16 instructions" in plan.why["precision"]
+    assert plan.chosen.threads == 1 and "threads" not in plan.remarks.why
+    assert plan.chosen.precision == "fp32" and "no bf16 instructions" in plan.remarks.why["precision"]
 
 
 def test_reading_is_in_the_plan_that_is_shown_with_its_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,12 +467,12 @@ def test_the_plan_tells_whether_one_worker_alone_is_started_again(typed: tuple[s
 
 @pytest.mark.parametrize("each", ["image", "row"])
 def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> None:
-    plan = replace(planned(DIGITS), mode="predict", predict=Predicted("/in", 1200, each, None))
+    plan = planned(DIGITS).changed(mode="predict", data={"predict": Predicted("/in", 1200, each, None)})
     shown = dict(plan_table.rows(plan))
     assert shown["input"] == ("/in: 1,200 images" if each == "image" else "/in: about 1,200 rows")
-    assert shown["output"] == f"{plan.run_dir}/predictions.csv" and "data" not in shown
+    assert shown["output"] == f"{plan.paths.run_dir}/predictions.csv" and "data" not in shown
     assert "training" not in " ".join(shown.values())
-    there = dict(plan_table.rows(replace(plan, predict=Predicted("/in", 1200, each, "/x.csv"))))
+    there = dict(plan_table.rows(plan.changed(data={"predict": Predicted("/in", 1200, each, "/x.csv")})))
     assert there["output"] == "/x.csv"
 
 
@@ -487,28 +502,28 @@ ON_SERVERS = [
 @pytest.mark.parametrize(("recipe", "mode"), ON_SERVERS)
 def test_every_recipe_can_run_on_servers(recipe: str, mode: str, tmp_path: Path) -> None:
     plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}", *needs(recipe, tmp_path))
-    assert plan.roles == {"worker": 2, "server": 1}
-    assert plan.total_steps > 0
+    assert plan.topology.roles == {"worker": 2, "server": 1}
+    assert plan.length.total_steps > 0
 
 
 def test_launcher_other_than_the_usual_one_is_named() -> None:
     plan = planned(DIGITS, "launch=forkserver")
     assert ("launcher", "trainer.launch.builtin.Forkserver") in list(plan_table.rows(plan))
-    assert planned(DIGITS).launcher == ""
+    assert planned(DIGITS).topology.launcher == ""
 
 
 def test_plan_tells_the_buckets_of_gradients() -> None:
     two = (DIGITS, "launch.nproc=2", "strategy=collective")
     plan = planned(*two)
-    [size] = plan.buckets.sizes
-    assert size == 4 * plan.parameters and dict(plan_table.rows(plan))["  gradients"] == "1 bucket: 0.043 MiB"
+    [size] = plan.strategy.buckets.sizes
+    assert size == 4 * plan.model.parameters and dict(plan_table.rows(plan))["  gradients"] == "1 bucket: 0.043 MiB"
     assert Plan.of(json.loads(json.dumps(plan.as_dict()))) == plan
-    assert sum(planned(*two, "precision=fp64", "strategy.bucket_cap_mb=0.02").buckets.sizes) == 2 * size
+    assert sum(planned(*two, "precision=fp64", "strategy.bucket_cap_mb=0.02").strategy.buckets.sizes) == 2 * size
     frozen = planned(*two, "optimizer.lr_factors={features.0: 0}")
     assert sum(frozen.buckets.sizes) == size - 4 * (20 * 25 + 20), "the first convolution, 5 x 5, from 1 channel to 20"
     for others in (("compile=true",), ("strategy=local_sgd",), ("strategy=pserver_sync",)):
-        assert planned(*two, *others).buckets is None
-    assert planned(DIGITS).buckets is None and "  gradients" not in dict(plan_table.rows(planned(DIGITS)))
+        assert planned(*two, *others).strategy.buckets is None
+    assert planned(DIGITS).strategy.buckets is None and "  gradients" not in dict(plan_table.rows(planned(DIGITS)))
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,10 @@ def test_servers_between_hosts_are_refused_without_a_secret_and_the_command_that
     with pytest.raises(UserError, match="there is none") as caught:
         planned(*SERVED)
     assert MAKE in str(caught.value) and caught.value.instead.startswith("launch.secret_file=run.secret")
-    assert planned(*HOSTS).strategy == "collective", "which has no secrets anyway"
-    assert not planned(*SERVED, f"launch.secret_file={written(tmp_path)}").insecure
+    assert planned(*HOSTS).strategy.name == "collective", "which has no secrets anyway"
+    assert not planned(*SERVED, f"launch.secret_file={written(tmp_path)}").topology.insecure
     monkeypatch.setenv(VARIABLE, GOOD)
-    assert not planned(*SERVED).insecure
+    assert not planned(*SERVED).topology.insecure
     with pytest.raises(UserError, match="No such file"):
         planned(*HOSTS, "launch.secret_file=absent")
 
@@ -143,7 +143,7 @@ def test_run_that_may_be_insecure_says_so_in_its_plan_and_its_tags(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     plan = planned(*SERVED, "launch.insecure=true")
-    assert plan.insecure and tags(plan, [])["trainer.insecure"] == "yes"
+    assert plan.topology.insecure and tags(plan, [])["trainer.insecure"] == "yes"
     assert ("secret", "none (launch.insecure=true)") in list(plan_table.rows(plan))
     plan_table.show_plan(plan)
     assert f"ATTENTION: {plan_table.INSECURE}" in capsys.readouterr().out

@@ -106,7 +106,9 @@ def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(
     try:
         wait_for(lambda: runs.read(tmp_path / "run" / "status.json").get("step", 0) >= 1, 90, "it trains")
         wait_for(
-            lambda: all(one["pid"] for one in runs.read(tmp_path / "run" / "plan.json")["processes"]), 90, "numbers"
+            lambda: all(one["pid"] for one in runs.read(tmp_path / "run" / "plan.json")["topology"]["processes"]),
+            90,
+            "numbers",
         )
         before = {name: (tmp_path / "run" / name).read_bytes() for name in FILES}
         code, said = main([*DIGITS, "resume=fresh", "seed=5"]), capsys.readouterr()

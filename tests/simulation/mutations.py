@@ -36,7 +36,6 @@ from trainer.strategies.pserver.server import (
 )
 from trainer.strategies.pserver.server import totals as totals_module
 from trainer.strategies.pserver.worker import (
-    ahead,
     async_and_ssp,
     client,
     connections,
@@ -458,12 +457,6 @@ def a_block_of_nobody_comes_before_one_s_own(original: Any, self: epoch_blocks.L
     return original(self, holder, *told)
 
 
-@replaces(ahead.Ahead, "recall")
-def rows_of_a_checkpoint_are_taken_for_any_batch(original: Any, self: ahead.Ahead) -> Any:
-    self.place = None
-    return original(self)
-
-
 @replaces(held_blocks.HeldBlocks, "lease")
 def pending_work_travels_with_a_block_that_only_some_servers_have(original: Any, self: Any, *told: Any) -> Any:
     lease, self.torn = original(self, *told), False
@@ -551,14 +544,6 @@ def a_checkpoint_forgets_the_parameters(_: Any, self: shard.Shard, parts: Any) -
 
 
 # --- lives that are over, stops, and waits -------------------------------------------------------------------------
-
-
-@replaces(liveness.Liveness, "_forget_life_before")
-def blocks_of_a_life_that_a_server_never_heard_of_stay_its_own(
-    original: Any, self: liveness.Liveness, rank: int, hello: Message
-) -> None:
-    if len(self.members.all[rank].lives) > 1:
-        original(self, rank, hello)
 
 
 @replaces(lease_requests.LeaseRequests, "stood_still")

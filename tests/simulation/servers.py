@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -61,17 +62,15 @@ def copied(message: Message) -> Message:
     return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
 
 
-class Plan:
-    """What a server is told of the plan."""
-
-    run_dir = "/nowhere"
-    parameters = 0
-    lr = 1.0
-    total_steps = 1_000_000
-    steps_per_epoch = 1000
-
-    def __init__(self, workers: int, servers: int) -> None:
-        self.workers, self.roles = workers, {"worker": workers, "server": servers}
+def plan_of(workers: int, servers: int) -> Any:
+    """What a server reads of the plan."""
+    return SimpleNamespace(
+        paths=SimpleNamespace(run_dir="/nowhere"),
+        model=SimpleNamespace(parameters=0),
+        batches=SimpleNamespace(lr=1.0),
+        length=SimpleNamespace(total_steps=1_000_000, steps_per_epoch=1000),
+        topology=SimpleNamespace(workers=workers, roles={"worker": workers, "server": servers}),
+    )
 
 
 class Run:
@@ -80,7 +79,7 @@ class Run:
     def __init__(self, scenario: Scenario, resume: str) -> None:
         self.resume = resume
         self.config = _config(scenario.take_over, scenario.background)
-        self.plan = Plan(scenario.workers, scenario.servers)
+        self.plan = plan_of(scenario.workers, scenario.servers)
 
 
 @cache

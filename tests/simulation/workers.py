@@ -142,22 +142,13 @@ class Ways:
 
 
 class Blocks:
-    """Leased work, as a feed reads it: a batch has no samples but its number.
+    """Leased work, as a feed reads it: a batch has no samples but its number."""
 
-    Args:
-        given: gets each epoch and block that is handed out.
-    """
-
-    def __init__(
-        self, scenario: Scenario, hand: Callable[[int, int], Iterator[Lease | None]], given: set[tuple[int, int]]
-    ) -> None:
-        self.scenario, self.hand, self.given = scenario, hand, given
+    def __init__(self, scenario: Scenario, hand: Callable[[int, int], Iterator[Lease | None]]) -> None:
+        self.scenario, self.hand = scenario, hand
 
     def leases(self, epoch: int) -> Iterator[Lease | None]:
-        for lease in self.hand(epoch, self.scenario.blocks):
-            if lease is not None:
-                self.given.add((epoch, lease.block))
-            yield lease
+        return self.hand(epoch, self.scenario.blocks)
 
     def read(self, epoch: int, lease: Lease) -> Iterator[tuple[Any, torch.Tensor]]:
         first = epoch * self.scenario.batches + lease.block * self.scenario.block
@@ -209,16 +200,12 @@ class SimulatedWorker(Process):
         self.notes = self.board.under("checkpoint")
         self.returned = Returned(self.notes)  # type: ignore[arg-type]
         self.life = self.epoch = self.update = self.asked = self.last_stop = self.saved_last = 0
-        self.comes: tuple[int, int, int] | None = None
-        """Where the batch is of which the checkpoint has rows."""
         self.rank, self.scenario, self.send_away, self.tell_end = rank, scenario, send, ended
         self.inbox: list[Message] = []
         self.waits = self.found_saving = 0
         self.for_messages = False
         self.waiting_since: float | None = None
         self.computed: list[int] = []
-        self.leased: set[tuple[int, int]] = set()
-        """Epochs and blocks that this life has been given."""
         self.target: int | None = None
         """In sync: all stop after that update."""
         self.writing = False
@@ -392,7 +379,6 @@ class SimulatedWorker(Process):
         for samples, batches in self._feed(strategy, epoch):
             for batch in batches:
                 strategy.prepare(batch)
-                self._check_block(strategy, batch)
                 self.pause(pace * (0.5 + random.random()), for_messages=False)
                 self._backward(strategy, batch)
             strategy.step(samples)
@@ -496,24 +482,7 @@ class SimulatedWorker(Process):
             return 0
         self.begins.put(strategy, RUN)
         self.update = self.begins.update
-        self.comes = strategy.ahead.place if strategy.ahead.received and strategy.ahead.received[0] else None
         return self.begins.epoch
-
-    def _check_block(self, strategy: PserverWorker, batch: Batch) -> None:
-        """Of a batch that is computed: rows that the checkpoint has of it are used, and not wasted on a block of
-        others.
-
-        Raises:
-            Violation: they are not used, or the worker has not even been given the block of their batch.
-        """
-        comes, self.comes = self.comes, None
-        if comes is not None and batch.work is not None and comes == batch.work[:3] and not strategy.ahead._rows:
-            raise Violation(f"worker {self.rank} drops the rows that the checkpoint has of its next batch")
-        if comes is not None and batch.work is not None and comes[:2] not in self.leased:
-            raise Violation(
-                f"worker {self.rank} has the rows of batch {comes[2]} of block {comes[1]}, and begins with "
-                f"block {batch.work[1]}"
-            )
 
     def _come_back(self, strategy: PserverWorker) -> int:
         """Wait to be let in; returns the epoch of the others."""
@@ -539,7 +508,7 @@ class SimulatedWorker(Process):
         feed.denominator = None
         feed.place = lambda inputs, labels: (inputs, labels)  # type: ignore[assignment]
         feed.expect = strategy.expect if self.scenario.table else None
-        feed.work = Blocks(self.scenario, strategy.leases, self.leased) if self.scenario.leased else None  # type: ignore[assignment]
+        feed.work = Blocks(self.scenario, strategy.leases) if self.scenario.leased else None  # type: ignore[assignment]
         if feed.work is None:
             feed._split = self._split  # type: ignore[method-assign]
         return feed.updates(epoch, self.update)

@@ -53,7 +53,7 @@ def each_case(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             answers.append(resolve(case["entry"])(own, copy.deepcopy(case["payload"]), **case["arguments"]))
             continue
         given = Assignment.of(case["payload"])
-        resolve(given.plan.entries[seat.role])(own, given)
+        resolve(given.plan.strategy.entries[seat.role])(own, given)
     return {"pid": os.getpid(), "answers": answers}
 
 
@@ -64,9 +64,9 @@ def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
     config, plan = given.config, given.plan
     seat = seated(seat, config, plan)
     with settings(config, plan, seat):
-        strategy = locate(plan.strategy_worker)(config.node("strategy"), seat)
+        strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
         try:
-            run = build(config, plan, seat, strategy, Report(None, plan.total_steps))
+            run = build(config, plan, seat, strategy, Report(None, plan.length.total_steps))
             run.watchers.save_best = lambda: None
             yield run
         finally:
@@ -85,7 +85,7 @@ def joining(seat: Seat, payload: dict[str, Any]) -> dict[str, float]:
 
     dist.init_process_group = slowly
     try:
-        strategy = locate(payload["plan"]["strategy_worker"])(payload["config"]["strategy"], seat)
+        strategy = locate(payload["plan"]["strategy"]["worker"])(payload["config"]["strategy"], seat)
         goes_on = time.monotonic()
         strategy.close()
     finally:
@@ -200,8 +200,10 @@ def aged(seat: Seat, payload: dict[str, Any]) -> dict[str, list[int]]:
         train_epoch(run, 0)
         run.strategy.synchronize()
         found: dict[str, list[int]] = {}
-        run.strategy.persist(Path(payload["plan"]["run_dir"]))
-        for part in snapshot.read(Path(payload["plan"]["run_dir"]) / "persistables").parts if seat.rank == 0 else ():
+        run.strategy.persist(Path(payload["plan"]["paths"]["run_dir"]))
+        for part in (
+            snapshot.read(Path(payload["plan"]["paths"]["run_dir"]) / "persistables").parts if seat.rank == 0 else ()
+        ):
             for name in part:
                 if name.endswith("|ids"):
                     found.setdefault(name.split("|")[1], []).extend(part[name].tolist())
@@ -301,7 +303,7 @@ def kept(seat: Seat, payload: dict[str, Any]) -> list[float]:
 
         run.strategy.step = note
         fit(run)
-        run.strategy.persist(Path(payload["plan"]["run_dir"]))
+        run.strategy.persist(Path(payload["plan"]["paths"]["run_dir"]))
         return rates
 
 

@@ -123,6 +123,6 @@ def hand_over(strategy: str, workers: int, cases: Mapping[str, Case]) -> list[di
 def start(handed: list[dict[str, Any]], log_dir: Path) -> dict[str, dict[int, Any]]:
     """Start the processes and wait for their end."""
     entry = "tests.strategies.entries:each_case"
-    sizes = handed[0]["payload"]["plan"]["roles"]
+    sizes = handed[0]["payload"]["plan"]["topology"]["roles"]
     roles = [Role(name, size, entry, ["cpu"] * size) for name, size in sizes.items()]
     return launch(roles, {"cases": handed}, log_dir, Meeting()).of

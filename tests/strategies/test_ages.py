@@ -37,7 +37,7 @@ def test_rows_that_are_left_are_those_of_the_last_batches(mode: str, tmp_path: P
     cases = {by: Case("aged", (*EPOCH, *options, *age), base=BASE) for by, age in AGES.items()}
     handed = hand_over(mode, workers, cases)
     for by, one in zip(cases, handed, strict=True):
-        one["payload"]["plan"]["run_dir"] = str(tmp_path / by)
+        one["payload"]["plan"]["paths"]["run_dir"] = str(tmp_path / by)
     first = start(handed, tmp_path)["worker"][0]["answers"]
     inputs, _ = clicks(SAMPLES, 1)
     for by, found in zip(cases, first, strict=True):

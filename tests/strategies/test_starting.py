@@ -38,7 +38,7 @@ def run(folder: Path, mode: str, workers: int, *overrides: str) -> list[list[flo
     """Each worker's rates; the run leaves ``persistables`` and what its servers did in the folder."""
     folder.mkdir()
     [handed] = hand_over(f"pserver_{mode}", workers, {"kept": Case("kept", overrides, base=BASE)})
-    handed["payload"]["plan"]["run_dir"] = str(folder)
+    handed["payload"]["plan"]["paths"]["run_dir"] = str(folder)
     found = start([handed], folder)["worker"]
     return [found[rank]["answers"][0] for rank in range(workers)]
 

@@ -154,9 +154,9 @@ def serve(seat: Seat, run: Assignment) -> int:
         RunFailed: a worker did not come, or went away without a goodbye.
     """
     timeout_s = run.config.node("strategy")["timeout_s"]
-    server = Server(run, run.plan.workers, timeout_s)
+    server = Server(run, run.plan.topology.workers, timeout_s)
     token = secrets.token_hex(16)
-    with socket.create_server(("127.0.0.1", 0), backlog=run.plan.workers) as listening:
+    with socket.create_server(("127.0.0.1", 0), backlog=run.plan.topology.workers) as listening:
         seat.store.set(ADDRESS, f"{listening.getsockname()[1]} {token}")
         connections = gather(listening, token, server.size, max(timeout_s, STARTUP_S))
     threads = [threading.Thread(target=server.attend, args=(rank, c)) for rank, c in connections.items()]

@@ -143,7 +143,9 @@ def test_a_sweeps_table_fits_the_terminal_and_says_what_is_left_out(
 )
 def test_the_last_line_is_english(mode: str, metrics: dict[str, float], said: str) -> None:
     done = Result("done", "", metrics=metrics, samples=359, seconds=3.4, mode=mode)
-    assert last_lines._done(done, SimpleNamespace(plan=SimpleNamespace(here=[WORKER]))) == said  # type: ignore[arg-type]
+    assert (
+        last_lines._done(done, SimpleNamespace(plan=SimpleNamespace(topology=SimpleNamespace(here=[WORKER])))) == said
+    )  # type: ignore[arg-type]
 
 
 def test_what_is_redirected_is_neither_wrapped_nor_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,18 +217,14 @@ def test_quiet_shows_neither_plan_nor_bar_nor_lines_and_warnings_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan: Any = SimpleNamespace(
-        lacks=[],
-        concern="too many outputs",
-        insecure=False,
-        facts=SimpleNamespace(attention="", stand_in="drawn flowers"),
-        strategy="single",
-        roles={"worker": 1},
-        device="cpu",
         chosen=SimpleNamespace(precision="fp32"),
-        total_steps=1,
-        global_batch_size=32,
-        run_dir="x",
-        left_out=["launch.nproc=2"],
+        remarks=SimpleNamespace(lacks=[], concern="too many outputs", left_out=["launch.nproc=2"]),
+        topology=SimpleNamespace(insecure=False, roles={"worker": 1}, device="cpu"),
+        data=SimpleNamespace(facts=SimpleNamespace(attention="", stand_in="drawn flowers")),
+        strategy=SimpleNamespace(name="single"),
+        length=SimpleNamespace(total_steps=1),
+        batches=SimpleNamespace(global_size=32),
+        paths=SimpleNamespace(run_dir="x"),
     )
     plan_table.show_plan(plan, "quiet")
     plan_table.show_briefly(plan, "quiet")
@@ -275,7 +273,9 @@ def test_a_broken_run_says_where_its_folder_and_its_best_weights_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ready: Any = SimpleNamespace(plan=SimpleNamespace(run_dir=str(tmp_path / "run"), mode="train"))
+    ready: Any = SimpleNamespace(
+        plan=SimpleNamespace(mode="train", paths=SimpleNamespace(run_dir=str(tmp_path / "run")))
+    )
     last_lines.say_broken(ready)
     assert capsys.readouterr().out == "", "nothing was begun"
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -316,7 +316,12 @@ def test_the_address_opens_the_view_of_trainings(
     uri: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = SimpleNamespace(tracking=uri.format(here=tmp_path), best="val/acc1", whose="", here=[WORKER])
+    plan = SimpleNamespace(
+        updates_of="",
+        paths=SimpleNamespace(tracking=uri.format(here=tmp_path)),
+        objective=SimpleNamespace(best="val/acc1"),
+        topology=SimpleNamespace(here=[WORKER]),
+    )
     ready: Any = SimpleNamespace(plan=plan, checked=SimpleNamespace(config=RunConfig()))
     last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1), ready, ["+recipe=x"])
     [look] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("look")]

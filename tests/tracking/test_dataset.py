@@ -27,7 +27,7 @@ PREDICTED = Predicted("photos", 5, "image", None)
 def test_a_runs_data_set_is_what_it_looks_at(
     mode: str, predict: Any, name: str, context: str, size: dict[str, int]
 ) -> None:
-    plan: Any = SimpleNamespace(mode=mode, facts=FACTS, predict=predict)
+    plan: Any = SimpleNamespace(mode=mode, data=SimpleNamespace(facts=FACTS, predict=predict))
     found = mlflow_tracker.dataset(describe._dataset(plan, "0" * 32))
     assert (found.dataset.name, found.dataset.digest, found.tags[0].value) == (name, "0" * 32, context)
     assert size.items() <= json.loads(found.dataset.profile).items()

@@ -278,7 +278,7 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
     ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "ENDING_S", 60.0 if ends else 0.2)
-    monkeypatch.setattr(folder_lock, "LOOK_S", 0.01)
+    monkeypatch.setattr(folder_lock, "POLL_S", 0.01)
     launcher, worker = FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
     opened = OpenRun(message(tmp_path), launcher)

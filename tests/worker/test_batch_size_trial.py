@@ -21,7 +21,7 @@ def test_why_memory_is_not_enough_is_told_as_a_whole_or_not_at_all(
 ) -> None:
     TrialLimits(None, 0, [], 1).leave(tmp_path)
     seat: Any = SimpleNamespace(device="cpu", rank=0)
-    assignment: Any = SimpleNamespace(plan=SimpleNamespace(run_dir=str(tmp_path)))
+    assignment: Any = SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(tmp_path))))
 
     def not_enough(told: TrialLimits) -> None:
         raise MemoryError("no room for 3 tables")

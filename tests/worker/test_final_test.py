@@ -119,7 +119,7 @@ def test_best_weights_are_tested_in_the_trained_model_and_no_second_one_is_made(
     own = [f"model._target_={__name__}.Unpicklable", f"hydra.run.dir={tmp_path}/run"]
     seen: list[int] = []
     own_test = final_test.test
-    monkeypatch.setattr("trainer.worker.train.test", lambda *all: (seen.append(Unpicklable.made), own_test(*all)))
+    monkeypatch.setattr("trainer.worker.final_test.test", lambda *all: (seen.append(Unpicklable.made), own_test(*all)))
     package.run([*TESTED, "epochs=4", *wild, *own])
     assert seen == [Unpicklable.made]
     result = read(tmp_path / "run" / "result.json")
@@ -185,7 +185,7 @@ def test_a_run_that_goes_on_after_its_last_update_is_tested_once(
     def broken(*args: Any) -> None:
         raise OSError("as if the host were gone")
 
-    monkeypatch.setattr("trainer.worker.train.test", broken)
+    monkeypatch.setattr("trainer.worker.final_test.test", broken)
     with pytest.raises(Exception, match="as if the host were gone"):
         package.run(run)
     assert not points(tmp_path / "run", "test/acc1")

@@ -17,7 +17,7 @@ from trainer.data.feed import Batch
 from trainer.errors import RunFailed
 from trainer.host.pulse import Pulse
 from trainer.metrics.best import Best, EarlyStop
-from trainer.metrics.classification import Classification
+from trainer.metrics.classification import ClassObjective
 from trainer.optim.averaged import AveragedWeights
 from trainer.strategies.contract import Strategy
 from trainer.worker.loop import fit
@@ -162,7 +162,7 @@ class Watched(nn.Module):
 
 
 def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1, **schedule: Any) -> Training:
-    model, kept, task = Watched(), [], Classification(nn.CrossEntropyLoss(), CLASSES)
+    model, kept, task = Watched(), [], ClassObjective(nn.CrossEntropyLoss(), CLASSES)
     total = schedule.pop("total_steps", epochs * len(groups))
     run = Training(
         model=model,

@@ -20,7 +20,7 @@ from tests.worker.test_loop import Lines
 from trainer.data.batch_reordering import Rewind, reordered
 from trainer.data.feed import Batch
 from trainer.errors import NotFinite
-from trainer.metrics.classification import Classification
+from trainer.metrics.classification import ClassObjective
 from trainer.optim.averaged import AveragedWeights
 from trainer.optim.updater import Updater
 from trainer.strategies.single import Single
@@ -90,7 +90,7 @@ def factor(step: int) -> float:
 
 def training(kind: str, data: list[Any], tmp_path: Path | None = None, loss: nn.Module | None = None) -> Training:
     torch.manual_seed(0)
-    model, task = Net(), Classification(loss or nn.CrossEntropyLoss(), 3)
+    model, task = Net(), ClassObjective(loss or nn.CrossEntropyLoss(), 3)
     strategy = Single({}, SimpleNamespace(rank=0, size=1))  # type: ignore[arg-type]
     strategy.setup(model, lambda module: Updater(optimizer_of(module), factor))  # type: ignore[arg-type]
     return Training(

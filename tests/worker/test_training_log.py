@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.worker.test_loop import Lines, Recording
 from trainer.data.feed import Batch
-from trainer.metrics.binary import Binary
+from trainer.metrics.binary import BinaryObjective
 from trainer.worker.loop import fit
 from trainer.worker.nonfinite import Stop
 from trainer.worker.training import LogWindow, Reporting, Schedule, Training, Watchers
@@ -59,7 +59,7 @@ class Clicks:
 
 
 def training(lockstep: bool, log_every: int, epochs: int, **schedule: Any) -> Training:
-    model, task = Logits(), Binary(nn.BCEWithLogitsLoss())
+    model, task = Logits(), BinaryObjective(nn.BCEWithLogitsLoss())
     schedule = {"val_every": 0, "val_every_steps": None, "validate": False, **schedule}
     return Training(
         model=model,
@@ -98,7 +98,7 @@ def test_a_line_over_two_epochs_averages_all_its_batches() -> None:
 
 
 def test_without_both_classes_there_is_none() -> None:
-    task = Binary(nn.BCEWithLogitsLoss())
+    task = BinaryObjective(nn.BCEWithLogitsLoss())
     meter = task.meter()
     meter.add(torch.tensor(0.5), torch.ones(2), torch.ones(2), 2)
     ones = meter.sums()

@@ -1,4 +1,4 @@
-"""A run's best weights: each checkpoint holds those of its time, and a run that goes back to it has them again."""
+"""A run's best weights: each checkpoint holds those of its time, for a run that resumes from it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from trainer.terminal.status import read_status
 
 
 class BestOfCheckpoints:
-    """Puts the best weights so far into checkpoints, as links: they take no room until better ones replace them.
+    """Puts the best weights so far into checkpoints, as hard links.
 
-    A disk without links gets a copy, in the background: the open file is that of its time, whatever takes its name
-        meanwhile.
+    A file system without links gets a copy, in the background, of the file that was opened before the training went on.
     """
 
     def __init__(self) -> None:
@@ -27,10 +26,10 @@ class BestOfCheckpoints:
         self.to_copy: BinaryIO | None = None
 
     def hold(self, folder: Path) -> None:
-        """Put them into the checkpoint to come, before the training goes on and finds better ones.
+        """Link the best weights into the checkpoint to come, before the training goes on and finds better ones.
 
         Raises:
-            OSError: that cannot be done.
+            OSError: the file system refuses it.
         """
         best, partial = folder.parent / BEST, durable_folder.partial_of(folder)
         if best.is_symlink() or not best.is_file() or partial.is_symlink():
@@ -44,10 +43,10 @@ class BestOfCheckpoints:
             self.to_copy = best.open("rb")
 
     def seal(self, folder: Path) -> None:
-        """Seal them, in the background. Weights that a checkpoint before has, too, are not read again.
+        """Seal the best weights, in the background. Weights that the checkpoint before has, too, are not read again.
 
         Raises:
-            OSError: that cannot be done.
+            OSError: the file system refuses it.
         """
         path = durable_folder.partial_of(folder) / BEST
         if self.to_copy is not None:
@@ -63,11 +62,11 @@ class BestOfCheckpoints:
 
 
 def put_back(run_dir: Path, checkpoint: Path | None, say: Callable[[str], None]) -> None:
-    """Before a run goes on from a checkpoint: its best weights are those of that time, whatever was found better since.
+    """Before a run resumes from a checkpoint: restore the best weights of that time.
 
     Args:
         checkpoint: of this run or another; None: the run begins anew.
-        say: is told of weights that are removed.
+        say: called with a line about removed weights.
     """
     place, found = run_dir / CHECKPOINTS / BEST, None if checkpoint is None else _of(checkpoint)
     damaged = checkpoint is not None and found == checkpoint / BEST and _is_damaged(found, checkpoint)
@@ -85,7 +84,7 @@ def put_back(run_dir: Path, checkpoint: Path | None, say: Callable[[str], None])
 
 
 def _is_damaged(held: Path, checkpoint: Path) -> bool:
-    """Whether the best weights that a checkpoint holds are not those that it was sealed with."""
+    """Whether the best weights in a checkpoint differ from their seal."""
     try:
         return durable_folder.files(checkpoint, store.FORMAT).get(BEST) != durable_folder.fingerprint(held)
     except OSError:
@@ -99,15 +98,9 @@ def _of(checkpoint: Path) -> Path | None:
     about, beside = store.about(checkpoint), checkpoint.parent / BEST
     if about.best_step == 0 or not beside.is_file() or checkpoint.name.startswith(store.GIVEN_UP):
         return None
-    # Written before checkpoints held them, or they could not be put into it: the run's own, unless they are newer.
-    best_step = (read_status(checkpoint.parent.parent).get("best") or {}).get("step")
-    if best_step is not None and about.best_step is not None:
-        return beside if best_step == about.best_step else None
-    complete = checkpoint / durable_folder.MARKER
-    older = (
-        best_step <= about.step if best_step is not None else beside.stat().st_mtime_ns <= complete.stat().st_mtime_ns
-    )
-    return beside if older else None
+    # They could not be put into the checkpoint, as on a full disk: the run's own ones, if they are of that update.
+    best = read_status(checkpoint.parent.parent).get("best") or {}
+    return beside if best.get("step") == about.best_step else None
 
 
 def _link(source: Path, place: Path) -> None:
@@ -121,7 +114,7 @@ def _link(source: Path, place: Path) -> None:
 
 @contextmanager
 def _whole(place: Path) -> Iterator[None]:
-    """Context manager: what fails leaves no file there, half of which would be taken for the whole."""
+    """Context manager: a failure removes the file, which may be incomplete."""
     try:
         yield
     except BaseException:

@@ -1,8 +1,18 @@
-"""The checkpoints of a run: a sealed folder for each, which is the newest whole one, and which are kept.
+"""The checkpoints of a run: a sealed folder for each, which of them is the newest whole one, and which are kept.
 
-checkpoints/step-000000120/   checkpoint.json, worker-N.safetensors, best.safetensors, and what else the strategy's
-processes keep
-checkpoints/latest            the name of the newest
+Names in ``checkpoints/``, and who moves a checkpoint from one to the next:
+
+    step-N[.LIFE].partial   being written by all processes of a life (``writer``); each file has its seal beside it
+    step-N                  complete: one process, of the first worker, has checked all seals and written ``COMPLETE``
+    step-N.previous         an older step-N that stepped aside for the new one; counts until the new one is in place
+    aside-step-N            given up: a run went on from an older checkpoint (:func:`set_aside_newer`)
+    latest                  the name of the newest, for people; resuming reads the folders themselves
+
+:func:`retire` removes step-N by renaming it to step-N.partial first; :func:`forget_unfinished` removes the rest.
+
+What always holds: a folder with ``COMPLETE`` has all files that ``COMPLETE`` lists, each with its size and checksum, or
+is reported as damaged and passed over. Whenever the machine stops, the newest checkpoint that was complete is found.
+Files of parts may be hard links to those of older checkpoints; no file of a complete checkpoint is written again.
 """
 
 from __future__ import annotations
@@ -25,27 +35,30 @@ FORMAT = 1
 GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
 BEST = "best.safetensors"
-"""The best weights so far: of the run, among its checkpoints, and in each checkpoint those of its time."""
+"""The best weights so far: in ``checkpoints/`` those of the run, in a checkpoint those of its time."""
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")
 ASIDE = re.compile(r"(step-\d{9,})(?:\.[0-9a-f]{16})?\.(partial|previous)")
 UNNAMED = re.compile(rf"{LATEST}\.\d+\.tmp")
-"""What a death or a full disk leaves of the file with the name of the newest."""
+"""A rest of ``latest`` after a death or on a full disk."""
 OF_GIVEN_UP = re.compile(rf"{GIVEN_UP}step-\d{{9,}}")
 PERSISTABLES = re.compile(r"persistables\.by-\d+\.partial")
-"""Parts of persistables that were not completed."""
+"""Parts of incomplete persistables."""
 FILE = re.compile(r"(worker|server|full)-\d+\.safetensors|best\.safetensors|(checkpoint|index)\.json|COMPLETE")
-"""What a checkpoint has."""
+"""Files of a checkpoint."""
 LINKED = "full-*.safetensors"
-"""Files that lie beside parts which are increments, and may be links to those of older checkpoints."""
+"""Full parts beside increments; they may be links to files of older checkpoints."""
 PART = re.compile(r"worker-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
 class BestMetric:
-    """The metric that marks the best model: its value after this very update, if it was measured then; whether less is
-    better."""
+    """The metric that marks the best model.
+
+    Attributes:
+        value: after this checkpoint's update; None: it was not measured then. falls: less is better.
+    """
 
     metric: str
     value: float | None
@@ -53,7 +66,7 @@ class BestMetric:
 
     @property
     def worth(self) -> float:
-        """More is better."""
+        """The value as a score: more is better."""
         if self.value is None or math.isnan(self.value):
             return float("-inf")
         return -self.value if self.falls else self.value
@@ -61,18 +74,19 @@ class BestMetric:
 
 @dataclass(frozen=True)
 class About:
-    """What ``checkpoint.json`` tells.
+    """The content of ``checkpoint.json``.
 
     Attributes:
-        step: updates done; epoch, update: in which the run goes on, and updates done in it; samples: trained on so far.
-        points: bytes of metrics.jsonl at that time. config: of the run, without secrets; strategy, workers, servers,
-        global_batch_size, total_steps: of its plan. versions: of Python, the trainer and packages that wrote it.
-        precision: of the forward pass: what ``auto`` stood for. lease_batches: batches in a leased block. best_step:
-        the update of the best weights so far; 0: there are none yet; None: of an older trainer, which did not tell.
-        data: the fingerprint of the data; empty: their source has none. run_id: of the MLflow run; empty: it is not
-        tracked, or the server had not given it one yet. updates: of the worker whose updates are told; where work is
-        leased each worker has its own number, and ``step`` is above them all.
-            None: of an older trainer.
+        step: updates done. epoch, update: the epoch in which the run goes on, and updates done in it.
+        samples: trained on so far. points: bytes of metrics.jsonl at that time.
+        watched: the metric that marks the best model.
+        config: of the run, without secrets. strategy, workers, servers, global_batch_size, total_steps: of its plan.
+        versions: of Python, the trainer and the packages that wrote the checkpoint.
+        precision: of the forward pass, never ``auto``. lease_batches: batches in a leased block.
+        best_step: update of the best weights so far; 0: there are none yet.
+        data: fingerprint of the data; empty: their source has none.
+        run_id: of the MLflow run; empty: it is not tracked, or had no id yet.
+        updates: of the reporting worker; None: ``step``. With leased work each worker has a number of its own.
     """
 
     step: int
@@ -90,44 +104,43 @@ class About:
     precision: str
     servers: int = 0
     lease_batches: int = 0
-    best_step: int | None = None
+    best_step: int = 0
     data: str = ""
     run_id: str = ""
     updates: int | None = None
 
     @property
     def done(self) -> int:
-        """Updates of the worker whose updates are told."""
+        """Updates of the reporting worker."""
         return self.step if self.updates is None else self.updates
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
-    """The checkpoint after so many updates."""
+    """The folder of the checkpoint after ``step`` updates."""
     return checkpoints / f"step-{step:09d}"
 
 
 def step_of(name: str) -> int:
-    """How many updates were done, from the name of a checkpoint's folder; -1: it is no such name."""
+    """The number of updates in the name of a checkpoint's folder; -1: the name is another."""
     match = NAME.fullmatch(name)
     return int(match[1]) if match else -1
 
 
 def part_of(worker: int) -> str:
-    """The file of a worker."""
+    """The name of a worker's file."""
     return f"worker-{worker}.safetensors"
 
 
 def parts(folder: Path) -> list[str]:
-    """The files of workers in a checkpoint, in the order of the workers; of lost ones there are none."""
+    """The names of the workers' files in a checkpoint, in the order of the ranks; lost workers have none."""
     numbers = sorted(int(match[1]) for path in folder.iterdir() if (match := PART.fullmatch(path.name)))
     return [part_of(number) for number in numbers]
 
 
 def found(checkpoints: Path) -> list[Path]:
-    """The folders of checkpoints, the newest first; whether they are whole is another question.
+    """The folders of checkpoints, whole or damaged, the newest first.
 
-    One that has stepped aside for another of the same update, and for which the other has not come, counts
-    (:func:`check`).
+    A ``step-N.previous`` whose replacement is missing counts as step-N (:func:`check` finds it).
     """
     folders = [path.name for path in _entries(checkpoints) if path.is_dir()]
     names = {name.removesuffix(".previous") for name in folders}
@@ -135,11 +148,10 @@ def found(checkpoints: Path) -> list[Path]:
 
 
 def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: None, verify: bool = True) -> Path | None:
-    """The newest checkpoint of which every byte is as it was written; None: there is none.
+    """The newest undamaged checkpoint; None: there is none.
 
     Args:
-        say: is told of those that are newer and damaged.
-        verify: as of :func:`check`.
+        say: called with a line for each newer, damaged one. verify: see :func:`check`.
     """
     for folder in found(checkpoints):
         try:
@@ -150,8 +162,7 @@ def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: No
 
 
 def remains(checkpoints: Path) -> list[Path]:
-    """The folders that hold something of a checkpoint, whole or damaged: the newest first, then those that were given
-    up."""
+    """The folders with any file of a checkpoint: the newest first, then those that were given up."""
     given_up = [path for path in _entries(checkpoints) if OF_GIVEN_UP.fullmatch(path.name) and path.is_dir()]
     return [path for path in (*found(checkpoints), *reversed(given_up)) if _holds_something(path)]
 
@@ -161,15 +172,15 @@ def _holds_something(folder: Path) -> bool:
 
 
 def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint; where there is none, the newest of which only the best weights so far are damaged:
-    checkpoints share them by links. None: there is no checkpoint yet.
+    """The newest whole checkpoint; None: there is no checkpoint yet.
+
+    Without a whole one, the newest of which only the best weights are damaged: checkpoints share them by links.
 
     Args:
-        say: as of :func:`newest_whole`.
+        say: see :func:`newest_whole`.
 
     Raises:
-        UserError: there are some, and none is whole. A disk that fails now may be read later, so nobody begins over
-            them.
+        UserError: there are checkpoints, and none is whole. They are not written over: a failing disk may recover.
     """
     passed: list[str] = []
     newest = newest_whole(checkpoints, passed.append)
@@ -192,7 +203,7 @@ def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | Non
 
 
 def all_in(path: Path) -> list[Path]:
-    """Find all checkpoints of a run folder or of a folder of checkpoints, newest first; or the one that is named.
+    """Find the checkpoints of a run folder or of a folder of checkpoints, the newest first; or the named one alone.
 
     Raises:
         UserError: there is none.
@@ -225,14 +236,14 @@ def one_in(path: Path, say: Callable[[str], None]) -> Path:
 
 
 def check(folder: Path, verify: bool = True, but: str = "") -> Path:
-    """A checkpoint that is whole.
+    """Check that a checkpoint is whole; returns its folder, which may be ``step-N.previous``.
 
     Args:
-        verify: every file is read and its checksum compared; sizes always are.
-        but: a file that is not looked at.
+        verify: also compare each file's checksum; sizes are always compared.
+        but: name of a file that is not checked.
 
     Raises:
-        UserError: it is not; it names the file.
+        UserError: it is damaged; the error names the file.
     """
     try:
         whole = durable_folder.whole(folder, FORMAT, verify, but)
@@ -247,7 +258,7 @@ def check(folder: Path, verify: bool = True, but: str = "") -> Path:
 
 
 def about(folder: Path) -> About:
-    """What ``checkpoint.json`` tells.
+    """Read ``checkpoint.json``.
 
     Raises:
         UserError: it cannot be read.
@@ -261,15 +272,13 @@ def about(folder: Path) -> About:
 
 
 def parse_about(text: bytes, path: str) -> About:
-    """Parse the JSON in which a checkpoint tells about itself (step, epoch, metric, config); returns :class:`About`.
-
-    What a newer version tells besides is left out: what this one could not do without would have another format number.
+    """Parse the content of a ``checkpoint.json``; keys of newer versions are ignored.
 
     Args:
         path: named in an error.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not valid.
     """
     try:
         parsed = json_text.loads(text)
@@ -293,7 +302,7 @@ def parse_about(text: bytes, path: str) -> About:
     value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
     if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
-    if not all(isinstance(number, (int, type(None))) for number in (found.best_step, found.updates)):
+    if not isinstance(found.best_step, int) or not isinstance(found.updates, (int, type(None))):
         raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")
@@ -303,13 +312,12 @@ def parse_about(text: bytes, path: str) -> About:
 
 
 def _known(kind: type[Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys that this version does not know."""
+    """The fields of ``kind`` in ``parsed``."""
     return {field.name: parsed[field.name] for field in fields(kind) if field.name in parsed}
 
 
 def complete(folder: Path, names: Sequence[str]) -> None:
-    """Make the parts of a run's checkpoint that are written a whole one, and the newest (unless who completes it was
-    stopped meanwhile, and others have saved a newer one).
+    """Complete a checkpoint whose parts are written, and point ``latest`` to the newest one.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -319,17 +327,18 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, final_folder(folder))
     try:
         durable_folder.durable_text(folder.parent / LATEST, found(folder.parent)[0].name + "\n")
-    except OSError:  # a resumed run looks at the folders themselves; the file is for people, and then better not there
+    except OSError:  # resuming reads the folders; a wrong ``latest`` would mislead people
         durable_folder.remove(folder.parent / LATEST)
 
 
 def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
-    """Remove older checkpoints, each at once, and what was never completed; returns those that are gone.
+    """Remove older checkpoints and unfinished ones; returns the removed checkpoints.
 
     Args:
-        newest: is whole; it stays, and so do the ``last`` newest whole ones and the ``best`` of those with a watched
-            value. Where they all share a file, the newest one without it stays, too: should that file be damaged, there
-            is another checkpoint.
+        newest: a whole checkpoint, which stays.
+        last: so many of the newest whole ones stay.
+        best: so many with the best watched values stay. If all that stay share a linked file, the newest one without
+            that file stays as well, in case the file is damaged.
     """
     older = [path for path in found(checkpoints) if (path / durable_folder.MARKER).is_file()]
     whole = [path for path in older if path == newest or is_whole(path)]
@@ -339,19 +348,12 @@ def retire(checkpoints: Path, newest: Path, last: int, best: int) -> list[Path]:
     gone = [path for path in older if path not in kept and path.name < newest.name]
     for path in gone:
         _remove(path)
-    _forget_unfinished(checkpoints, newest)
+    forget_unfinished(checkpoints, newest)
     return gone
 
 
-def forget_unfinished(checkpoints: Path) -> None:
-    """Of a run's checkpoints, remove those that were not completed, when nobody writes one: before the run goes on, and
-    at its end."""
-    _forget_unfinished(checkpoints, None)
-
-
 def set_aside_newer(checkpoint: Path) -> None:
-    """Before a run goes on from a checkpoint: newer ones beside it are of a training that is given up
-    (``aside-step-...``)."""
+    """Before a run resumes from a checkpoint: rename newer ones to ``aside-step-N``, as they are given up."""
     step = about(checkpoint).step
     for path in found(checkpoint.parent):
         if step_of(path.name) <= step:
@@ -361,8 +363,13 @@ def set_aside_newer(checkpoint: Path) -> None:
         (path if path.is_dir() else durable_folder.previous_of(path)).rename(aside)
 
 
-def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
-    """Of checkpoints before the newest; None: of all, of persistables and of the best weights."""
+def forget_unfinished(checkpoints: Path, newest: Path | None = None) -> None:
+    """Remove unfinished checkpoints of a run.
+
+    Args:
+        newest: only those before this one. None: all, also rests of persistables and of best weights; no process may
+            write a checkpoint then (before the run resumes, and at its end).
+    """
     for path in _entries(checkpoints):
         is_of_others = PERSISTABLES.fullmatch(path.name) or files.is_part(path)
         may_stay = newest is not None and (path.name >= newest.name or is_of_others)
@@ -371,7 +378,7 @@ def _forget_unfinished(checkpoints: Path, newest: Path | None) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether a folder is what was not completed, or what was not removed to its end."""
+    """Whether a path is a rest of an unfinished write or of an unfinished removal."""
     if UNNAMED.fullmatch(path.name) or PERSISTABLES.fullmatch(path.name):
         return True
     if part := files.PART.match(path.name):
@@ -384,17 +391,17 @@ def _is_left(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """At once: what is there of it afterwards has the name of one that was not completed."""
+    """Remove a checkpoint; a rest of an interrupted removal has the name of an unfinished one."""
     durable_folder.begin(folder)
     os.rename(folder, durable_folder.partial_of(folder))
     durable_folder.begin(folder)
 
 
 def is_whole(folder: Path, verify: bool = False, but: str = "") -> bool:
-    """Whether a checkpoint of that name is whole, by the sizes of its files; ``verify``: by their checksums.
+    """Whether a checkpoint is whole, by the sizes of its files; with ``verify`` also by their checksums.
 
     Args:
-        but: a file that is not looked at.
+        but: name of a file that is not checked.
     """
     try:
         return check(folder, verify, but) == folder
@@ -403,14 +410,13 @@ def is_whole(folder: Path, verify: bool = False, but: str = "") -> bool:
 
 
 def _share_a_file(one: Path, other: Path) -> bool:
-    """Whether two checkpoints have a file that is the same on the disk, by links; but for the best weights, without
-    which they go on."""
+    """Whether two checkpoints share a linked file, other than the best weights, which a run can do without."""
     own, others = ({path.stat().st_ino for path in of.iterdir() if path.name != BEST} for of in (one, other))
     return bool(own & others)
 
 
 def _best(folders: Sequence[Path], count: int) -> list[Path]:
-    """Those of the best validations."""
+    """The ``count`` checkpoints with the best watched values."""
     watched_by_path = {path: about(path).watched for path in folders} if count else {}
     measured = [path for path, watched in watched_by_path.items() if watched.value is not None]
     return sorted(measured, key=lambda path: watched_by_path[path].worth, reverse=True)[:count]

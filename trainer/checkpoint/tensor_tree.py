@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +171,8 @@ def outline(path: Path, keys: Collection[str]) -> Any:
     with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
         tree = json_text.loads((file.metadata() or {}).get("tree", ""))
         tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
-        return _Unpacking(partial(_meta, file)).node(tree, 0)
-
-
-def _meta(file: Any, name: str) -> torch.Tensor:
-    return torch.empty(file.get_slice(name).get_shape(), device="meta")
+        empty = _Unpacking(lambda name: torch.empty(file.get_slice(name).get_shape(), device="meta"))
+        return empty.node(tree, 0)
 
 
 @contextmanager

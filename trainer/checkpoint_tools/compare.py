@@ -9,7 +9,7 @@ import torch
 
 from trainer.checkpoint import store
 from trainer.checkpoint_tools.show import position
-from trainer.planning.resume import differences
+from trainer.planning.resume_changes import differences
 from trainer.terminal.screen import Screen
 from trainer.weights import checkpoint_weights
 

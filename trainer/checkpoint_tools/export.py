@@ -18,11 +18,11 @@ from trainer.checkpoint import store
 from trainer.config.instantiate import call_target, for_saved_weights
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
-from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.host import json_text
 from trainer.host.files import replacing
 from trainer.models import skeleton
+from trainer.planning.plan import read_plan
 from trainer.terminal.screen import Screen
 from trainer.weights import checkpoint_weights
 from trainer.worker import example
@@ -166,8 +166,8 @@ def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
     except (OSError, ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile):
         pass
     try:
-        facts = Facts.of(json_text.read(run / "plan.json").get("facts"))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        facts = read_plan(run).data.facts
+    except (OSError, ValueError) as error:
         raise UserError(
             str(run),
             "it has neither example.npz nor a plan.json that tells the shape of a sample",

@@ -108,8 +108,8 @@ def _executed(
 
     try:
         with held(ready):
-            if not ready.plan.node_rank:  # hosts may share the folder
-                leave_hydra_files(config, Path(ready.plan.run_dir))
+            if not ready.plan.topology.node_rank:  # hosts may share the folder
+                leave_hydra_files(config, Path(ready.plan.paths.run_dir))
             result = execute(ready, start, overrides, tracker)
         early_signals.job_ended(exit_code(result))
         return result
@@ -169,7 +169,7 @@ def show_only(ready: Ready) -> Result:
     from trainer.job.result import planned
     from trainer.tracking.trackers import rows
 
-    more = [*rows(ready.checked.config.tracking, Path(ready.plan.run_dir)), *kept_rows(ready)]
+    more = [*rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
     is_debug = ready.checked.config.verbosity == "debug"
     with streams.answering():
         show_plan(ready.plan, "debug" if is_debug else "normal", more)  # it was asked for, also with quiet

@@ -22,8 +22,16 @@ from trainer.wording import counted, override, quoted
 
 LOOKED_AT = {"eval": "sample", "predict": "image", "rows": "row"}
 LEFT = {
-    "train": ("curves.png", "servers.png", "confusion.png", "mistakes.png", "model.safetensors"),
-    "eval": ("confusion.png", "mistakes.png", "per_class.csv"),
+    "train": (
+        "curves.png",
+        "servers.png",
+        "confusion.png",
+        "mistakes.png",
+        "scatter.png",
+        "labels.png",
+        "model.safetensors",
+    ),
+    "eval": ("confusion.png", "mistakes.png", "scatter.png", "labels.png", "per_class.csv"),
     "predict": ("predictions.csv",),
 }
 """What a run may leave that is worth looking at, by mode."""
@@ -74,14 +82,14 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
 
 def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
     """The command that resumes an interrupted or failed run, for its last line; '' if it has no whole checkpoint."""
-    folder = Path(ready.plan.run_dir)
+    folder = Path(ready.plan.paths.run_dir)
     if ready.plan.mode != "train" or store.newest_whole(folder / "checkpoints", verify=False) is None:
         return ""
     from trainer.config.keys import key_of
 
     typed = [o for o in overrides if key_of(o) not in ("resume", "resume.path", "hydra.run.dir")]
     there = [o for o in overrides if key_of(o) == "hydra.run.dir" and "${" not in o] or [
-        override("hydra.run.dir", str(folder) if ready.plan.whole_path else short(folder))
+        override("hydra.run.dir", str(folder) if ready.plan.paths.whole_path else short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
     return f"{'resume':<{INDENT}}{' '.join((*repeat.starter(), *words))}"
@@ -98,7 +106,7 @@ def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -
 
 def say_broken(ready: Ready) -> None:
     """Print the last lines of a run that was interrupted or has failed: its folder and its best weights so far."""
-    out, folder = Screen(), Path(ready.plan.run_dir)
+    out, folder = Screen(), Path(ready.plan.paths.run_dir)
     if not folder.is_dir():
         return
     out.print("")
@@ -113,14 +121,15 @@ def say_broken(ready: Ready) -> None:
 def _of_worker(plan: Plan, result: Result) -> str:
     """Of which worker the updates are, where each takes as many as it gets work for; with those planned for each on
     average."""
-    if not plan.whose or plan.workers == 1 or result.ended.startswith(EARLY):
-        return plan.whose
-    return f"{plan.whose} ({plan.total_steps} per worker on average: whoever is faster gets more work)"
+    if not plan.updates_of or plan.topology.workers == 1 or result.ended.startswith(EARLY):
+        return plan.updates_of
+    return f"{plan.updates_of} ({plan.length.total_steps} per worker on average: whoever is faster gets more work)"
 
 
 def _done(result: Result, ready: Ready) -> str:
-    if all(process.role != "worker" for process in ready.plan.here):
-        return f"{', '.join(f'{p.role} {p.rank}' for p in ready.plan.here)} {result.ended} ({result.seconds:.1f} s)"
+    here = ready.plan.topology.here
+    if all(process.role != "worker" for process in here):
+        return f"{', '.join(f'{p.role} {p.rank}' for p in here)} {result.ended} ({result.seconds:.1f} s)"
     measured = ("val/", "val_ema/", "test/") if result.validation else ("train/", "test/")
     shown = ", ".join(f"{k}: {v:.5f}" for k, v in result.metrics.items() if k.startswith(measured))
     shown += "" if result.validation else " (not validated: validation=false)"
@@ -129,7 +138,7 @@ def _done(result: Result, ready: Ready) -> str:
         return (
             f"{done} {'evaluated' if result.mode == 'eval' else 'predicted'} in {result.seconds:.1f} s. {shown}"
         ).rstrip()
-    watched = ready.plan.best
+    watched = ready.plan.objective.best
     best = f" (best {watched.removeprefix('val/')} {result.best[watched]:.5f})" if watched in result.best else ""
     return (
         f"{counted(result.steps, 'update')}{_of_worker(ready.plan, result)}, {counted(result.samples, 'sample')} "

@@ -24,13 +24,14 @@ from trainer.config.schema import TrackingConfig, option_of
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import UserError, why
 from trainer.hashing import hash_of
-from trainer.host import json_text, private
+from trainer.host import private
+from trainer.planning.plan import Plan, read_plan
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted, literal
 
 VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
-CARRIED = ("model", "data", "sampler", "loss", "optimizer", "scheduler", "execution", "tracking")
+CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
 TRACKING = "/schema/TrackingConfig@tracking"
 """The keys of all trackers, which no option of this group brings: several options can be chosen at once."""
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
@@ -146,7 +147,7 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
     _check_mode(config, asked)
     config = _finished(config, asked, plan, path)
     config |= {"model": _as_built(config.get("model", {}), run, asked)}
-    own_code = [str(folder) for folder in plan.get("own_code") or []]
+    own_code = plan.paths.own_code
     code = [folder for folder in own_code if os.path.isdir(folder)]
     before = sys.path[:]
     sys.path[:0] = code
@@ -204,14 +205,11 @@ def _run_of(path: Path, asked: Words) -> Path:
     )
 
 
-def _plan(run: Path) -> dict[str, Any]:
+def _plan(run: Path) -> Plan:
     try:
-        plan = json_text.read(run / "plan.json")
+        return read_plan(run)
     except (OSError, ValueError) as error:
         raise UserError(str(run / "plan.json"), f"cannot be read: {why(error)}", "another run") from error
-    if not isinstance(plan, dict):
-        raise UserError(str(run / "plan.json"), "is no plan of a run", "another run")
-    return plan
 
 
 def _config(run: Path, asked: Words) -> dict[str, Any]:
@@ -268,7 +266,7 @@ def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
     )
 
 
-def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _finished(config: Mapping[str, Any], asked: Words, plan: Plan, path: Path) -> dict[str, Any]:
     """The config of the command: the run's, without what is of the training's own command, and with what was typed.
 
     Raises:
@@ -278,7 +276,7 @@ def _finished(config: Mapping[str, Any], asked: Words, plan: Mapping[str, Any], 
     kept = {key: value for key, value in config.items() if key not in OF_THE_COMMAND}
     data, tracking = kept.pop("data"), kept.pop("tracking")
     kept |= {
-        "data": _data(data, asked, str(plan.get("started_in", "")), typed),
+        "data": _data(data, asked, plan.paths.started_in, typed),
         "tracking": {**tracking, "run_name": None, "registered_model": None},
     }
     for key, value in leaves(kept, ""):

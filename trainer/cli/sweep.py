@@ -143,7 +143,7 @@ class Sweep:
         from trainer.tracking.naming import sweep_name
 
         point = self.points[0].ready
-        plan = replace(point.plan, run_dir=str(self.folder))
+        plan = point.plan.changed(paths={"run_dir": str(self.folder)})
         run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
         return replace(
             run,
@@ -216,8 +216,8 @@ class Sweep:
         """The next job, checked once more: the machine may have changed since."""
         compose.place(point.config, Path(where))
         planned = point.ready.plan
-        ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.whole_path)
-        ready = ready.with_plan(left_out=planned.left_out)
+        ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.paths.whole_path)
+        ready = ready.with_plan(remarks={"left_out": planned.remarks.left_out})
         return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
     def _break(self, ready: Ready | None) -> None:
@@ -226,7 +226,7 @@ class Sweep:
             say_broken(ready)
 
     def _end(self, shown: tuple[str, ...], result: Result, ready: Ready | None) -> None:
-        self.ended.append(sweep_table.Row(shown, result, ready.plan.best if ready is not None else ""))
+        self.ended.append(sweep_table.Row(shown, result, ready.plan.objective.best if ready is not None else ""))
 
     def _close(self, status: str) -> None:
         """The table of all jobs, those included that were not started, and the end of the MLflow run."""

@@ -86,7 +86,7 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
                     break
                 errors |= listed
         left_out = [f"{o}: {refused.why}" for o, refused in errors.items()]
-        points.append(replace(point, ready=point.ready.with_plan(left_out=left_out)))
+        points.append(replace(point, ready=point.ready.with_plan(remarks={"left_out": left_out})))
         refusals.append(errors)
     useless = {key_of(o): refused for errors in refusals for o, refused in errors.items()}
     for key, refused in useless.items():
@@ -106,7 +106,7 @@ def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) ->
     owner: dict[str, int] = {}
     sweeps = os.path.realpath(folder)
     for number, point in enumerate(points):
-        run = repr((point.ready.checked.config.plain(), point.ready.plan.left_out))
+        run = repr((point.ready.checked.config.plain(), point.ready.plan.remarks.left_out))
         if (other := runs.setdefault(run, number)) != number:
             raise UserError(_job(number, jobs), f"is the same run as {_job(other, jobs)}", "each value once")
         place = os.path.realpath(folder / point.subdir)

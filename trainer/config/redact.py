@@ -1,9 +1,8 @@
 """Collects secret values, and redacts them from all texts and configs that are printed, written or sent.
 
-A value is secret because of where it stands: under a key that sounds so, in a mapping or list under such a key, in an
-address (user, password, query), in ``pwd=...``, in ``Authorization: ...``. There it is always hidden. Wherever else it
-stands it is hidden too, unless it is so short or so plain that it would be found in texts that have nothing to do with
-it.
+A value is secret by its place: under a secret key (:mod:`trainer.config.secret_keys`), or in a secret part of a text
+(:mod:`trainer.config.secret_parts`). There it is always hidden. Anywhere else it is hidden too, unless it is so short
+or so plain that it occurs in unrelated texts.
 """
 
 from __future__ import annotations
@@ -20,60 +19,45 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from trainer.config.secret_keys import PLAIN, TELLS_NOTHING, means_secret, sounds_secret
-from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, from_elsewhere, is_secret, parts
+from trainer.config.secret_keys import means_secret, sounds_secret
+from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, PLAIN, TELLS_NOTHING, from_elsewhere, is_secret, parts
 from trainer.visible import one_line, visible
 from trainer.wording import quoted
 
 LEAST = 3
-"""Shorter values are not looked for in texts: they would be found everywhere."""
+"""Fewest characters of a value that is looked for in texts."""
 INSIDE_WORDS = 8
-"""Shorter values are looked for as words of their own."""
-NOT_SECRET_VARIABLES = ("PWD", "OLDPWD")
+"""Fewest characters of a value that is also looked for inside of words."""
 VARIABLE = re.compile(r"\$\{oc\.env:\s*['\"]?(\w+)['\"]?\s*(?:,\s*([^}]{0,2000}))?\}")
 
 
-# -- the collector ---------------------------------------------------------------------------------------------------
-
-
 def values(node: Any) -> set[str]:
-    """Collect the secret values of a config or text: those that are distinctive enough to be looked for in any text."""
-    return set(_taught(_found(node)))
+    """Collect the secret values of a config or text that can be looked for in any text."""
+    found = set[str]()
+    for value, strong in _found(node):
+        lines = (line.strip() for line in value.splitlines() if len(re.findall(r"\w", line)) >= LEAST)
+        found |= {one for one in (value, *lines) if _is_distinctive(one, strong)}
+    return found
 
 
 def of_command_line(argv: Iterable[str]) -> set[str]:
-    """Collect the secret values to redact from the typed arguments, even if these cannot be parsed."""
-    found = set()
+    """Collect the secret values of typed arguments, even if these cannot be parsed."""
+    found = set[str]()
     for word in argv:
         key, _, value = word.lstrip("+~-").partition("=")
-        name = re.split(r"[./@]", key)[-1]
-        found |= values({name: value}) | values(word)
+        found |= values({re.split(r"[./@]", key)[-1]: value}) | values(word)
     return found
 
 
 def of_environment(variables: Mapping[str, str]) -> set[str]:
-    """Collect the secret values among the environment variables; the place of a file that is there, as SSH_AUTH_SOCK,
-    is none."""
-    return values({k: v for k, v in variables.items() if k not in NOT_SECRET_VARIABLES and not _is_place(v)})
+    """Collect the secret values among environment variables; paths that exist (SSH_AUTH_SOCK) are none."""
+    own = {key: value for key, value in variables.items() if key not in ("PWD", "OLDPWD")}
+    return values({key: value for key, value in own.items() if not (value.startswith("/") and os.path.exists(value))})
 
 
-def _is_place(value: str) -> bool:
-    return value.startswith("/") and os.path.exists(value)
-
-
-def _taught(found: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """What can be looked for; each line of a value is one, since it may be all that is printed at once."""
-    for value, strong in found:
-        if _telling(value, strong):
-            yield value
-            for line in map(str.strip, value.splitlines() if "\n" in value else ()):
-                if _telling(line, strong) and len(re.findall(r"\w", line)) >= LEAST:
-                    yield line
-
-
-def _telling(value: str, strong: bool) -> bool:
-    """Whether a value can be looked for in any text: it is not found where nobody means it."""
-    if value.lower() in TELLS_NOTHING or value == HIDDEN or from_elsewhere(value):
+def _is_distinctive(value: str, strong: bool) -> bool:
+    """Whether a value occurs in no unrelated text."""
+    if value.lower() in TELLS_NOTHING or from_elsewhere(value):
         return False
     if value.isdecimal() and len(value) < LEAST_OF_WEAK:
         return False
@@ -83,13 +67,14 @@ def _telling(value: str, strong: bool) -> bool:
 
 
 def _found(node: Any) -> Iterator[tuple[str, bool]]:
-    """Secret values, and whether the key says so beyond doubt."""
+    """Secret values, each with whether its key is strong."""
     if isinstance(node, Mapping):
-        for key, value in node.items():
-            if is_secret(str(key), value):
-                yield from ((leaf, means_secret(str(key))) for leaf in _leaves(value))
-            if isinstance(value, str):
-                yield from ((v, True) for v in _variables(str(key), value))
+        for key, value in ((str(key), value) for key, value in node.items()):
+            if is_secret(key, value):
+                yield from ((leaf, means_secret(key)) for leaf in _leaves(value))
+            for name, default in VARIABLE.findall(value) if isinstance(value, str) else ():
+                if sounds_secret(key) or sounds_secret(name):
+                    yield from ((one, True) for one in (os.environ.get(name, ""), default.strip(" '\"")))
             yield from _found(value)
     elif isinstance(node, (list, tuple, set)):
         for value in node:
@@ -100,25 +85,12 @@ def _found(node: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _leaves(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        for value in (value for key, value in node.items() if key != "_target_"):
-            yield from _leaves(value)
-    elif isinstance(node, (list, tuple, set)):
-        for value in node:
+    inside = [value for key, value in node.items() if key != "_target_"] if isinstance(node, Mapping) else node
+    if isinstance(inside, (list, tuple, set)):
+        for value in inside:
             yield from _leaves(value)
     elif node is not None and not isinstance(node, bool):
-        yield str(node)
-        yield str(node).strip()
-
-
-def _variables(key: str, value: str) -> Iterator[str]:
-    """What ``${oc.env:NAME,default}`` stands for where the key or the variable sounds secret."""
-    for name, default in VARIABLE.findall(value):
-        if sounds_secret(key) or sounds_secret(name):
-            yield from (v for v in (os.environ.get(name, ""), default.strip(" '\"")) if v)
-
-
-# -- the redactor ----------------------------------------------------------------------------------------------------
+        yield from (str(node), str(node).strip())
 
 
 class Known:
@@ -142,40 +114,29 @@ class Known:
 
 
 HERE = Known()
-"""Of this process. Its streams are its own as well, and a print somewhere in it has nobody to ask for them."""
+"""The secrets of this process, for its streams and for code that nobody hands them to."""
 
 
 def hide(node: Any, known: Iterable[str] = ()) -> Any:
     """Return a config or other nested data with every secret value redacted, wherever else that value occurs in it.
 
     Args:
-        known: from :func:`values` of the whole config; what this process knows is hidden as well.
+        known: from :func:`values` of the whole config; secrets that this process knows are hidden as well.
     """
-    return _hide(node, frozenset(known) | HERE.values)
+    return _hidden(node, frozenset(known) | HERE.values)
 
 
-def _hide(node: Any, known: frozenset[str]) -> Any:
+def _hidden(node: Any, known: frozenset[str], secret: bool = False) -> Any:
+    """The node without known values; ``secret``: every leaf is hidden. Plain words stay as keys: they may be ours."""
     if isinstance(node, Mapping):
-        return {_key(k, known): _cover(v, known) if is_secret(str(k), v) else _hide(v, known) for k, v in node.items()}
+        keys = {k: without(k, known) if isinstance(k, str) and not PLAIN.fullmatch(k) else k for k in node}
+        return {keys[k]: _hidden(v, known, secret or is_secret(str(k), v)) for k, v in node.items()}
     if isinstance(node, (list, tuple)):
-        return [_hide(value, known) for value in node]
+        return [_hidden(value, known, secret) for value in node]
+    if secret:
+        shown = node is None or isinstance(node, bool) or (isinstance(node, str) and from_elsewhere(node))
+        return node if shown else HIDDEN
     return text(node, known) if isinstance(node, str) else node
-
-
-def _key(key: Any, known: frozenset[str]) -> Any:
-    """A key without known values; a plain word stays, since it may be one of ours."""
-    return key if not isinstance(key, str) or PLAIN.fullmatch(key) else without(key, known)
-
-
-def _cover(node: Any, known: frozenset[str]) -> Any:
-    """Every leaf hidden; a mapping keeps its keys, which say what was there."""
-    if isinstance(node, Mapping):
-        return {_key(k, known): _cover(v, known) for k, v in node.items()}
-    if isinstance(node, (list, tuple)):
-        return [_cover(value, known) for value in node]
-    return (
-        node if node is None or isinstance(node, bool) or (isinstance(node, str) and from_elsewhere(node)) else HIDDEN
-    )
 
 
 def without(line: str, known: Iterable[str] = ()) -> str:
@@ -194,22 +155,15 @@ def starred(line: str, instead: Callable[[str], str], known: Iterable[str] | Non
     pattern = _pattern(HERE.values if known is None else frozenset(known))
     if pattern:
         line = pattern.sub(lambda found: instead(found[0]), line)
-    shown, done = [], 0
-    for start, end in _spans(line):
-        shown += [line[done:start], instead(line[start:end])]
-        done = end
-    return "".join([*shown, line[done:]])
-
-
-def _spans(line: str) -> list[tuple[int, int]]:
-    """The secret parts, in order, those that overlap as one."""
-    apart: list[tuple[int, int]] = []
+    spans: list[list[int]] = []  # those that overlap are one
     for start, end in sorted((part.start, part.end) for part in parts(line)):
-        if apart and start < apart[-1][1]:
-            before = apart.pop()
-            start, end = before[0], max(before[1], end)
-        apart.append((start, end))
-    return apart
+        if spans and start < spans[-1][1]:
+            spans[-1][1] = max(end, spans[-1][1])
+        else:
+            spans.append([start, end])
+    begins = [0, *(end for _, end in spans)]
+    shown = [line[begin:start] + instead(line[start:end]) for begin, (start, end) in zip(begins, spans, strict=False)]
+    return "".join([*shown, line[begins[-1] :]])
 
 
 def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
@@ -222,104 +176,65 @@ def command(overrides: Iterable[str], known: Iterable[str] = ()) -> str:
 
 def begun(line: str) -> int:
     """How many characters at the end of a text could be the beginning of a known secret."""
-    known, longest = _sorted(HERE.values)
-    for start in range(max(0, len(line) - longest), len(line)):
-        tail = line[start:]
-        place = bisect.bisect_right(known, tail)
-        if place < len(known) and known[place].startswith(tail):
-            return len(tail)
+    known = _sorted(HERE.values)
+    for start in range(max(0, len(line) + 1 - max(map(len, known), default=1)), len(line)):
+        place = bisect.bisect_right(known, line[start:])
+        if place < len(known) and known[place].startswith(line[start:]):
+            return len(line) - start
     return 0
 
 
-@functools.lru_cache(maxsize=4)
-def _sorted(known: frozenset[str]) -> tuple[list[str], int]:
-    found = sorted({spelling for value in known for spelling in _spellings(value)})
-    return found, max(map(len, found), default=1) - 1
+@functools.lru_cache(maxsize=64)
+def _sorted(known: frozenset[str]) -> list[str]:
+    return sorted({spelling for value in known for spelling in _spellings(value)})
 
 
 @functools.lru_cache(maxsize=64)
 def _pattern(known: frozenset[str]) -> re.Pattern[str] | None:
-    """Finds each value as it is, and as JSON, YAML, a shell, Hydra, an address or CSV spell it."""
-    found = {spelling for value in known for spelling in _spellings(value)}
-    if not found:
-        return None
-    return re.compile("|".join(_bounded(value) for value in sorted(found, key=lambda v: (-len(v), v))))
-
-
-def _bounded(value: str) -> str:
-    whole = re.escape(value)
-    return whole if len(value) >= INSIDE_WORDS else rf"(?<!\w){whole}(?!\w)"
+    """A pattern that finds each value in all its spellings, longer ones first; short ones as words of their own."""
+    found = sorted(_sorted(known), key=lambda value: (-len(value), value))
+    escaped = (rf"{re.escape(v)}" if len(v) >= INSIDE_WORDS else rf"(?<!\w){re.escape(v)}(?!\w)" for v in found)
+    return re.compile("|".join(escaped)) if found else None
 
 
 def _spellings(value: str) -> set[str]:
-    """The spellings under which a secret is redacted: as it is, escaped once or twice, and its distinctive parts."""
+    """The spellings of a secret: as it is, escaped once or twice, and its distinctive words."""
     if len(value) < LEAST:
         return set()
-    once = {value, *_escaped(value)}
-    halves = {part for part in re.split(r"\W+", value) if len(part) >= INSIDE_WORDS and not PLAIN.fullmatch(part)}
-    return once | {again for spelling in once - {value} for again in _escaped(spelling)} | halves
+    once = _escaped(value)
+    words = {word for word in re.split(r"\W+", value) if len(word) >= INSIDE_WORDS and not PLAIN.fullmatch(word)}
+    return {value, *once, *words, *(twice for spelling in once - {value} for twice in _escaped(spelling))}
 
 
 def _escaped(value: str) -> set[str]:
-    """As JSON, Python, an address, YAML, a shell, Hydra and CSV spell it, and as control characters are shown."""
+    """A value as JSON, Python, addresses, YAML, shells, Hydra and CSV spell it, and with visible control characters."""
     if value.isalnum() and value.isascii():
         return set()
     clean = value.encode("utf-8", "replace").decode()
-    lower = {
-        re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)
-        for quoted in (quote(clean), quote(clean, safe=""), quote_plus(clean))
-    }
-    other = {unicodedata.normalize(form, value) for form in ("NFC", "NFD")}
-    return (
-        lower
-        | other
-        | {
-            ascii(value)[1:-1],
-            value.encode("unicode_escape").decode(),
-            repr(value.encode("utf-8", "surrogateescape"))[2:-1],
-            json.dumps(value)[1:-1],
-            json.dumps(value, ensure_ascii=False)[1:-1],
-            repr(value)[1:-1],
-            visible(value),
-            one_line(value),
-            quote(clean),
-            quote(clean, safe=""),
-            quote_plus(clean),
-            value.replace("'", "''"),
-            value.replace("'", "'\"'\"'"),
-            value.replace("'", "\\'"),
-            value.replace('"', '""'),
-            value.replace('"', '\\"'),
-        }
-    )
+    urls = {quote(clean), quote(clean, safe=""), quote_plus(clean)}
+    urls |= {re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), url) for url in urls}
+    python = {ascii(value)[1:-1], repr(value)[1:-1], value.encode("unicode_escape").decode()}
+    python |= {repr(value.encode("utf-8", "surrogateescape"))[2:-1]}
+    quotes = [("'", "''"), ("'", "'\"'\"'"), ("'", "\\'"), ('"', '""'), ('"', '\\"')]
+    other = {value.replace(*pair) for pair in quotes} | {unicodedata.normalize(f, value) for f in ("NFC", "NFD")}
+    other |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], visible(value), one_line(value)}
+    return urls | python | other
 
 
 def scrub(folder: Path, patterns: Iterable[str], known: Iterable[str]) -> None:
-    """Cover the known values with stars in files that others wrote, such as logs of a library in another language.
+    """Cover the known values with stars in files of other writers, such as logs of a library in another language.
 
-    Each star stands in the place of a byte, so a process that still writes to the end of the file loses nothing.
+    A star replaces each byte in its place, so a process that still appends to the file loses nothing.
     """
-    pattern = _pattern(frozenset(known))
-    for path in (path for glob in patterns for path in folder.glob(glob) if pattern and path.is_file()):
-        with path.open("rb") as file:
-            content = file.read().decode("utf-8", "surrogateescape")
-            if pattern and (found := [hit.span() for hit in pattern.finditer(content)]):
-                _cover_in_place(path, os.fstat(file.fileno()), content, found)
-
-
-def _cover_in_place(path: Path, read: os.stat_result, content: str, spans: Iterable[tuple[int, int]]) -> None:
-    file = os.open(path, os.O_WRONLY)
-    try:
-        if not os.path.samestat(os.fstat(file), read):  # a new life has begun a new one
-            return
-        done = place = 0
-        for start, end in spans:
-            place += _bytes(content[done:start])
-            os.pwrite(file, b"*" * _bytes(content[start:end]), place)
-            place, done = place + _bytes(content[start:end]), end
-    finally:
-        os.close(file)
-
-
-def _bytes(piece: str) -> int:
-    return len(piece.encode("utf-8", "surrogateescape"))
+    if (pattern := _pattern(frozenset(known))) is None:
+        return
+    for path in (path for glob in patterns for path in folder.glob(glob) if path.is_file()):
+        with path.open("r+b", buffering=0) as file:
+            content = file.readall().decode("utf-8", "surrogateescape")
+            place = done = 0
+            for found in pattern.finditer(content):
+                before, secret = (
+                    t.encode("utf-8", "surrogateescape") for t in (content[done : found.start()], found[0])
+                )
+                place, done = place + len(before) + len(secret), found.end()
+                os.pwrite(file.fileno(), b"*" * len(secret), place - len(secret))

@@ -27,6 +27,7 @@ class RunConfig(schema.Config):
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     data: schema.DataConfig = field(default_factory=schema.DataConfig)
     sampler: schema.SamplerConfig = field(default_factory=schema.SamplerConfig)
+    task: schema.TaskConfig = field(default_factory=schema.ClassificationTask)
     scheduler: schema.SchedulerConfig = field(default_factory=schema.SchedulerConfig)
     strategy: schema.StrategyConfig = field(default_factory=schema.StrategyConfig)
     launch: schema.LaunchConfig = field(default_factory=schema.LaunchConfig)
@@ -41,6 +42,12 @@ class RunConfig(schema.Config):
         """The batch size of one worker, once it is decided."""
         assert isinstance(self.data.batch_size, int)
         return self.data.batch_size
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether the run writes checkpoints from which it can resume."""
+        every = self.checkpoint
+        return self.mode == "train" and bool(every.every_steps or every.every_minutes or every.every_epochs)
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> RunConfig:

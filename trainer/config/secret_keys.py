@@ -1,5 +1,8 @@
-"""Which keys hold secrets: those whose name contains one of ten words, or ends in one of a few more, but for a short
-list."""
+"""Which config keys hold secrets: the declared rule, by the words in a key's name.
+
+A key is secret if it contains one of ``WORDS`` or ends in one of ``ENDS``; words of ``INNOCENT`` are left out before.
+Names of models and data (``OF_MODELS``) are secret only with a random value.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 WORDS = ("pass", "pwd", "secret", "cred", "apikey", "accesskey", "privkey", "privatekey", "token", "auth")
-"""A key that contains one of these is a secret's, ``db_pass``, ``myPassword`` and ``oauth2`` too; ``_``, ``-`` and case
-are no matter."""
+"""Words anywhere in a key, also in ``db_pass``, ``myPassword`` and ``oauth2``; case, ``_`` and ``-`` do not count."""
 STRONG = ("passw", "passphrase", "passcode", *WORDS[1:8])
-"""What can mean nothing else: there short numbers and plain words are secret as well."""
-ENDS = (
-    *("key", "cookie", "cookies", "bearer", "webhook", "signature", "sig", "sas", "otp", "pat", "jwt", "session_id"),
-    "connection_string",
-)
-"""What says the same as the last word of a key."""
+"""Words that mean nothing else: short numbers and plain words are secret under them as well."""
+ENDS = "key|cookies?|bearer|webhook|signature|sig|sas|otp|pat|jwt|session_id|connection_string"
+"""Patterns of a key's last word."""
 INNOCENT = re.compile(
     r"""(?<![a-z])(?:
     (?:de)?tokeni[sz](?:er|ers|ed|e|ation) | authors? | authorship | authentic(?:ity)? | secretary
@@ -28,7 +27,7 @@ INNOCENT = re.compile(
     )(?![a-z])""",
     re.VERBOSE,
 )
-"""Words that contain one of ours by chance, and a path. They are passed over."""
+"""Words that contain one of ``WORDS`` by chance, and ``secret_file``, which is a path."""
 OF_MODELS = re.compile(
     r"""(?<![a-z])(?:
     (?:pass|tokens?|auth)(?=[_@][a-z])(?!_(?:w|wd|word|phrase|code|header|value|string|data|hash)s?(?![a-z]))
@@ -40,70 +39,38 @@ OF_MODELS = re.compile(
     )""",
     re.VERBOSE,
 )
-"""Names of models and data: a word of ours before a noun (``token_mode``), tokens of a text, entries of a mapping.
-There the value decides. Names in capitals are of environment variables, where these words mean what they say."""
-_ENDS = re.compile(rf"(?:(?:^|_)(?:{'|'.join(ENDS)})|key)\d*$")
-PLAIN = re.compile(r"[A-Z]?[a-z]*(?:[_./-][a-z]+)*\d?")
-"""A word or two, as ``image`` or ``val/acc1``: nothing that protects anything."""
-TELLS_NOTHING = (
-    "",
-    "none",
-    "null",
-    "true",
-    "false",
-    "auto",
-    "default",
-    "yes",
-    "no",
-    "on",
-    "off",
-    "ok",
-    "env",
-    "value",
-    "name",
-    "path",
-    "text",
-    "option",
-    "folder",
-    "file",
-    "another",
-)
-"""Values that are no secret, whatever their key is."""
+"""Names in models and data (``token_mode``, ``max_tokens``, ``text_key``). Environment variables, in capitals, are not
+among them."""
+_ENDS = re.compile(rf"(?:(?:^|_)(?:{ENDS})|key)\d*$")
 _LONG = re.compile(r"[A-Za-z0-9]{12,}")
 _SWITCH = re.compile(r"[A-Za-z](?=\d)|\d(?=[A-Za-z])")
 
 
 def sounds_secret(key: str, value: Any = "") -> bool:
-    """Whether a key (the last part of its path) is a secret's, by its name; of a key as models have them, by its value
-    too."""
-    found, _, by_value = _told_by(key)
+    """Whether a key (the last part of its path) is a secret's; a name of models and data needs a random value."""
+    found, _, by_value = _class_of(key)
     return found or (by_value and _is_random(value))
 
 
 def means_secret(key: str) -> bool:
-    """Whether a key's name can mean nothing but a secret, so that even a number is hidden."""
-    return _told_by(key)[1]
+    """Whether a key has one of the words ``STRONG``, so that even a number or a plain word is hidden."""
+    return _class_of(key)[1]
 
 
 @functools.lru_cache(maxsize=4096)
-def _told_by(key: str) -> tuple[bool, bool, bool]:
-    """Whether a key is a secret's, whether its name can mean nothing else, and whether a random value makes it one."""
+def _class_of(key: str) -> tuple[bool, bool, bool]:
+    """Whether a key is a secret's, whether it has a strong word, and whether a random value makes it a secret's."""
     spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace(" ", "_").replace("-", "_")
     whole = INNOCENT.sub("", spelled)
     kept = whole if key.isupper() else OF_MODELS.sub("", whole)
-    return _has_word(kept, WORDS), any(word in _joined(kept) for word in STRONG), _has_word(whole, WORDS)
-
-
-def _has_word(spelled: str, words: tuple[str, ...]) -> bool:
-    return any(word in _joined(spelled) for word in words) or _ENDS.search(spelled) is not None
-
-
-def _joined(spelled: str) -> str:
-    return spelled.replace("_", "").replace(".", "")
+    joined, joined_whole = (name.replace("_", "").replace(".", "") for name in (kept, whole))
+    found = any(word in joined for word in WORDS) or _ENDS.search(kept) is not None
+    by_value = any(word in joined_whole for word in WORDS) or _ENDS.search(whole) is not None
+    return found, any(word in joined for word in STRONG), by_value
 
 
 def _is_random(value: Any) -> bool:
-    """Whether a value, or one inside it, has a long part in which letters and digits take turns, as no name has."""
+    """Whether a value, or one inside it, has 12 letters and digits in a row that change places three times."""
     if isinstance(value, Mapping):
         return any(_is_random(inside) for key, inside in value.items() if key != "_target_")
     if isinstance(value, (list, tuple)):

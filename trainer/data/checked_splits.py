@@ -151,10 +151,14 @@ def check_shape(inputs: Any, shape: Any, where: str) -> None:
 
 
 def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
-    """Refuse (RunFailed) labels that are not integers (N,) from 0 to classes - 1; for other tasks, outside 0 to 1."""
+    """Refuse (RunFailed) labels that are not what ``Facts.task`` says."""
+    shape = f"({', '.join(map(str, ('N', *labels.shape[1:])))})"
+    if facts.task in ("multi_label", "regression"):
+        _check_numbers(labels, facts, f"{where} has labels {shape}")
+        return
     if facts.task == "classification" and (labels.is_floating_point() or labels.dim() != 1):
         raise RunFailed(
-            f"{where} has labels ({', '.join(map(str, ('N', *labels.shape[1:])))}) of type {labels.dtype}. "
+            f"{where} has labels {shape} of type {labels.dtype}. "
             f"Labels are whole numbers (N,), from 0 to {facts.classes - 1}"
         )
     most = facts.classes - 1 if facts.task == "classification" else 1
@@ -164,3 +168,14 @@ def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
             f"{where} has the label {low if low < 0 else high}, and its facts say {facts.classes} classes: "
             f"labels are from 0 to {most}"
         )
+
+
+def _check_numbers(labels: torch.Tensor, facts: Facts, what: str) -> None:
+    """Refuse (RunFailed) labels that are not a vector of finite numbers for each sample; of sets, of 0 and 1."""
+    alone = facts.task == "regression" and facts.classes == 1
+    if labels.dim() != 2 - (alone and labels.dim() == 1) or labels.shape[1:] not in ((), (facts.classes,)):
+        raise RunFailed(f"{what}. Labels of task={facts.task} are (N, {facts.classes})" + (" or (N,)" if alone else ""))
+    if not labels.isfinite().all():
+        raise RunFailed(f"{what}, and one is no finite number")
+    if facts.task == "multi_label" and not ((labels == 0) | (labels == 1)).all():
+        raise RunFailed(f"{what} other than 0 and 1. Labels of task=multi_label say which are in a sample's set")

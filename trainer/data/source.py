@@ -33,10 +33,12 @@ class Facts:
         kind: a word for the workers, which way the source has decided to go (e.g. ``real``, ``embedded``).
         train_samples, val_samples, test_samples: samples of each split; without a test split 0.
         shape: of one input, e.g. (3, 224, 224); where a sample has several inputs, name -> shape.
-        classes: number of classes.
+        classes: number of classes; of ``multi_label``, labels that a sample may have; of ``regression``, numbers.
         stand_in: why other data than asked for are used, shown as a warning; empty when they are what was asked for.
         slow: samples are decoded one by one, so that reading processes pay.
-        task: ``classification``, or ``binary``: labels 0 and 1, and a model with one output (N,), the logit of 1.
+        task: what labels are. ``classification``: (N,) from 0 to classes - 1. ``binary``: (N,) of 0 and 1, and the
+            model makes one logit (N,). ``multi_label``: (N, classes) of 0 and 1. ``regression``: numbers (N,) or (N,
+            classes).
         integers: names of the inputs that are int64 ids.
         ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
         streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
@@ -87,6 +89,11 @@ class Facts:
             f"{train}{self.train_samples} training, {val}{self.val_samples} validation and "
             f"{test}{counted(self.test_samples, 'test sample')}"
         )
+
+    @property
+    def targets(self) -> str:
+        """How many classes, labels or numbers there are, in words."""
+        return counted(self.classes, {"multi_label": "label", "regression": "number"}.get(self.task, "class"))
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:

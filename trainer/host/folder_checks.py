@@ -61,7 +61,8 @@ def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True)
         if not there.is_dir():
             raise UserError(what, f"{there} is {'a file' if there.is_file() else 'no folder'}", instead)
         if not os.access(there, os.W_OK | os.X_OK):
-            why = "is on a file system that is read-only" if _read_only(there) else "may not be written by this user"
+            read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+            why = "is on a file system that is read-only" if read_only else "may not be written by this user"
             raise UserError(what, f"{there} {why}", instead)
         _check_room(there, what, needed, instead)
     except OSError as error:  # a loop of links, a server that is gone
@@ -74,10 +75,6 @@ def nearest(folder: Path) -> Path:
         folder = folder.parent
     os.stat(folder)
     return folder
-
-
-def _read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _check_room(there: Path, what: str, needed: int, instead: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-LONGEST_LOOK_S = 3.0
-"""So much time at most counts between two looks: this process may have been stopped, and is no measure of the
-others."""
+LONGEST_POLL_S = 3.0
+"""Longest time between two polls that counts as waiting: after a longer one, this process itself was stopped."""
 
 
 class Patience:
-    """How much is left of a wait. Ask at least as often as :data:`LONGEST_LOOK_S`: of more time between two looks no
-    more counts.
+    """The rest of a wait. Call :meth:`left` at least every :data:`LONGEST_POLL_S`: a longer gap counts only so much.
 
     Args:
         seconds: longest wait.
@@ -20,10 +18,10 @@ class Patience:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self.clock = seconds, clock
-        self.waited, self._looked = 0.0, clock()
+        self.waited, self._polled = 0.0, clock()
 
     def left(self) -> float:
-        """The seconds that are left; 0 or less: no patience is."""
+        """The seconds that are left; 0 or less: the wait is over."""
         now = self.clock()
-        self.waited, self._looked = self.waited + min(now - self._looked, LONGEST_LOOK_S), now
+        self.waited, self._polled = self.waited + min(now - self._polled, LONGEST_POLL_S), now
         return self.seconds - self.waited

@@ -13,7 +13,7 @@ from trainer.errors import first_line
 from trainer.host.notes_board import NoNote
 from trainer.host.patience import Patience
 
-LOOK_S = 1.0
+POLL_S = 1.0
 """Who waits looks so often whether it was stopped meanwhile."""
 
 
@@ -85,7 +85,7 @@ class PatientStore:
         patience = self._in_all or Patience(self.patience_s, self.clock)
         while (left := patience.left()) > 0.0:
             with suppress(queue.Empty):
-                answer, error = box.get(timeout=min(LOOK_S, left))
+                answer, error = box.get(timeout=min(POLL_S, left))
                 break
         else:
             raise NoNote(f"{self.name} did not answer within {self.patience_s:g} s ({self.by})")

@@ -32,10 +32,10 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         return ready
     known = class_weights_of(config)
     if keys and all(
-        len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.facts.classes) for name in keys
+        len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.data.facts.classes) for name in keys
     ):
         weights = {name: known[name] for name in keys}
-        return replace(ready.with_plan(class_weights=weights), counted=True)
+        return replace(ready.with_plan(objective={"class_weights": weights}), counted=True)
     try:
         labels = _labels(ready)
     except Exception:
@@ -44,7 +44,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         raise
     with ready.checked.lacks:
         weights = _weights(ready, keys, of_samples, labels)
-        return replace(ready.with_plan(class_weights=weights), counted=True)
+        return replace(ready.with_plan(objective={"class_weights": weights}), counted=True)
     return ready
 
 
@@ -62,7 +62,7 @@ def _weights(ready: Ready, keys: Sequence[str], of_samples: bool, labels: Any) -
             "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))",
             "sampler.order=each_once",
         )
-    found = weights_of({name: BALANCED for name in keys}, ready.plan.facts.classes, labels)
+    found = weights_of({name: BALANCED for name in keys}, ready.plan.data.facts.classes, labels)
     return {name: values.flatten().tolist() for name, values in found.items()}
 
 
@@ -72,5 +72,5 @@ def _labels(ready: Ready) -> Any:
     from trainer.metrics.criterion import labels_of
     from trainer.planning.class_names import of_data
 
-    facts = of_data(ready.plan.facts, ready.plan.labels)
+    facts = of_data(ready.plan.data.facts, ready.plan.data.labels)
     return labels_of(opened(ready.checked.source, facts, validates=False, tests=False).train)

@@ -94,17 +94,17 @@ def found(before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: 
     job = search.sized(size)
     why = f"the most that fits into {search.memory}" if size < search.most else "all training samples fit"
     say(f"{KEY}=auto: {size}, {why}{_rate(job)}")
-    return job.with_plan(why={**job.plan.why, "batch_size": why})
+    return job.with_plan(remarks={"why": {**job.plan.remarks.why, "batch_size": why}})
 
 
 def _rate(job: Ready) -> str:
     """What becomes of the learning rate."""
     plan, scaling = job.plan, str(job.checked.config.optimizer.get("lr_scaling", "none"))
-    if plan.lr is None:
+    if plan.batches.lr is None:
         return ""
     if scaling == "none":
-        return f"; optimizer.lr stays {plan.lr:g} (optimizer.lr_scaling=linear goes by the batch size)"
-    return f"; optimizer.lr is {plan.lr:g} by optimizer.lr_scaling={scaling}"
+        return f"; optimizer.lr stays {plan.batches.lr:g} (optimizer.lr_scaling=linear goes by the batch size)"
+    return f"; optimizer.lr is {plan.batches.lr:g} by optimizer.lr_scaling={scaling}"
 
 
 class Search:
@@ -123,7 +123,7 @@ class Search:
 
         self.before, self.ready, self.prepare, self.say = before, ready, prepared, say
         checked = ready.checked
-        self.folder = Path(ready.plan.run_dir) / TRIALS
+        self.folder = Path(ready.plan.paths.run_dir) / TRIALS
         shutil.rmtree(self.folder, ignore_errors=True)
         self.most = most(checked.config, checked.facts.train_samples, checked.workers)
         if _as_many_as_asked_for(ready):
@@ -171,11 +171,11 @@ class Search:
         from trainer.run_folder.json_files import leave
         from trainer.worker.batch_size_trial import TOO_LARGE, Needed, TrialLimits
 
-        run_dir, folder = Path(job.plan.run_dir), self.folder / str(size)
+        run_dir, folder = Path(job.plan.paths.run_dir), self.folder / str(size)
         doing = f"{KEY}=auto: tries {size}"
         leave(run_dir / "status.json", {"state": "starting", "doing": doing, "step": 0, "total": 0, "metrics": {}})
         (folder / "checkpoints").mkdir(parents=True)
-        TrialLimits(self.limit, memory.free(), self.others, len(job.plan.processes)).leave(folder)
+        TrialLimits(self.limit, memory.free(), self.others, len(job.plan.topology.processes)).leave(folder)
         try:
             outcome = start_here(_of_trial(job, folder))
         except RunFailed as error:
@@ -200,7 +200,7 @@ def _as_many_as_asked_for(ready: Ready) -> bool:
 def _of_trial(job: Ready, folder: Path) -> Assignment:
     """The :class:`Assignment` of a trial's processes: the run's own, with another entry function and another folder."""
     config, plan = job.checked.config, job.plan
-    streams = plan.facts.streams
+    streams = plan.data.facts.streams
     config = config.changed(
         callbacks=[],
         profile=False,
@@ -210,8 +210,11 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
         checkpoint=dict.fromkeys(("every_steps", "every_minutes", "every_epochs")),
         **({} if streams else {"data": {"work": "static"}}),
     )
-    plan = replace(
-        plan, run_dir=str(folder), entries={**plan.entries, "worker": ENTRY}, restarts=0, leased=plan.leased and streams
+    plan = plan.changed(
+        paths={"run_dir": str(folder)},
+        strategy={"entries": {**plan.strategy.entries, "worker": ENTRY}},
+        topology={"restarts": 0},
+        batches={"leased": plan.batches.leased and streams},
     )
     return replace(job.assignment, config=config, plan=plan)
 

@@ -51,7 +51,7 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
             yield "  written in", _takes(ready, size)
             yield from _lacks_room(ready, size)
         if told.to is not None:
-            yield "  copied to", address_of(told.to, Path(plan.run_dir), plan.whole_path)
+            yield "  copied to", address_of(told.to, Path(plan.paths.run_dir), plan.paths.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)
 
@@ -98,22 +98,22 @@ def _size(ready: Ready) -> tuple[str, float]:
     whole = model.parameters
     averaged = whole if config.ema.decay is not None else 0
     state = _slots(config.node("optimizer")) * model.trained
-    holders = 1 if plan.traits.same_everywhere else plan.workers
-    at_servers = plan.traits.tables_at_servers
-    if plan.strategy == GEO:  # a replica, what the servers had at the last exchange, and the optimizer
+    holders = 1 if plan.strategy.traits.same_everywhere else plan.topology.workers
+    at_servers = plan.strategy.traits.tables_at_servers
+    if plan.strategy.name == GEO:  # a replica, what the servers had at the last exchange, and the optimizer
         numbers = whole + (2 * whole + state) * holders
     elif at_servers:
         numbers = whole + state + (whole - model.in_tables + averaged) * holders
     else:
         numbers = (whole + state + averaged) * holders
     how = "at most " if at_servers and model.in_tables else "about "  # rows that nobody has asked for are left out
-    return how, numbers * (8 if plan.chosen.precision == "fp64" else 4) + BESIDES * plan.workers
+    return how, numbers * (8 if plan.chosen.precision == "fp64" else 4) + BESIDES * plan.topology.workers
 
 
 def _takes(ready: Ready, size: float) -> str:
     """How long it takes to write a checkpoint, by the speed of the disk now."""
     try:
-        rate = disk_speed.rate(Path(ready.plan.run_dir), int(size))
+        rate = disk_speed.rate(Path(ready.plan.paths.run_dir), int(size))
     except OSError as error:
         return f"an unknown time: {why(error)}"
     seconds = size / rate
@@ -132,7 +132,7 @@ def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
     """A row if the disk will not take the checkpoints that stay and the one that is being written."""
     told = ready.checked.config.checkpoint
     needed = (told.keep_last + told.keep_best + 1) * size
-    free = shutil.disk_usage(nearest(Path(ready.plan.run_dir))).free
+    free = shutil.disk_usage(nearest(Path(ready.plan.paths.run_dir))).free
     if free < needed:
         yield (
             "  too little room",

@@ -63,10 +63,10 @@ def held(ready: Ready) -> Iterator[None]:
     Raises:
         UserError: somebody does, or has left there meanwhile what could go on.
     """
-    if ready.plan.node_rank:
+    if ready.plan.topology.node_rank:
         yield
         return
-    run_dir, hold = Path(ready.plan.run_dir), FolderLock(Path(ready.plan.run_dir))
+    run_dir, hold = Path(ready.plan.paths.run_dir), FolderLock(Path(ready.plan.paths.run_dir))
     try:
         patience_s = 0.0 if ready.resume is not None else PATIENCE_S
         _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
@@ -116,13 +116,13 @@ def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[
     plan, resume = ready.plan, ready.resume
     mine.mkdir(parents=True, exist_ok=True)
     if resume is not None and resume.here:
-        store.forget_unfinished(Path(plan.run_dir) / CHECKPOINTS)
+        store.forget_unfinished(Path(plan.paths.run_dir) / CHECKPOINTS)
         store.set_aside_newer(resume.folder)
-    elif clear(mine, None if plan.node_rank else plan.nnodes):
+    elif clear(mine, None if plan.topology.node_rank else plan.topology.nnodes):
         say(f"written over: the run that was in {mine}")
-    if plan.mode == "train" and not plan.node_rank:
+    if plan.mode == "train" and not plan.topology.node_rank:
         before = _taken_up(mine, resume, say) if resume is not None else ()
-        lives.begin(mine, before, resume.step if resume is not None else 0, plan.workers, command(overrides))
+        lives.begin(mine, before, resume.step if resume is not None else 0, plan.topology.workers, command(overrides))
 
 
 def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[Life, ...]:

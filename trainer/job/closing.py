@@ -14,6 +14,7 @@ from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
 from trainer.planning.tracking_store import MLFLOW
 from trainer.run_folder import lives, repeat
+from trainer.tasks.contract import task_of
 from trainer.wording import counted, quoted
 
 if TYPE_CHECKING:
@@ -70,14 +71,14 @@ def finish(
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):
         leave(run_dir / "result.json", asdict(result))
-    if ready.plan.mode == "train" and not ready.plan.node_rank:
+    if ready.plan.mode == "train" and not ready.plan.topology.node_rank:
         with closing.step("lives.json"):
             lives.end(run_dir, result.status, result.steps, text(result.error.partition("\n")[0], ready.secrets))
     with closing.step("logs without secrets"):
         from trainer.tracking.trackers import LOGS
 
-        scrub(Path(ready.plan.run_dir), LOGS, ready.secrets)
-    if result.status == "done" and ready.plan.mode == "train" and not ready.plan.node_rank:
+        scrub(Path(ready.plan.paths.run_dir), LOGS, ready.secrets)
+    if result.status == "done" and ready.plan.mode == "train" and not ready.plan.topology.node_rank:
         with closing.step("what lost workers have left of checkpoints"):
             store.forget_unfinished(run_dir / store.CHECKPOINTS)
     with closing.step("result.json with what nobody has taken"):  # which waits for a reader, who may take nothing more
@@ -109,15 +110,15 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     from trainer.run_folder.json_files import leave
     from trainer.terminal.status import read_status
 
-    status = {"state": "starting", "step": 0, "total": plan.total_steps, **read_status(run_dir)}
+    status = {"state": "starting", "step": 0, "total": plan.length.total_steps, **read_status(run_dir)}
     status["life"] = lives.number(run_dir)
     status["state"] = result.status
     status |= {name: size for name, size in result.chosen.items() if name == "batch_size"}
     if result.status == "done":
         total = max(status["total"], result.steps)
         status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
-        if plan.best in result.best:  # who was suspended and goes on at the end may have written older ones
-            best = {"metric": plan.best, "value": result.best[plan.best], "step": result.best_step}
+        if plan.objective.best in result.best:  # who was suspended and goes on at the end may have written older ones
+            best = {"metric": plan.objective.best, "value": result.best[plan.objective.best], "step": result.best_step}
             status |= {"bests": result.best, "best": best}
     elif not result.metrics:
         result.metrics, result.steps = status.get("metrics", {}), status["step"]
@@ -127,17 +128,20 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
 
 def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
     """Pictures of the run, and of what the last validation found: a source of the user's own may break there."""
-    from trainer.job.pictures import curves, validation
+    from trainer.job import curves
+    from trainer.metrics.validation_file import WHICH, read
 
-    plan, checked = ready.plan, ready.checked
-    title = f"{plan.name}: {plan.strategy}, {counted(plan.workers, 'worker')}"
+    plan, checked, task = ready.plan, ready.checked, task_of(ready.checked.config)
+    title = f"{plan.name}: {plan.strategy.name}, {counted(plan.topology.workers, 'worker')}"
     if plan.mode == "train":
         with closing.step("curves.png"):
-            curves.draw(run_dir, title)
+            curves.draw(run_dir, title, task.curve)
     with closing.step("servers.png"):
-        curves.draw_servers(run_dir, f"{title}, {counted(plan.roles.get('server', 0), 'server')}")
+        curves.draw_servers(run_dir, f"{title}, {counted(plan.topology.roles.get('server', 0), 'server')}")
     with closing.step("the pictures of the validation"):
-        validation.draw(run_dir, checked.class_names(), title)
+        for which in WHICH:
+            if (found := read(run_dir, which)) is not None:
+                task.pictures(run_dir, which, found, checked.class_names(), f"{title}, {which} validation")
 
 
 def _close_tracking(
@@ -171,7 +175,7 @@ def _close_tracking(
     }
     tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
     past = lives.read(run_dir)
-    repeats = repeat.words(ready.checked.config, overrides, past, Path(ready.plan.run_dir))
+    repeats = repeat.words(ready.checked.config, overrides, past, Path(ready.plan.paths.run_dir))
     tags[NOTE] = note(ready.plan, repeats, asdict(result), past)
     at = tracker.close(run_dir, ended, hide(tags, ready.secrets), patience)
     result.tracking = {name: asdict(one) for name, one in at.items()}

@@ -48,7 +48,7 @@ def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Recorder
         RunFailed: as :func:`trainer.job.restarts.start_and_restart`; there were too few hosts for too long; or host 0
             is gone.
     """
-    if ready.plan.node_rank:
+    if ready.plan.topology.node_rank:
         with _guest(ready) as guest:
             return _follow(start, ready, guest)
     with _lobby(ready) as lobby:
@@ -61,11 +61,11 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
     from trainer.launch.lobby import MARK, TERMS, Lobby
     from trainer.launch.lobby_store import opened
 
-    run_dir = Path(ready.plan.run_dir)
+    run_dir = Path(ready.plan.paths.run_dir)
     mark = run_dir / f".hosts-{secrets.token_hex(8)}"
     with opened(ready.checked.config.launch) as board:
         mark.touch()
-        lobby = Lobby(board, ready.plan.nnodes)
+        lobby = Lobby(board, ready.plan.topology.nnodes)
         board.set(TERMS, json.dumps(_terms(ready), default=str))
         board.set(MARK, mark.name)
         how, why = "failed", "host 0 has ended"
@@ -94,7 +94,7 @@ def _guest(ready: Ready) -> Iterator[Guest]:
     with opened(launch) as board:
         guest = Guest(board, launch.node_rank, with_port(launch.master_addr, launch.master_port))
         try:
-            guest.come(Path(ready.plan.run_dir), _terms(ready))
+            guest.come(Path(ready.plan.paths.run_dir), _terms(ready))
             yield guest
         finally:
             guest.leave()
@@ -108,11 +108,12 @@ def _terms(ready: Ready) -> dict[str, Any]:
 def _of_life(ready: Ready, life: Life) -> Ready:
     """The job as this host does it in that life."""
     alone = len(life.hosts) == 1
-    of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.node_rank), 0 if alone else life.port)
-    checkpoint = Path(ready.plan.run_dir) / CHECKPOINTS / life.resume
+    of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.topology.node_rank), 0 if alone else life.port)
+    checkpoint = Path(ready.plan.paths.run_dir) / CHECKPOINTS / life.resume
     begun = store.about(checkpoint).lease_batches if life.resume else 0
     of = of.with_facts(ready.checked.facts).with_plan(
-        lease_batches=begun or ready.plan.lease_batches, class_weights=ready.plan.class_weights
+        batches={"lease_batches": begun or ready.plan.batches.lease_batches},
+        objective={"class_weights": ready.plan.objective.class_weights},
     )
     return replace(of, digest=ready.digest)
 
@@ -123,19 +124,20 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
     plan, names = ready.plan, [str(number) for number in life.hosts]
     who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
-    together = plan.traits.lockstep
+    together = plan.strategy.traits.lockstep
     share = (
-        f"at most {plan.batch_size} of {counted(plan.global_batch_size, 'sample')} each"
+        f"at most {plan.batches.size} of {counted(plan.batches.global_size, 'sample')} each"
         if together
-        else f"batches of {counted(plan.batch_size, 'sample')}"
+        else f"batches of {counted(plan.batches.size, 'sample')}"
     )
-    others = together and plan.total_steps != most.total_steps
+    others = together and plan.length.total_steps != most.length.total_steps
     updates = (
-        f"; {counted(plan.total_steps, 'update')} in total, not {most.total_steps}, and the learning rate follows them"
+        f"; {counted(plan.length.total_steps, 'update')} in total, not {most.length.total_steps}, and the learning "
+        f"rate follows them"
         if others
         else ""
     )
-    return f"life {life.number}: {who}, {counted(plan.workers, 'worker')} with {share}, {where}{updates}\n"
+    return f"life {life.number}: {who}, {counted(plan.topology.workers, 'worker')} with {share}, {where}{updates}\n"
 
 
 class _Leading:
@@ -170,18 +172,20 @@ class _Leading:
                 self._death(error, others)  # raises where the run cannot go on
                 self.say(f"\nATTENTION: {first_line(error)}\n")
                 self.lobby.how = PREEMPTED
-                return _preempted(Path(self.ready.plan.run_dir), error.asked)
+                return _preempted(Path(self.ready.plan.paths.run_dir), error.asked)
             resume = self._between(error, others)
 
     def _live(self, resume: str) -> tuple[dict[str, Any] | None, RunFailed | None]:
         """One life: its outcome, or how it failed."""
-        launch, run_dir = self.launch, Path(self.ready.plan.run_dir)
+        launch, run_dir = self.launch, Path(self.ready.plan.paths.run_dir)
         first = not self.lobby.life.number
-        hosts = self.lobby.gather(self.ready.plan.least_nnodes, launch.timeout_s, launch.join_s if first else 0.0)
+        hosts = self.lobby.gather(
+            self.ready.plan.topology.least_nnodes, launch.timeout_s, launch.join_s if first else 0.0
+        )
         own = run_dir / CHECKPOINTS == Path(resume).parent
         life = self.lobby.begin(hosts, free_port(launch.master_addr), Path(resume).name if own else resume)
         ready = _of_life(self.ready, life)
-        lives.planned(run_dir, ready.plan.workers)
+        lives.planned(run_dir, ready.plan.topology.workers)
         leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
         self.say(_described(life, ready, self.ready.plan))
         for what in left_behind(ready.plan, store.about(Path(resume))) if resume else ():
@@ -205,7 +209,7 @@ class _Leading:
         Raises:
             RunFailed: there is no next one.
         """
-        update = int(read_status(Path(self.ready.plan.run_dir)).get("step") or 0)
+        update = int(read_status(Path(self.ready.plan.paths.run_dir)).get("step") or 0)
         how, why, which = PREEMPTED, "hosts came or left", "goes on with other hosts"
         if error is not None:
             death = self._death(error, others)
@@ -307,7 +311,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
         if missed := _missed(number, life.number):
             say(missed)
         number, first = life.number, not number
-        resume = str(Path(ready.plan.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
+        resume = str(Path(ready.plan.paths.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
         of = _of_life(ready, life)
         say(_described(life, of, ready.plan))
         try:
@@ -321,7 +325,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
             guest.note(ended=number, how="failed", why=str(error), asked=failure.asked)
             if failure.asked:
                 say(f"\nATTENTION: {first_line(failure)}\n")
-                return _preempted(Path(ready.plan.run_dir), failure.asked)
+                return _preempted(Path(ready.plan.paths.run_dir), failure.asked)
             guest.tell()
             continue
         asked = outcome.pop("asked", "")

@@ -32,9 +32,9 @@ def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
         UserError: an address cannot be reached or written to.
     """
     path = config.resume.path
-    if config.mode != "train" or plan.node_rank:
+    if config.mode != "train" or plan.topology.node_rank:
         return config
-    remote, run_dir = _copies(config, plan), Path(plan.run_dir)
+    remote, run_dir = _copies(config, plan), Path(plan.paths.run_dir)
     if remote is not None and not config.plan:
         remote.try_writing()
     if path is not None and is_address(path):
@@ -50,8 +50,8 @@ def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
     Raises:
         UserError: the address holds checkpoints of a run in a folder of that name.
     """
-    path, run_dir = config.resume.path, Path(plan.run_dir)
-    if config.mode != "train" or plan.node_rank or path == FRESH or (remote := _copies(config, plan)) is None:
+    path, run_dir = config.resume.path, Path(plan.paths.run_dir)
+    if config.mode != "train" or plan.topology.node_rank or path == FRESH or (remote := _copies(config, plan)) is None:
         return
     if (source is not None and own(source, run_dir) is not None) or (path == AUTO and config.plan):
         return
@@ -68,7 +68,7 @@ def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
 
 def _copies(config: RunConfig, plan: Plan) -> Remote | None:
     to = config.checkpoint.to
-    return None if to is None else Remote(address_of(to, Path(plan.run_dir), plan.whole_path))
+    return None if to is None else Remote(address_of(to, Path(plan.paths.run_dir), plan.paths.whole_path))
 
 
 def _into_cache(address: str, say: Say) -> Path:
@@ -114,7 +114,7 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
     if config.plan:
         say(f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it")
         return here is None
-    if plan.nnodes > 1:
+    if plan.topology.nnodes > 1:
         raise UserError(
             "resume=auto",
             f"{place} is newer than what is here, and several hosts have to see it",
@@ -165,10 +165,10 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
     Raises:
         UserError: there are some.
     """
-    run_dir = Path(plan.run_dir)
+    run_dir = Path(plan.paths.run_dir)
     mine, other = (
         Remote(address_of(str(config.checkpoint.to), run_dir, whole))
-        for whole in (plan.whole_path, not plan.whole_path)
+        for whole in (plan.paths.whole_path, not plan.paths.whole_path)
     )
     if mine.address != other.address and (found := other.found()):
         why = (

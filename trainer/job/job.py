@@ -64,7 +64,7 @@ def execute(
     from trainer.tracking.describe import secrets_of
 
     began = time.monotonic()
-    run_dir, config = Path(ready.plan.run_dir), ready.checked.config
+    run_dir, config = Path(ready.plan.paths.run_dir), ready.checked.config
     mine = ready.plan.own_folder
     result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
@@ -74,8 +74,12 @@ def execute(
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
-            result.chosen, result.why, result.class_weights = _chosen(plan), plan.why, plan.class_weights
-            result.data_source, result.stand_in = plan.facts.source, plan.facts.stand_in
+            result.chosen, result.why, result.class_weights = (
+                _chosen(plan),
+                plan.remarks.why,
+                plan.objective.class_weights,
+            )
+            result.data_source, result.stand_in = plan.data.facts.source, plan.data.facts.stand_in
             leave(mine / "plan.json", plan.as_dict(), private=True)
             _show(ready)
             if config.mode != "predict":
@@ -83,12 +87,12 @@ def execute(
             if tracker is not None:
                 tracker.open(run_dir, _tracked_run(ready, overrides, parent), secrets_of(config))
                 tracked = True
-            with uploading(ready, result, _say), bar(run_dir, plan.total_steps, config.verbosity):
-                run = start_on_hosts if ready.plan.least_nnodes else start_and_restart
+            with uploading(ready, result, _say), bar(run_dir, plan.length.total_steps, config.verbosity):
+                run = start_on_hosts if ready.plan.topology.least_nnodes else start_and_restart
                 outcome = run(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
-            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{plan.whose}")
+            raise RunPreempted(f"a checkpoint was saved after update {result.steps}{plan.updates_of}")
         return result
     except RunPreempted:
         raise
@@ -120,7 +124,7 @@ def _begin_folder(mine: Path, ready: Ready, overrides: Sequence[str]) -> None:
     make_room(mine, ready, overrides, _say)
     _leave_config(mine, ready.checked.config)
     if ready.checked.config.mode == "train":
-        (Path(ready.plan.run_dir) / "checkpoints").mkdir(exist_ok=True)
+        (Path(ready.plan.paths.run_dir) / "checkpoints").mkdir(exist_ok=True)
 
 
 def _say(line: str) -> None:
@@ -132,7 +136,7 @@ def _say(line: str) -> None:
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
     """The result of a run whose workers have all ended well."""
     chosen = {**_chosen(plan), **outcome.pop("chosen", {})}
-    why = {**plan.why, **outcome.pop("why", {})}
+    why = {**plan.remarks.why, **outcome.pop("why", {})}
     ended = replace(result, chosen=chosen, why=why, **outcome)
     return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
 
@@ -148,7 +152,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 
 def _chosen(plan: Plan) -> dict[str, Any]:
     """What ``auto`` stands for in this run; with the batch size where that was not given."""
-    size = {"batch_size": plan.batch_size} if "batch_size" in plan.why else {}
+    size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
     return {**size, **asdict(plan.chosen)}
 
 
@@ -160,7 +164,7 @@ def _show(ready: Ready) -> None:
     if ready.later:
         plan_table.show_briefly(ready.plan, ready.checked.config.verbosity)
     else:
-        more = [*trackers.rows(ready.checked.config.tracking, Path(ready.plan.run_dir)), *kept_rows(ready)]
+        more = [*trackers.rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
         plan_table.show_plan(ready.plan, ready.checked.config.verbosity, more)
 
 
@@ -169,7 +173,7 @@ def _tracked_run(ready: Ready, overrides: Sequence[str], parent: Path | None) ->
     from trainer.tracking.describe import describe
 
     config, plan = ready.checked.config, ready.plan
-    past = lives.read(Path(plan.run_dir)) if plan.mode == "train" else ()
+    past = lives.read(Path(plan.paths.run_dir)) if plan.mode == "train" else ()
     return describe(config, plan, overrides, parent, ready.digest, ready.swept, past, ready.resume)
 
 

@@ -42,7 +42,7 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
     every = [] if verbosity == "quiet" else [*rows(plan), *more]
     if verbosity == "debug":
         out.facts(f"Plan of {plan.name}", every)
-        for role, variables in plan.environment.items():
+        for role, variables in plan.topology.environment.items():
             out.facts(f"Environment of {role} 0", variables.items())
     elif verbosity != "quiet":
         shown = [(what, _shortened(what, value, plan)) for what, value in every if not _is_detail(what, value, plan)]
@@ -53,14 +53,14 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
 
 def _is_detail(what: str, value: str, plan: Plan) -> bool:
     """Whether a row of the plan table is for ``verbosity=debug`` alone: it is as usual, or follows from the others."""
-    if what in DETAILS or (what in IF_AUTO and what in plan.why):
+    if what in DETAILS or (what in IF_AUTO and what in plan.remarks.why):
         return True
     if what == "  written in":
         return value.endswith("(measured now)") and " s behind the training" in value
     if what == "restarts":
         return value.startswith(NOT_WATCHED)
-    return plan.nnodes == 1 and (
-        what == "meeting point" or (what.startswith(("  worker ", "  server ")) and value == plan.device)
+    return plan.topology.nnodes == 1 and (
+        what == "meeting point" or (what.startswith(("  worker ", "  server ")) and value == plan.topology.device)
     )
 
 
@@ -69,7 +69,7 @@ def _shortened(what: str, value: str, plan: Plan) -> str:
     if len(value) > ONE_LINE and what != "batch size":
         value = value.partition("  (auto: ")[0]
     if what == "weights" and plan.mode == "train":
-        return value.replace(f"{plan.run_dir}/", "")
+        return value.replace(f"{plan.paths.run_dir}/", "")
     return value.replace(f"{Path.cwd()}/", "") if what in ("run folder", "tracking") else value
 
 
@@ -77,23 +77,28 @@ def show_briefly(plan: Plan, verbosity: str = "normal") -> None:
     """Print the plan of a sweep's job after the first in one line, and its warnings."""
     out = Screen()
     if verbosity != "quiet":
-        done = f"{counted(plan.total_steps, 'update')} of {counted(plan.global_batch_size, 'sample')}"
-        out.print(f"{_how(plan)}, {plan.device}, {plan.chosen.precision}; {done}; {plan.run_dir}")
-        for override in plan.left_out:
+        done = f"{counted(plan.length.total_steps, 'update')} of {counted(plan.batches.global_size, 'sample')}"
+        out.print(f"{_how(plan)}, {plan.topology.device}, {plan.chosen.precision}; {done}; {plan.paths.run_dir}")
+        for override in plan.remarks.left_out:
             out.print(f"left out: {override}")
     _warn(out, plan)
 
 
 def _how(plan: Plan) -> str:
-    return f"{plan.strategy}, {', '.join(counted(n, role) for role, n in plan.roles.items())}"
+    return f"{plan.strategy.name}, {', '.join(counted(n, role) for role, n in plan.topology.roles.items())}"
 
 
 def _warn(out: Screen, plan: Plan) -> None:
-    if plan.lacks:
+    if plan.remarks.lacks:
         out.print("ATTENTION: this run would be refused:", style="bold red")
-        for reason in plan.lacks:
+        for reason in plan.remarks.lacks:
             out.fact("  -", reason, 4, "")
-    for said in (plan.concern, INSECURE if plan.insecure else "", plan.facts.attention, plan.facts.stand_in):
+    for said in (
+        plan.remarks.concern,
+        INSECURE if plan.topology.insecure else "",
+        plan.data.facts.attention,
+        plan.data.facts.stand_in,
+    ):
         if said:
             out.print(f"ATTENTION: {said}", style="bold red")
 
@@ -116,13 +121,16 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _processes(plan)
     yield from _sizes(plan)
     yield from _data(plan)
-    yield "model", counted(plan.parameters, "parameter", ",")
-    if plan.taken:
-        yield "  its weights", plan.taken
-    if plan.loss:
-        yield "loss", "; ".join([plan.loss, *(f"{name} {weights}" for name, weights in balanced(plan).items())])
-    if plan.buckets is not None:
-        yield "  gradients", exchanged(plan.buckets, plan.chosen.precision)
+    yield "model", counted(plan.model.parameters, "parameter", ",")
+    if plan.model.part:
+        yield "  its weights", plan.model.part
+    if plan.objective.loss:
+        yield (
+            "loss",
+            "; ".join([plan.objective.loss, *(f"{name} {weights}" for name, weights in balanced(plan).items())]),
+        )
+    if plan.strategy.buckets is not None:
+        yield "  gradients", exchanged(plan.strategy.buckets, plan.chosen.precision)
     for key, value in asdict(plan.chosen).items():
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
@@ -130,7 +138,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def balanced(plan: Plan) -> dict[str, str]:
     """The first of the class weights that were computed from the training data, by key of ``loss``, in words."""
-    shown = {name: [f"{weight:.4g}" for weight in weights] for name, weights in plan.class_weights.items()}
+    shown = {name: [f"{weight:.4g}" for weight in weights] for name, weights in plan.objective.class_weights.items()}
     return {
         name: ", ".join(weights[:MOST_WEIGHTS_SHOWN] + ["..."] * (len(weights) > MOST_WEIGHTS_SHOWN))
         for name, weights in shown.items()
@@ -147,53 +155,57 @@ def exchanged(buckets: Buckets, precision: str) -> str:
 
 
 def _because(plan: Plan, key: str) -> str:
-    return f"  (auto: {plan.why[key]})" if key in plan.why else ""
+    return f"  (auto: {plan.remarks.why[key]})" if key in plan.remarks.why else ""
 
 
 def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     """Which processes there are, and where they meet."""
-    equal = " (equal to one process on the global batch)" if plan.traits.exact else ""
-    yield "strategy", plan.strategy + equal + _because(plan, "strategy")
-    spread = plan.nnodes > 1 and not plan.by_role
-    number = f"{plan.least_nnodes} to {plan.nnodes}" if plan.least_nnodes else str(plan.nnodes)
-    hosts = f" on {number} hosts" if spread else ", each by its own command" if plan.by_role else ""
-    yield "roles", ", ".join(counted(n, role) for role, n in plan.roles.items()) + hosts
-    if spread and "server" in plan.roles:
-        per_host = Counter(plan.nodes_of("server"))
+    equal = " (equal to one process on the global batch)" if plan.strategy.traits.exact else ""
+    yield "strategy", plan.strategy.name + equal + _because(plan, "strategy")
+    spread = plan.topology.nnodes > 1 and not plan.topology.by_role
+    number = (
+        f"{plan.topology.least_nnodes} to {plan.topology.nnodes}"
+        if plan.topology.least_nnodes
+        else str(plan.topology.nnodes)
+    )
+    hosts = f" on {number} hosts" if spread else ", each by its own command" if plan.topology.by_role else ""
+    yield "roles", ", ".join(counted(n, role) for role, n in plan.topology.roles.items()) + hosts
+    if spread and "server" in plan.topology.roles:
+        per_host = Counter(plan.topology.nodes_of("server"))
         yield "servers on", ", ".join(f"host {host}: {servers}" for host, servers in sorted(per_host.items()))
-    for process in plan.processes[:MOST_PROCESSES_SHOWN]:
+    for process in plan.topology.processes[:MOST_PROCESSES_SHOWN]:
         host = f"host {process.node}, " if spread else ""
-        own = " (this command)" if plan.by_role and process.node == plan.node_rank else ""
+        own = " (this command)" if plan.topology.by_role and process.node == plan.topology.node_rank else ""
         at = f"{process.endpoint}, " if process.endpoint else ""
         yield f"  {process.role} {process.rank}", f"{host}{at}{process.device}{own}"
-    if len(plan.processes) > MOST_PROCESSES_SHOWN:
-        yield "  ...", f"and {counted(len(plan.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
-    for override in plan.left_out:
+    if len(plan.topology.processes) > MOST_PROCESSES_SHOWN:
+        yield "  ...", f"and {counted(len(plan.topology.processes) - MOST_PROCESSES_SHOWN, 'more process')}"
+    for override in plan.remarks.left_out:
         yield "left out", override
-    if plan.launcher:
-        yield "launcher", plan.launcher
-    if plan.least_nnodes:
+    if plan.topology.launcher:
+        yield "launcher", plan.topology.launcher
+    if plan.topology.least_nnodes:
         yield (
             "restarts",
             (
-                f"at most {plan.restarts} within an hour, when a process or a host dies; not counted: when hosts "
-                f"come or leave"
+                f"at most {plan.topology.restarts} within an hour, when a process or a host dies; not counted: when "
+                f"hosts come or leave"
             ),
         )
-    elif plan.mode == "train" and plan.traits.lockstep and plan.nnodes > 1:
-        on = "of several commands" if plan.by_role else "on several hosts"
+    elif plan.mode == "train" and plan.strategy.traits.lockstep and plan.topology.nnodes > 1:
+        on = "of several commands" if plan.topology.by_role else "on several hosts"
         yield "restarts", f"none: a run {on} ends when a process dies"
-    elif plan.restarts and len(plan.processes) == 1 and plan.launcher in IN_PLACE:
+    elif plan.topology.restarts and len(plan.topology.processes) == 1 and plan.topology.launcher in IN_PLACE:
         yield (
             "restarts",
             f"{NOT_WATCHED} (launch=forkserver makes it one of its own, which is watched and started again)",
         )
-    elif plan.restarts:
-        yield "restarts", f"at most {plan.restarts} within an hour, when a process dies or hangs"
-    yield "meeting point", plan.endpoint
-    if plan.transport:
-        yield "transport", plan.transport
-    if plan.insecure:
+    elif plan.topology.restarts:
+        yield "restarts", f"at most {plan.topology.restarts} within an hour, when a process dies or hangs"
+    yield "meeting point", plan.topology.endpoint
+    if plan.strategy.transport:
+        yield "transport", plan.strategy.transport
+    if plan.topology.insecure:
         yield "secret", "none (launch.insecure=true)"
 
 
@@ -201,57 +213,68 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
     """Samples of an update, updates, learning rate, and how work is handed out."""
     if plan.mode != "train":
         yield "mode", plan.mode
-    merged = f" x {plan.merge} merged" if plan.merge > 1 else ""
-    portions = f"{plan.batch_size} per worker x {counted(plan.workers, 'worker')}{merged}"
-    even = plan.batch_size * plan.workers * plan.merge == plan.global_batch_size
+    merged = f" x {plan.batches.merge} merged" if plan.batches.merge > 1 else ""
+    portions = f"{plan.batches.size} per worker x {counted(plan.topology.workers, 'worker')}{merged}"
+    even = plan.batches.size * plan.topology.workers * plan.batches.merge == plan.batches.global_size
     size = (
-        f"{portions} = {plan.global_batch_size} global"
+        f"{portions} = {plan.batches.global_size} global"
         if even
-        else f"{plan.global_batch_size} global, shared out: at most {portions}"
+        else f"{plan.batches.global_size} global, shared out: at most {portions}"
     )
     yield "batch size", size + _because(plan, "batch_size")
     if plan.mode == "train":
-        about = "about " if "train" in plan.facts.estimated else ""
-        total = about if plan.total_steps == plan.epochs * plan.steps_per_epoch else ""  # else max_steps says it
+        about = "about " if "train" in plan.data.facts.estimated else ""
+        total = (
+            about if plan.length.total_steps == plan.length.epochs * plan.length.steps_per_epoch else ""
+        )  # else max_steps says it
         yield (
             "updates",
             (
-                f"{about}{plan.steps_per_epoch} per epoch, {total}{plan.total_steps} in total "
-                f"({counted(plan.epochs, 'epoch')})"
+                f"{about}{plan.length.steps_per_epoch} per epoch, {total}{plan.length.total_steps} in total "
+                f"({counted(plan.length.epochs, 'epoch')})"
             ),
         )
-        if not plan.best:
+        if not plan.objective.best:
             yield "validation", "none (validation=false)"
-        if plan.lr is not None:
+        if plan.batches.lr is not None:
             scaled = (
-                f" = {plan.lr / plan.lr_factor:g} x {plan.lr_factor:g}, for "
-                f"{counted(plan.update_batch, 'sample')} per update"
+                f" = {plan.batches.lr / plan.batches.lr_factor:g} x {plan.batches.lr_factor:g}, for "
+                f"{counted(plan.batches.update_size, 'sample')} per update"
             )
-            yield "learning rate", f"{plan.lr:g}" + (scaled if plan.lr_factor != 1.0 else "")
-    if plan.mode == "train" and "server" in plan.roles:
-        yield "work", _leased(plan) if plan.leased else "split beforehand"
+            yield "learning rate", f"{plan.batches.lr:g}" + (scaled if plan.batches.lr_factor != 1.0 else "")
+    if plan.mode == "train" and "server" in plan.topology.roles:
+        yield "work", _leased(plan) if plan.batches.leased else "split beforehand"
 
 
 def _leased(plan: Plan) -> str:
     """The plan table's cell of how training data are handed out while an epoch lasts."""
-    batches = -(-plan.lease_batches // plan.merge) * plan.merge
+    batches = -(-plan.batches.lease_batches // plan.batches.merge) * plan.batches.merge
     of = f" of {counted(batches, 'batch', ',')}" if batches else ""
-    return f"leased in blocks{of}; a lost worker's {'are dropped' if plan.drops_lost else 'go to others'}"
+    return f"leased in blocks{of}; a lost worker's {'are dropped' if plan.batches.drops_lost else 'go to others'}"
 
 
 def _data(plan: Plan) -> Iterator[tuple[str, str]]:
     """What is learnt from, or what a prediction looks at, and what is done to it."""
-    facts = plan.facts
-    if plan.predict:
-        about = "" if plan.predict.each == "image" else "about "
-        yield "input", f"{plan.predict.input}: {about}{counted(plan.predict.samples, plan.predict.each, ',')}"
-        yield "output", plan.predict.output or f"{plan.run_dir}/predictions.csv"
+    facts = plan.data.facts
+    if plan.data.predict:
+        about = "" if plan.data.predict.each == "image" else "about "
+        yield (
+            "input",
+            f"{plan.data.predict.input}: {about}{counted(plan.data.predict.samples, plan.data.predict.each, ',')}",
+        )
+        yield "output", plan.data.predict.output or f"{plan.paths.run_dir}/predictions.csv"
     else:
-        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {counted(facts.classes, 'class')}"
+        yield "data", f"{facts.source}: {facts.sizes} of {_shape(facts.shape)}, {facts.targets}"
+        if plan.objective.task != "classification":
+            yield "task", plan.objective.task + _because(plan, "task")
         if facts.splits:
             yield "  splits", facts.splits
-        if plan.tests:
-            of = f"the best model by {plan.best}" if plan.best else "the model at the end (validation=false)"
+        if plan.objective.tests:
+            of = (
+                f"the best model by {plan.objective.best}"
+                if plan.objective.best
+                else "the model at the end (validation=false)"
+            )
             yield (
                 "  test",
                 f"once at the end, with {of}"
@@ -259,18 +282,19 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
             )
         elif facts.test_samples and plan.mode == "train":
             yield "  test", "not measured (test=false)"
-        if plan.limit_val and (measured := _measured(plan)):
+        if plan.objective.limit_val and (measured := _measured(plan)):
             yield (
                 "  measured",
-                f"at most {counted(plan.limit_val, 'batch')} of each worker in {measured} (limit_val_batches)",
+                f"at most {counted(plan.objective.limit_val, 'batch')} of each worker in {measured} "
+                f"(limit_val_batches)",
             )
-        if plan.stream:
-            yield "  a stream", plan.stream
+        if plan.data.stream:
+            yield "  a stream", plan.data.stream
         if facts.val_shape:
             yield "  validated", f"on samples of {_shape(facts.val_shape)}"
-    if plan.preprocessing:
-        yield "  images", " ".join(_preprocessed(plan.preprocessing))
-    if plan.predict:
+    if plan.data.preprocessing:
+        yield "  images", " ".join(_preprocessed(plan.data.preprocessing))
+    if plan.data.predict:
         return
     if facts.cache:
         yield "cache", facts.cache
@@ -280,22 +304,28 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _measured(plan: Plan) -> str:
     """What is measured: validations, the test, both, or in an evaluation what it asks for; empty: nothing."""
-    measured = {"a validation": plan.best, "the test": plan.tests} if plan.mode == "train" else {"the evaluation": True}
+    measured = (
+        {"a validation": plan.objective.best, "the test": plan.objective.tests}
+        if plan.mode == "train"
+        else {"the evaluation": True}
+    )
     return " and ".join(name for name, is_measured in measured.items() if is_measured)
 
 
 def _places(plan: Plan) -> Iterator[tuple[str, str]]:
     """Where the run writes, and which weights it leaves or reads."""
-    yield "run folder", plan.run_dir
-    yield "logs", f"{plan.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.roles else "")
+    yield "run folder", plan.paths.run_dir
+    yield "logs", f"{plan.paths.run_dir}/workerlog.N" + (", serverlog.N" if "server" in plan.topology.roles else "")
     if plan.mode == "train":
         best = (
-            f", best {plan.best} in checkpoints/best.safetensors" if plan.best else " (no best one: validation=false)"
+            f", best {plan.objective.best} in checkpoints/best.safetensors"
+            if plan.objective.best
+            else " (no best one: validation=false)"
         )
-        yield "weights", f"{plan.run_dir}/model.safetensors{best}"
+        yield "weights", f"{plan.paths.run_dir}/model.safetensors{best}"
     else:
-        yield "batches", f"{plan.total_steps} of each worker"
-        yield "weights", plan.weights
+        yield "batches", f"{plan.length.total_steps} of each worker"
+        yield "weights", plan.model.weights
 
 
 def _shape(shape: Any) -> str:

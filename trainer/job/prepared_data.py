@@ -14,7 +14,7 @@ from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_outputs
 from trainer.planning.eval_and_predict import measured_by
-from trainer.planning.find_checkpoint import can_go_on, keeps
+from trainer.planning.find_checkpoint import can_go_on
 from trainer.planning.resume import with_data
 from trainer.planning.user_class_checks import checked_facts
 
@@ -75,8 +75,8 @@ def fingerprinted(ready: Ready, tracked: bool) -> Ready:
 
     Host 0 alone takes it, once for all workers: a source of files asks for the size of each.
     """
-    kept = keeps(ready.checked.config, ready.plan) and ready.checked.source.knows_its_data
-    if ready.digest or ready.plan.node_rank or not (tracked or kept):
+    kept = ready.checked.config.saves_checkpoints and ready.checked.source.knows_its_data
+    if ready.digest or ready.plan.topology.node_rank or not (tracked or kept):
         return ready
     return replace(ready, digest=_fingerprint(ready))
 
@@ -113,7 +113,12 @@ def of_the_same_data(ready: Ready) -> Ready:
         RunPreempted: SIGTERM or SIGUSR1 came meanwhile.
     """
     resume = ready.resume
-    if resume is None or not resume.about.data or ready.plan.node_rank or not ready.checked.source.knows_its_data:
+    if (
+        resume is None
+        or not resume.about.data
+        or ready.plan.topology.node_rank
+        or not ready.checked.source.knows_its_data
+    ):
         return ready
     try:
         with termination_raises(partial(can_go_on, ready.checked.config, ready.plan)):
@@ -121,4 +126,4 @@ def of_the_same_data(ready: Ready) -> Ready:
     except AskedToLeave as error:
         raise RunPreempted(NOTHING_NEW.format(error)) from None
     checked = ready.checked
-    return replace(ready, resume=with_data(resume, ready.digest, checked.config, checked.facts.task))
+    return replace(ready, resume=with_data(resume, ready.digest, checked.config))

@@ -13,7 +13,6 @@ from typing import Any
 from trainer.checkpoint import store
 from trainer.config import redact
 from trainer.config.instantiate import for_saved_weights
-from trainer.config.own_code import own_code
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
@@ -29,7 +28,7 @@ from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
 from trainer.planning.find_checkpoint import FRESH, find_checkpoint
 from trainer.planning.make_plan import make_plan
-from trainer.planning.plan import Plan
+from trainer.planning.plan import Paths, Plan
 from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
 from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
@@ -42,17 +41,15 @@ WEIGHTS_KEPT = 2
 
 @dataclass(frozen=True)
 class Place:
-    """The folder that the user has named for a run, or for all jobs of a sweep, the key for it, and whether by its
-    whole path."""
+    """The folder that the user has named for a run, or for all jobs of a sweep, and the key for it."""
 
     key: str
     folder: Path
-    whole: bool
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the user asks for: a composed config with the keys that were typed, and the run's folder.
+    """What the user asks for: a composed config with the keys that were typed, and the run's folder (``paths``).
 
     A job is planned from it, and planned again from a changed one: for another batch size, or for other hosts.
 
@@ -62,7 +59,7 @@ class Command:
 
     config: Mapping[str, Any]
     typed: tuple[str, ...]
-    run_dir: str
+    paths: Paths
     place: Place
 
     def with_batch_size(self, size: int) -> Command:
@@ -74,9 +71,9 @@ class Command:
 
         The samples of an update stay as in ``plan``, where all workers step together; else each worker keeps its batch.
         """
-        sizes = {"batch_size": None, "global_batch_size": plan.global_batch_size}
-        if not plan.traits.lockstep:
-            sizes = {"batch_size": plan.batch_size, "global_batch_size": None}
+        sizes = {"batch_size": None, "global_batch_size": plan.batches.global_size}
+        if not plan.strategy.traits.lockstep:
+            sizes = {"batch_size": plan.batches.size, "global_batch_size": None}
         launch = {"nnodes": hosts, "node_rank": number, "master_port": port, "least_nnodes": 1}
         return self._changed(launch=launch, data=sizes)
 
@@ -131,24 +128,23 @@ class Ready:
         return values(self.checked.config.plain()) | redact.HERE.values
 
     def with_plan(self, **changes: Any) -> Ready:
-        """The same job with these values in its plan."""
-        return replace(self, plan=replace(self.plan, **changes))
+        """The same job with other values in its plan, see :meth:`Plan.changed`."""
+        return replace(self, plan=self.plan.changed(**changes))
 
     def in_folder(self, run_dir: Path) -> Ready:
         """The same job in another folder, now and when it is planned again."""
-        return replace(self.with_plan(run_dir=str(run_dir)), command=replace(self.command, run_dir=str(run_dir)))
+        command = replace(self.command, paths=replace(self.command.paths, run_dir=str(run_dir)))
+        return replace(self.with_plan(paths={"run_dir": str(run_dir)}), command=command)
 
     def with_facts(self, facts: Facts) -> Ready:
         """This job planned again for other facts of its data."""
         if facts == self.checked.facts:
             return self
         checked = replace(self.checked, facts=facts)
-        plan = make_plan(checked, self.model, Machine.here(), self.plan.run_dir)
-        kept = {
-            name: getattr(self.plan, name)
-            for name in ("left_out", "lease_batches", "whole_path", "started_in", "own_code", "taken")
-        }
-        return replace(self, checked=checked, plan=replace(plan, **kept), counted=False)
+        plan = make_plan(checked, self.model, Machine.here(), self.command.paths).changed(
+            remarks={"left_out": self.plan.remarks.left_out}, batches={"lease_batches": self.plan.batches.lease_batches}
+        )
+        return replace(self, checked=checked, plan=plan, counted=False)
 
     def with_batch_size(self, size: int) -> Ready:
         """This job planned again with a batch size per worker, where ``data.batch_size=auto`` is asked for."""
@@ -159,7 +155,7 @@ class Ready:
         return self._again(self.command.on_hosts(hosts, number, port, self.plan))
 
     def _again(self, command: Command) -> Ready:
-        fresh = _planned(command).with_plan(left_out=self.plan.left_out)
+        fresh = _planned(command).with_plan(remarks={"left_out": self.plan.remarks.left_out})
         return replace(fresh, imported=self.imported, swept=self.swept, later=self.later)
 
 
@@ -184,7 +180,8 @@ def get_ready(
     """
     redact.HERE.learn(values(config))
     try:
-        return _get_ready(Command(config, tuple(typed), run_dir, Place(place, above or Path(run_dir), whole)), passed)
+        paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
+        return _get_ready(Command(config, tuple(typed), paths, Place(place, above or Path(run_dir))), passed)
     except OSError as error:  # whatever is read here, the config names
         if limit := machine_limits.reached(error):
             raise RunFailed(limit) from error
@@ -207,7 +204,7 @@ def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
     ready = weighed(ready, early=True)
     lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
     ready = replace(ready, plan=as_begun(ready.plan, resume), resume=resume, tested=tested_before(resume))
-    return ready.with_plan(lacks=lacks)
+    return ready.with_plan(remarks={"lacks": lacks})
 
 
 def _of_these_classes(ready: Ready, folder: Path) -> Resume:
@@ -234,7 +231,7 @@ def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
     """The job with its checkpoint's batch size, in place of a search for ``data.batch_size=auto``."""
     data = store.about(folder).config.get("data", {})
     ready = ready.with_batch_size(int(data.get("batch_size", 0)) or FIRST_TRY)
-    return ready.with_plan(why={**ready.plan.why, "batch_size": f"as in {folder.name}"})
+    return ready.with_plan(remarks={"why": {**ready.plan.remarks.why, "batch_size": f"as in {folder.name}"}})
 
 
 def _planned(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
@@ -245,7 +242,7 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
             check_reads(checked.config.plain(), place.folder, place.key)
     with checked.lacks:
         if not checked.config.launch.node_rank:
-            trackers.check(checked.config.tracking, Path(command.run_dir))
+            trackers.check(checked.config.tracking, Path(command.paths.run_dir))
     passed(checked)
     if checked.config.launch.nnodes > 1:
         import_quietly()
@@ -260,16 +257,7 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
     with checked.lacks:
         check_denominator(checked, model)
     _check_places(checked, model, place)
-    plan = make_plan(checked, model, Machine.here(), command.run_dir)
-    plan = replace(
-        plan,
-        lacks=list(checked.lacks),
-        whole_path=place.whole,
-        started_in=os.getcwd(),
-        own_code=own_code(checked.config),
-        taken=model.taken,
-    )
-    return Ready(command, checked, model, plan)
+    return Ready(command, checked, model, make_plan(checked, model, Machine.here(), command.paths))
 
 
 def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
@@ -290,11 +278,11 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
             Screen().print(line, soft_wrap=True)
         said.add(line)
 
-    run_dir = Path(plan.run_dir)
-    if plan.least_nnodes and plan.node_rank:
+    run_dir = Path(plan.paths.run_dir)
+    if plan.topology.least_nnodes and plan.topology.node_rank:
         return None  # host 0 tells it, when the hosts have met
     goes_on = config.resume.path not in (None, FRESH)
-    if goes_on and not (config.plan or plan.node_rank):
+    if goes_on and not (config.plan or plan.topology.node_rank):
         wait_for_the_life_before(run_dir, say)
     config = fetched(config, plan, say)
     folder = find_checkpoint(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))

@@ -40,7 +40,7 @@ def start_and_restart(
         RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or
             the run failed otherwise.
     """
-    deaths = Deaths(ready.plan.restarts, clock)
+    deaths = Deaths(ready.plan.topology.restarts, clock)
     try:
         return _to_the_end(start, ready, result, tracker, deaths)
     finally:  # however the run ends
@@ -68,7 +68,7 @@ def _to_the_end(
         except NotFinite as error:
             which = _rewind(ready.checked.config, error, result.rewinds)
             result.rewinds += 1
-            bad = _set_report_aside(Path(ready.plan.run_dir), result.rewinds, error)
+            bad = _set_report_aside(Path(ready.plan.paths.run_dir), result.rewinds, error)
             assignment = _again(ready, assignment, bad, which, tracker, result)
 
 
@@ -111,7 +111,7 @@ def _again(
     say(f"\nATTENTION: {error}")
     bad = error if isinstance(error, NotFinite) else None
     update = workers_update(error) if isinstance(error, Died) else error.step
-    about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.workers)
+    about, resume = begin_again(ready, tracker, "failed", update, first_line(error), ready.plan.topology.workers)
     order = ", with the batches in another order" if bad is not None else ""
     lost = updates_since(error, resume) if isinstance(error, Died) else 0
     result.lost_updates += lost
@@ -149,7 +149,7 @@ def begin_again(
     Raises:
         RunFailed: it has checkpoints, and none is whole.
     """
-    run_dir, say = Path(ready.plan.run_dir), screen()
+    run_dir, say = Path(ready.plan.paths.run_dir), screen()
     try:
         folder = store.newest_to_go_on(run_dir / CHECKPOINTS, say)
     except UserError as error:

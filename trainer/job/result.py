@@ -72,7 +72,7 @@ class Result:
 
 def planned(ready: Ready) -> Result:
     """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
-    return Result("planned", ready.plan.run_dir, error="\n".join(ready.plan.lacks))
+    return Result("planned", ready.plan.paths.run_dir, error="\n".join(ready.plan.remarks.lacks))
 
 
 def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:

@@ -13,7 +13,7 @@ from trainer.checkpoint.remote import Remote, address_of, reason
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.planning.find_checkpoint import AUTO, FRESH, keeps
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.run_folder.reset_files import CARRIED
 from trainer.wording import counted
 
@@ -143,11 +143,11 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
         UserError: the address cannot be reached.
     """
     config, plan = ready.checked.config, ready.plan
-    to, run_dir = config.checkpoint.to, Path(plan.run_dir)
-    if to is None or plan.node_rank or not keeps(config, plan):
+    to, run_dir = config.checkpoint.to, Path(plan.paths.run_dir)
+    if to is None or plan.topology.node_rank or not config.saves_checkpoints:
         yield
         return
-    remote = Remote(address_of(to, run_dir, plan.whole_path))
+    remote = Remote(address_of(to, run_dir, plan.paths.whole_path))
     _give_up_others(ready, remote)
     uploads = Uploads(run_dir, remote, say, config.checkpoint.keep_last)
     uploads.thread.start()

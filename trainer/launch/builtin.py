@@ -53,6 +53,6 @@ class Local(Launcher):
         return Forkserver(**self.config).refuse(config, workers, others) if workers + others > 1 else []
 
     def start(self, assignment: Assignment) -> dict[str, Any]:
-        alone = len(assignment.plan.processes) == 1 and not assignment.plan.least_nnodes
+        alone = len(assignment.plan.topology.processes) == 1 and not assignment.plan.topology.least_nnodes
         kind = InProcess if alone else Forkserver
         return kind(**self.config).start(assignment)

@@ -60,7 +60,7 @@ class Engine(Protocol):
             scratch: a new folder for temporary files, for this user alone; it goes when all processes have ended.
         """
 
-    again: bool
+    can_restart: bool
     """It can start another process for a role and rank of which one has ended."""
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:

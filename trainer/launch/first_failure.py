@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from trainer.launch.started_process import StartedProcess
 
 POLL_S = 0.1
-"""Longest time between two looks at the processes."""
+"""Longest time between two polls of the processes."""
 REASON = 3
-"""Lines before Python's own account of a crash: there C++ has said which exception it was."""
+"""Lines shown before Python's report of a crash: there C++ names its exception."""
 
 
 def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     """Return the error of the process that failed first; the errors of the others are only its echo.
 
-    A process that was killed says nothing, but those that lost it do, so a signal counts before all errors. SIGTERM and
-    SIGINT count last: they reach many at once, and others of them may have told why. One that told no error has
-    ``Died``.
+    A killed process reports nothing, but the processes that lost it do, so a signal counts before all errors. SIGTERM
+    and SIGINT count last: they reach many processes at once, some of which may report the reason. A process that
+    reported no error gets :class:`Died`.
     """
     time.sleep(POLL_S)  # the echo may be here before the cause
     reports: list[tuple[float, str, Path, str]] = []
@@ -36,7 +36,7 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
         handle.poll()
         code = handle.exitcode
         if handle.failure is not None:
-            died = str(member) if handle.failure.again else ""
+            died = str(member) if handle.failure.retryable else ""
             reports.append((handle.failure.at, f"{member}{handle.failure}", handle.log, died))
             failures[reports[-1][1]] = handle.failure
         elif code and code < 0:
@@ -61,7 +61,7 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
 
 
 def _tail(log: Path, lines: int = 15) -> str:
-    """What a process said last; of a crash in compiled code the reason, and where the thread was, from the inside."""
+    """The last lines of a log; for a crash in compiled code its reason, and the innermost calls of the thread."""
     try:
         said = log.read_text(errors="replace").rstrip().splitlines()
     except OSError:

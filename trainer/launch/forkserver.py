@@ -1,4 +1,20 @@
-"""Starts the plan's processes on this host (usually from a forkserver), watches them, and ends all when one fails."""
+"""Starts the plan's processes on this host (usually from a forkserver), watches them, and ends all when one fails.
+
+States of a launch, in order; :func:`launch` moves from one to the next:
+
+    scratch    a private temporary folder (pulses, notes, sockets) exists; the forkserver has imported the modules
+    meeting    the board and torch's store are open; with several hosts, all have agreed on the run (``rendezvous``)
+    started    each process is a ``StartedProcess`` in ``members``, with its log, its pulse and its life (random number)
+    watched    the ``Supervisor`` polls; a signal is passed on by a note (``LEAVE``); ``ProcessRestarts`` replaces
+    ended      results are returned, or the error is raised after the other hosts were told (``OtherHosts.end``)
+
+A child of the forkserver goes through :func:`enter`: it ties its life to the launcher's (``end_with``), shares the lock
+on the run's folder, opens the board, reports itself, and calls its role's entry.
+
+What always holds: a process joins ``members`` as soon as it exists, and all ``members`` are killed on every way out, so
+no process outlives ``launch``. The forkserver never becomes the parent of reading processes. Nothing but this process
+and its children can write to the board.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +47,7 @@ from trainer.launch.meeting_place import Place, open_store
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver, why_ended
 from trainer.launch.process import Child, resolve
-from trainer.launch.process_reports import ProcessReports, tell
+from trainer.launch.process_reports import ProcessReports, report_start
 from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.silent_workers import SilentWorkers
@@ -58,34 +74,35 @@ def launch(
     verbosity: str = "normal",
     grace: Grace | None = None,
     hang_s: float | None = None,
-    noted: ProcessReports | None = None,
+    reports: ProcessReports | None = None,
     deaths: Deaths | None = None,
     restarts: bool = False,
 ) -> HostResults:
-    """Start this host's processes of the plan, from a forkserver unless another engine is given, and watch them to
-    their end.
+    """Start this host's processes of the plan, and watch them to their end. All processes have ended afterwards.
 
     Args:
-        roles: what to start here. payload: picklable, handed to every entry.
-        log_dir: where ``workerlog.N`` and ``serverlog.N`` go; what is shown of them is ``verbosity``'s matter.
-        meeting: where the processes meet. engine: starts each process; None: a forkserver does.
-        verbosity: whose output is also shown on the screen: ``quiet`` nobody's, ``normal`` worker 0's, ``workers`` that
-            and of the others the lines of their own values, ``debug`` everybody's.
-        grace: SIGTERM and SIGUSR1 ask the workers to save and end, if they have something to save; None: they end all
-        at once. hang_s: longest time in which no worker shows a sign of life; None: for ever. noted: takes down now and
-        then, and once more at the end, what the processes have told. deaths: counts those of the run, and allows single
-        processes to be started again; None: none is. restarts: all processes can be started again together, where they
-        are on one host: those that others miss count as dead.
+        roles: the processes to start here.
+        payload: handed to every entry; picklable.
+        log_dir: folder of ``workerlog.N`` and ``serverlog.N``.
+        meeting: where the processes of all hosts meet.
+        engine: starts each process; None: a forkserver.
+        verbosity: whose output is shown on the screen. ``quiet``: nobody's; ``normal``: worker 0's; ``workers``: also
+            the lines of other workers' own values; ``debug``: everybody's.
+        grace: with it, SIGTERM and SIGUSR1 ask the workers to save and end; None: these signals end all processes.
+        hang_s: longest time without a sign of life of any worker; None: no limit.
+        reports: collects the processes' reports into plan.json.
+        deaths: counts the deaths of the run, and allows single processes to be restarted; None: none is restarted.
+        restarts: all processes can be restarted together; then processes that others have missed count as dead.
 
     Raises:
-        RunFailed: a process died that the others cannot do without; the message names it, its own error and its log.
-        AskedToLeave: SIGTERM or SIGUSR1 came here or on another host, and there was nothing new to save. Interrupted:
-        SIGINT or SIGTERM came, and nothing can be saved or it took too long. Whatever comes, all processes end.
+        RunFailed: a process died that the others cannot do without; the message names it, its error and its log.
+        AskedToLeave: SIGTERM or SIGUSR1 came here or on another host, and there was nothing new to save.
+        Interrupted: SIGINT or SIGTERM came, and nothing could be saved, or saving took too long.
     """
     _place_sockets()
     scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()
     members, shown = list[StartedProcess](), list[LogEcho]()
-    here: list[Any] = []  # the stores: the frames of an error would keep them open
+    here: list[Any] = []  # the board and its store; in a list, because the frames of an error would keep them open
     try:
         (engine := engine or Forked()).prepare(scratch)
         begin = partial(_begin, engine, here)
@@ -95,11 +112,11 @@ def launch(
                 for role in roles:
                     _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
                 shown += _shown(members, verbosity, kept)
-                singly = deaths if engine.again else None
-                returned = ProcessRestarts(singly, starts, begin, members, noted)
+                singly = deaths if engine.can_restart else None
+                restarter = ProcessRestarts(singly, starts, begin, members, reports)
                 with _asked_to_leave(grace, here) as request:
                     others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
-                    results = _watched(members, here, others, scratch, hang_s, returned, disk, restarts)
+                    results = _watched(members, here, others, scratch, hang_s, restarter, disk, restarts)
                     return replace(results, asked=request.name) if request else results
             except KeyboardInterrupt:
                 raise Interrupted(BY_CTRL_C) from None
@@ -114,22 +131,22 @@ def launch(
 
 @contextmanager
 def _asked_to_leave(grace: Grace | None, here: Sequence[Any]) -> Iterator[StopRequest | None]:
-    """The first SIGTERM or SIGUSR1 is passed on to the workers.
+    """Context manager: the first SIGTERM or SIGUSR1 asks the workers to save and leave; yields the request.
 
     Raises:
-        Interrupted: a process has died after it.
+        Interrupted: a process has died after the request.
     """
     if grace is None:
         yield None
         return
 
-    def tell(name: str) -> None:
-        with suppress(NoNote):  # the launcher looks there as well, and says that host 0 is gone
+    def ask_workers(name: str) -> None:
+        with suppress(NoNote):  # the launcher polls the board as well, and reports that host 0 is gone
             for board in here[:1]:
                 board.clone().set(LEAVE, "")
-            say_leaving(name, grace.seconds)  # when it is true: the workers are asked
+            say_leaving(name, grace.seconds)
 
-    with requests(grace.begun, grace.seconds, tell) as request:
+    with requests(grace.begun, grace.seconds, ask_workers) as request:
         try:
             yield request
         except Died as death:
@@ -148,11 +165,13 @@ def _watched(
     others: OtherHosts,
     scratch: Path,
     hang_s: float | None,
-    returns: ProcessRestarts,
+    restarter: ProcessRestarts,
     disk: FullDisk,
     restarts: bool,
 ) -> HostResults:
-    """The members' results, when all are done on all hosts. If they end otherwise, the other hosts are told.
+    """Watch the members until all are done on all hosts; returns their results.
+
+    An error is announced to the other hosts before it is raised.
 
     Raises:
         RunFailed: as ``launch``; or host 0 cannot be reached.
@@ -162,18 +181,18 @@ def _watched(
     def poll() -> Mapping[int, str]:
         hang.poll()
         disk.poll()
-        if returns.noted is not None:
-            returns.noted.poll(here[0])
+        if restarter.reports is not None:
+            restarter.reports.poll(here[0])
         return others.poll()
 
-    supervisor = Supervisor(members, here, multiprocessing.connection.wait, poll=poll, again=returns.again)
-    elsewhere = _elsewhere(members, here, others.meeting)
+    supervisor = Supervisor(members, here, multiprocessing.connection.wait, poll=poll, restart=restarter.restart)
+    elsewhere = _silent_workers(members, here, others.meeting)
     hang = Hang(supervisor.at_work, pulses, hang_s, elsewhere=elsewhere, unneeded=supervisor.unneeded)
     try:
         with hang.found_by_others(supervisor.running, restarts and others.meeting.hosts == 1):
             results = supervisor.watch()
-        if returns.noted is not None:
-            returns.noted.poll(here[0], now=True)
+        if restarter.reports is not None:
+            restarter.reports.poll(here[0], now=True)
         others.leave(results.of)
         return results
     except FolderLost as error:
@@ -185,17 +204,16 @@ def _watched(
             error.done = {name: pulse.read(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
         why = str(error) or BY_CTRL_C
-        asked = isinstance(error, AskedToLeave)  # all hosts, as where there is something to save
-        if supervisor.ends_all or asked or others.meeting.serves:  # without host 0 nobody goes on
+        asked = isinstance(error, AskedToLeave)  # then all hosts leave, also those with nothing to save
+        if supervisor.ends_all or asked or others.meeting.serves:  # no host can go on without host 0
             others.end(why, asked)
         else:
             others.lose([f"{m.role.name}/{m.rank}" for m in members if not m.handle.well], "its host has ended")
         raise
 
 
-def _elsewhere(members: Sequence[StartedProcess], here: Sequence[Any], meeting: Meeting) -> SilentWorkers | None:
-    """What launchers of several hosts tell each other of workers that do nothing; None: this host has none, or is the
-    only one."""
+def _silent_workers(members: Sequence[StartedProcess], here: Sequence[Any], meeting: Meeting) -> SilentWorkers | None:
+    """The launchers' notes about silent workers; None: there is one host, or this host has no worker."""
     workers = [m for m in members if m.role.name == "worker"]
     if meeting.hosts == 1 or not workers:
         return None
@@ -206,8 +224,11 @@ def _elsewhere(members: Sequence[StartedProcess], here: Sequence[Any], meeting: 
 
 
 def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path, int]) -> list[LogEcho]:
-    """Who is seen on the screen, but for what logs have from before; where it is more than the first worker, all say
-    who they are."""
+    """Show logs on the screen, from this launch on; with more than worker 0's, each line names its process.
+
+    Args:
+        kept: the bytes that a log has from before.
+    """
     if verbosity == "quiet":
         return []
     if verbosity == "debug":
@@ -217,7 +238,7 @@ def _shown(members: Sequence[StartedProcess], verbosity: str, kept: Mapping[Path
 
 
 def _place_sockets() -> None:
-    """multiprocessing makes its folder of sockets (0700, until this process ends) in a path that is short enough."""
+    """Have multiprocessing make its folder of sockets now, in a folder whose path is short enough for sockets."""
     before, tempfile.tempdir = tempfile.tempdir, private.temporary_root()
     try:
         multiprocessing.util.get_temp_dir()
@@ -226,7 +247,7 @@ def _place_sockets() -> None:
 
 
 def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
-    """Where this run's processes meet; ``here`` gets this process's own board, and the store that it lies in."""
+    """Make the run's meeting place; ``here`` gets this process's board, and between hosts the store behind it."""
     if meeting.hosts == 1:
         place = Place(secrets.token_bytes(32), folder=str(scratch))
         place.make()
@@ -253,10 +274,10 @@ def _start(
     kept: dict[Path, int],
     starts: dict[str, Start],
 ) -> None:
-    """Start the role's processes here; each joins the members at once, so that it is ended whatever comes next.
+    """Start the role's processes of this host; each joins ``members`` at once, so that it is ended in any case.
 
     Args:
-        kept: gets the bytes that each log has from the run's lives before. starts: what each process was told, by name.
+        kept: gets the bytes that each log has from earlier lives. starts: gets each process's :class:`Start`, by name.
     """
     base = {
         "MASTER_ADDR": meeting.host,
@@ -305,7 +326,7 @@ class Forked:
         preload: modules that the forkserver imports once for all processes.
     """
 
-    again = True
+    can_restart = True
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         self.preload = preload
@@ -338,7 +359,7 @@ def enter(start: Start) -> Any:
     for number in NUMBERS:  # of a scheduler, to the whole process group: workers save, and need the servers for that
         signal.signal(number, signal.SIG_DFL if role.name == "worker" else signal.SIG_IGN)
     board, store = start.place.open()
-    tell(board, role.name, start.rank, start.host, start.life)
+    report_start(board, role.name, start.rank, start.host, start.life)
     seat = Seat(
         role.name,
         start.rank,

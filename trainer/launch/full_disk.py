@@ -1,4 +1,4 @@
-"""Tells on the screen that the disk of a run is full: its processes' logs, from which the screen comes, cannot."""
+"""Reports a full disk on the screen: logs, which the screen shows, cannot take that line."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LOOK_S = 2.0
+POLL_S = 2.0
 
 
 class FullDisk:
-    """Looks now and then whether the disk of a run's folder takes more.
+    """Polls whether the disk of a run's folder is full.
 
     Args:
-        run_dir: the run's folder. say: shows a text to the user. clock: seconds that only go forward.
+        run_dir: the run's folder. say: shows a text to the user. clock: monotonic seconds.
     """
 
     def __init__(self, run_dir: Path, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.run_dir, self.say, self.clock = run_dir, say, clock
-        self.looked = clock()
+        self.polled = clock()
         self.full = ""
 
     def poll(self) -> None:
-        """Look, and tell what has changed."""
-        if self.clock() - self.looked < LOOK_S:
+        """Check the disk, and report a change."""
+        if self.clock() - self.polled < POLL_S:
             return
-        self.looked = self.clock()
+        self.polled = self.clock()
         before, self.full = self.full, _why_full(self.run_dir)
         if self.full and not before:
             self.say(
@@ -40,9 +40,9 @@ class FullDisk:
 def _why_full(folder: Path) -> str:
     try:
         disk = os.statvfs(folder)
-    except OSError:  # a folder that is gone is told by whoever needs it
+    except OSError:  # the processes that need the folder report its loss
         return ""
     if disk.f_flag & os.ST_RDONLY:
         return "is read-only"
-    free = disk.f_bavail if os.geteuid() else disk.f_bfree  # root may use what is reserved
+    free = disk.f_bavail if os.geteuid() else disk.f_bfree  # root may use the reserved blocks
     return "is full" if disk.f_blocks and not free else ""

@@ -1,5 +1,7 @@
-"""Finds processes that hang, whether no worker makes progress any more or others miss them, and names them and where
-they are."""
+"""Finds hanging processes, and names them with their Python stacks.
+
+A process hangs if no worker makes progress any more, or if others have missed it.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from pathlib import Path
 
 from trainer.errors import Died, Missing, first_line
 from trainer.host import pulse
-from trainer.host.patience import LONGEST_LOOK_S
+from trainer.host.patience import LONGEST_POLL_S
 from trainer.host.pulse import Beat
 from trainer.launch.silent_workers import Silent, SilentWorkers
 from trainer.launch.started_process import StartedProcess
 from trainer.wording import counted
 
-LOOK_S = 0.5
+POLL_S = 0.5
 DUMP_S = 5.0
-"""Longest wait for the stacks of a process; one that is stopped writes none."""
+"""Longest wait for the stack of a process; a stopped process writes none."""
 FRAMES = 8
 
 
@@ -27,11 +29,11 @@ class Hang:
     """Watches the workers' pulses for the launcher, and raises when no worker makes progress.
 
     Args:
-        at_work: returns the processes that are to make progress now.
-        pulses: their files, by name.
-        limit_s: longest time without a sign of life of any of them, once there was one; None: not looked at.
-        elsewhere: what launchers of other hosts tell of their workers; None: there is one host.
-        unneeded: returns whether all others have done their work, and the run does not need that of these.
+        at_work: returns the processes that should make progress now.
+        pulses: pulse files of the processes, by name.
+        limit_s: longest time without a sign of life of any of them, after the first one; None: no limit.
+        elsewhere: the launchers' notes about silent workers; None: there is one host.
+        unneeded: returns whether all other workers have finished, so that the run does not need these.
     """
 
     def __init__(
@@ -45,26 +47,27 @@ class Hang:
     ) -> None:
         self.at_work, self.pulses, self.limit_s, self.clock = at_work, pulses, limit_s, clock
         self.elsewhere, self.unneeded = elsewhere, unneeded
-        self.looked, self.silent, self.begun = clock(), 0.0, False
+        self.polled, self.silent, self.begun = clock(), 0.0, False
         self.seen: dict[str, Beat] = {}
         self.found: dict[int, Silent] = {}
-        """What was told of the workers here, while they are silent."""
+        """What this host has reported about its workers, while they are silent."""
 
     def poll(self) -> None:
-        """Check the pulses; call it again and again.
+        """Check the pulses. Call it often.
 
         Raises:
-            Died: nothing has happened for too long.
+            Died: no worker has made progress for too long.
         """
         now = self.clock()
-        if self.limit_s is None or now - self.looked < min(LOOK_S, self.limit_s / 4):
+        if self.limit_s is None or now - self.polled < min(POLL_S, self.limit_s / 4):
             return
-        passed, self.looked = now - self.looked, now
+        passed, self.polled = now - self.polled, now
         members = self.at_work()
         beats = {str(member): pulse.read(self.pulses[str(member)]) for member in members}
-        self.begun = self.begun or any(beat.total for beat in beats.values()) or self._others_wait()
+        others_wait = self.elsewhere is not None and self.elsewhere.anybody()
+        self.begun = self.begun or others_wait or any(beat.total for beat in beats.values())
         idle = self.begun and bool(beats) and beats == self.seen
-        self.silent = self.silent + min(passed, LONGEST_LOOK_S) if idle else 0.0
+        self.silent = self.silent + min(passed, LONGEST_POLL_S) if idle else 0.0
         self.seen = beats
         if self.silent > self.limit_s:
             self._silent(members, beats)
@@ -72,14 +75,11 @@ class Hang:
             self.found = {}
             self.elsewhere.withdraw() if members else self.elsewhere.tell({})
 
-    def _others_wait(self) -> bool:
-        return self.elsewhere is not None and self.elsewhere.anybody()
-
     def _silent(self, members: Sequence[StartedProcess], beats: Mapping[str, Beat]) -> None:
-        """The workers here have done nothing for too long.
+        """Report this host's workers as silent.
 
         Raises:
-            Died: so have all, or others work that can do without them.
+            Died: all workers of the run are silent, or the others can go on without these.
         """
         assert self.limit_s is not None
         if self.elsewhere is None and self.unneeded(members):
@@ -107,15 +107,16 @@ class Hang:
 
     @contextmanager
     def found_by_others(self, running: Sequence[StartedProcess], restarts: bool) -> Iterator[None]:
-        """Context manager: processes that others have missed, and that run, count as dead; else the error of who missed
-        them stays. (Of some that are missed, others may have been lost before.)
+        """Context manager: running processes that others have missed (:class:`Missing`) count as dead.
+
+        If one of the missed processes does not run here, the error of the process that missed it is raised as it is.
 
         Args:
-            running: the processes that have not ended, when the others have missed some.
-            restarts: all processes can be restarted.
+            running: the processes that have not ended.
+            restarts: all processes can be restarted together.
 
         Raises:
-            Died: others have missed them.
+            Died: others have missed running processes.
         """
         try:
             yield
@@ -130,7 +131,7 @@ class Hang:
 
 
 def _silent_ones(members: Sequence[StartedProcess], beats: Mapping[str, Beat], host: str = "") -> dict[str, Silent]:
-    """What is known of processes that do nothing, by name; their stacks are in their logs then."""
+    """Collect pulse and stack of silent processes, by name. Each writes its stack into its log."""
     stacks = _stacks_of(members)
     return {name: Silent(beats[name].update, beats[name].since, stacks.get(name), host) for name in map(str, members)}
 
@@ -139,9 +140,9 @@ def _death(silent: Mapping[str, Silent], suspects: Sequence[str], behind: Sequen
     """The death of processes that hang, with the innermost calls of each.
 
     Args:
-        suspects: those of the silent ones that hang if they are stopped; behind: those that hang if none is.
-        why: how it was noticed.
-        logs: the folder of this host's logs.
+        suspects: those that count as hanging if they are stopped (they wrote no stack).
+        behind: those that count as hanging if no suspect is stopped.
+        why: how the hang was noticed. logs: folder of this host's logs.
     """
     stopped = [name for name in suspects if silent[name].stack == []]
     behind = stopped or behind
@@ -170,7 +171,7 @@ def _stacks_of(members: Sequence[StartedProcess]) -> dict[str, list[str]]:
 
 
 def _frames(log: Path, since: int) -> list[str]:
-    """The innermost calls of the thread that a signal came to."""
+    """The innermost calls of the thread that got the signal."""
     with log.open("rb") as file:
         file.seek(since)
         lines = file.read().decode(errors="replace").splitlines()

@@ -31,9 +31,9 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     Raises:
         RunFailed: the training broke; with its traceback.
     """
-    plan, run_dir = assignment.plan, Path(assignment.plan.run_dir)
+    plan, run_dir = assignment.plan, Path(assignment.plan.paths.run_dir)
     board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
-    seat = Seat("worker", 0, 1, 0, 1, plan.processes[0].device, board, group_store=dist.HashStore())
+    seat = Seat("worker", 0, 1, 0, 1, plan.topology.processes[0].device, board, group_store=dist.HashStore())
     quiet = assignment.config.verbosity == "quiet"
     with (
         _kept_log(run_dir / "workerlog.0", assignment.goes_on) as log,
@@ -41,10 +41,10 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
         interpreter.at_work(),
         alone(),
     ):
-        process = replace(plan.processes[0], endpoint=LOOPBACK, pid=os.getpid())
-        leave_plan(replace(plan, processes=[process], environment={"worker": environment()}))
+        process = replace(plan.topology.processes[0], endpoint=LOOPBACK, pid=os.getpid())
+        leave_plan(plan.changed(topology={"processes": [process], "environment": {"worker": environment()}}))
         try:
-            outcome: dict[str, Any] = locate(plan.entries["worker"])(seat, assignment)
+            outcome: dict[str, Any] = locate(plan.strategy.entries["worker"])(seat, assignment)
             return outcome
         except (RunFailed, UserError, Interrupted):
             raise

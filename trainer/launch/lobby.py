@@ -1,8 +1,20 @@
 """The lobby where hosts of a run come and go (launch.nnodes=MIN:MAX): notes in host 0's store, for the whole run.
 
-Each life of the run has a meeting of its own, with a store of its own (:mod:`trainer.launch.rendezvous`): nothing that
-a process of the life before does late can reach the next one. The lobby tells who is there, who comes, and how a life
-ended for each.
+States of another host's command, by its notes; :class:`Guest` writes them, :class:`Lobby` on host 0 reads them:
+
+    waiting    it has entered (``here/ID``, ``newest/NUMBER``) and beats (``beat/ID``); no life has its id yet
+    in a life  host 0 has announced a life with its id (``life``); its processes run
+    ended      its part of the life has ended, and it has written how: ``preempted``, ``died`` or ``failed``
+    lost       host 0 has seen no beat for ``LOST_S``, or a newer command has its number
+    gone       it has left the run (it says so), or host 0 has ended the run (``over``)
+
+A life begins with :meth:`Lobby.gather` and :meth:`Lobby.begin`, and ends with :meth:`Lobby.settle`. Host 0 ends it
+early if a host is lost, and asks for a checkpoint (``LEAVE`` on the life's board) if a host waits.
+
+What always holds: each note has one writer, so nothing that was written while host 0 was stopped replaces a newer note.
+Of several commands with one number only the newest counts. Each life has a store of its own
+(:mod:`trainer.launch.rendezvous`): a process of an earlier life cannot reach the next one. Only time in which host 0
+itself ran counts as silence.
 """
 
 from __future__ import annotations
@@ -21,39 +33,39 @@ from typing import Any
 from trainer.errors import Died, RunFailed, UserError
 from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote, OwnBoard, SealedBoard
-from trainer.host.patience import LONGEST_LOOK_S, Patience
+from trainer.host.patience import LONGEST_POLL_S, Patience
 from trainer.host.signals import LEAVE
 from trainer.launch.rendezvous import differing
 from trainer.planning.run_secret import VARIABLE
 from trainer.wording import counted
 
 BEAT_S = 1.0
-"""Between two signs of life of a host."""
+"""Time between two beats of a host."""
 LOST_S = 15.0
-"""A host without one for so long is lost, as with torchrun."""
-LOOK_S = 0.2
+"""A host without a beat for so long is lost, as with torchrun."""
+POLL_S = 0.2
 LEAVE_S = 5.0
-"""Longest wait of another host for host 0 to take its goodbye: it may be stopped, or cut off."""
+"""Longest wait of a leaving host for host 0, which may be stopped or cut off, to take its last note."""
 GOODBYE_S = 10.0
-"""Longest wait of host 0, at the end of the run, for the others to read how it ended."""
+"""Longest wait of host 0, at the end of the run, for the others to read how the run ended."""
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
 HERE, BEAT, LIFE, OVER, MARK, TERMS = "here/{}", "beat/{}", "life", "over", "mark", "terms"
-"""What a host tells of itself and its signs of life lie under the id of its command: each note has one writer, and what
-is under way while host 0 is stopped replaces nothing newer."""
+"""Keys of notes. Those of a host carry the id of its command, so that each note has one writer."""
 NEWEST = "newest/{}"
-"""The id of the newest command that came under a host's number: older ones, which were stopped, are not heard."""
+"""Key of the id of the newest command with a host's number; notes of older commands are not read."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a host writes about itself into the lobby.
+    """The note of a host about itself.
 
     Attributes:
-        id: of this start of its command, a random text; gone: it is no more part of the run. ended: the life that last
-        ended for it; how: ``preempted``, ``died`` (a process has) or ``failed``; asked: the signal that
-            had this host leave.
-        why, who, update, done: as of :class:`trainer.errors.Died`.
+        id: random text of this start of its command.
+        gone: it has left the run.
+        ended: number of the last life that ended for it. how: ``preempted``, ``died`` (a process of it) or ``failed``.
+        asked: the signal that asked this host to leave.
+        why, who, update, done: see :class:`trainer.errors.Died`.
     """
 
     id: str
@@ -69,9 +81,12 @@ class Host:
 
 @dataclass(frozen=True)
 class Life:
-    """What host 0 writes into the lobby about a life of the run.
-    Its number, from 1; its hosts and the ids of their commands; the port of its meeting; the checkpoint from which
-    it resumes (relative to the run's folder if it is there), or ''."""
+    """Host 0's note about a life of the run.
+
+    Attributes:
+        number: from 1. hosts, ids: numbers of its hosts, and the ids of their commands.
+        port: of its rendezvous. resume: its checkpoint, relative to the run's folder if it lies there; '' without one.
+    """
 
     number: int
     hosts: tuple[int, ...]
@@ -84,7 +99,7 @@ class RunOver(Exception):
     """Raised on a host when host 0 has ended the run.
 
     Args:
-        how: ``done``, ``preempted`` or ``failed``; why: in words.
+        how: ``done``, ``preempted`` or ``failed``. why: the reason, a sentence.
     """
 
     def __init__(self, how: str, why: str) -> None:
@@ -93,16 +108,16 @@ class RunOver(Exception):
 
 
 class Lobby:
-    """Host 0's side of the lobby: gathers the hosts of each life, and notices those that are lost or wait.
+    """Host 0's side of the lobby: gathers the hosts of each life, and notices lost and waiting hosts.
 
     Args:
-        board: in its store; most: hosts are numbered below this.
-        clock, sleep: seconds that only go forward, and a wait for some.
+        board: in host 0's store. most: hosts are numbered below this.
+        clock, sleep: monotonic seconds, and a wait of some seconds.
 
     Attributes:
-        life: the present one, or the last; number 0: there was none.
-        resized: hosts were let in, for which it ends.
-        how: the run ends, unless it fails.
+        life: the current or the last life; number 0: there was none.
+        resized: the current life ends, because a waiting host is to be admitted.
+        how: how the run ends, unless it fails.
     """
 
     def __init__(
@@ -122,8 +137,8 @@ class Lobby:
         self._looked = clock()
 
     def poll(self) -> None:
-        """Read what the hosts have written, and note how long each has been silent."""
-        passed, self._looked = min(self.clock() - self._looked, LONGEST_LOOK_S), self.clock()
+        """Read the hosts' notes, and add up how long each host has been silent."""
+        passed, self._looked = min(self.clock() - self._looked, LONGEST_POLL_S), self.clock()
         for number in range(1, self.most):
             if not self.board.check([NEWEST.format(number)]):
                 continue
@@ -134,11 +149,11 @@ class Lobby:
             self.hosts[number], self.beats[number] = host, beat
 
     def is_there(self, number: int) -> bool:
-        """Whether a host shows signs of life."""
+        """Whether a host beats, and has not left."""
         return number in self.hosts and not self.hosts[number].gone and self.silent[number] <= LOST_S
 
     def lost(self) -> list[int]:
-        """The hosts of this life that are lost before it ended for them: silent, gone, or restarted."""
+        """The hosts of this life that were lost before the life ended for them: silent, gone, or restarted."""
         return [
             n
             for n, part in self.parts().items()
@@ -146,7 +161,7 @@ class Lobby:
         ]
 
     def parts(self) -> dict[int, Host]:
-        """What the commands of this life have told, by the numbers of their hosts, even where newer ones have come."""
+        """The notes of this life's commands, by host number, also where a newer command has that number."""
         newest = [(n, id, self.hosts[n]) for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n]
         return {n: host if host.id == id else self._host_of(id) for n, id, host in newest}
 
@@ -154,20 +169,14 @@ class Lobby:
         return Host(**json_text.loads(self.board.get(HERE.format(id))))
 
     def waiting(self) -> list[int]:
-        """The hosts that are present and not part of the current life."""
+        """The present hosts that are not in the current life, or for which it has ended."""
         ids = dict(zip(self.life.hosts, self.life.ids, strict=True))
-        over = self.life.number
-        return [
-            n
-            for n in self.hosts
-            if self.is_there(n)
-            and (self.hosts[n].id != ids.get(n) or self.hosts[n].ended == over)
-            and not self.hosts[n].asked
-        ]
+        present = {n: host for n, host in self.hosts.items() if self.is_there(n) and not host.asked}
+        return [n for n, host in present.items() if host.id != ids.get(n) or host.ended == self.life.number]
 
-    def _come(self) -> list[int]:
-        """The hosts that wait while this life goes on: they are new, or their part of it has failed. One that has done
-        its part is on its way out, or waits for the others to have done theirs."""
+    def _to_admit(self) -> list[int]:
+        """The hosts that wait for admission: new ones, and those whose part of this life has failed. A host that has
+        finished its part only waits for the others to finish."""
         return sorted(
             n
             for n in self.waiting()
@@ -178,10 +187,10 @@ class Lobby:
         """Wait for the hosts of the next life; returns their numbers.
 
         Args:
-            timeout_s: longest wait for ``least`` of them; more_s: for more, up to the greatest number.
+            timeout_s: longest wait for ``least`` hosts. more_s: further wait for more hosts, up to the greatest number.
 
         Raises:
-            RunFailed: there were too few in time.
+            RunFailed: too few hosts came in time.
         """
         patience, enough = Patience(timeout_s, self.clock), None
         while True:
@@ -197,7 +206,7 @@ class Lobby:
                     f"{there}, and launch.nnodes={least}:{self.most} needs {least}: no more came within "
                     f"{timeout_s:g} s (launch.timeout_s)"
                 )
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
 
     def begin(self, hosts: Sequence[int], port: int, resume: str) -> Life:
         """Begin the next life with these hosts, and announce it to them."""
@@ -207,7 +216,7 @@ class Lobby:
         return self.life
 
     def watch(self, run: Board | None) -> None:
-        """Look after the hosts during a life: raise if one is lost; ask for a checkpoint if one waits to be let in.
+        """Check the hosts during a life: raise if one is lost; ask for a checkpoint if one waits for admission.
 
         Args:
             run: the board of this life; None: its hosts have not met yet.
@@ -221,7 +230,7 @@ class Lobby:
             if all(self.parts()[number].gone for number in lost):
                 raise RunFailed(f"{' and '.join(f'host {n}' for n in lost)} left")
             raise self.death_of(lost)
-        if run is not None and (come := self._come()) and not self.resized:
+        if run is not None and (come := self._to_admit()) and not self.resized:
             self.resized = True
             who = " and ".join(f"host {n}" for n in come)
             run.set(LEAVE, "")
@@ -229,22 +238,25 @@ class Lobby:
 
     def death_of(self, hosts: Sequence[int]) -> Died:
         """The error for a life that has lost hosts.
-        It differs in each life, so that a host lost twice does not count as one process that dies at the same
-        update."""
+
+        It names the life, so that a host lost in two lives does not count as a process that dies twice at one update.
+        """
         names = " and ".join(f"host {n}" for n in hosts)
         return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", f"{names} in life {self.life.number}")
 
     def settle(self, timeout_s: float) -> list[Host]:
-        """Wait until this life has ended for its hosts or they are lost; returns what the present ones wrote.
-        A host that has died is silent until it counts as lost: so long is waited at least."""
-        patience = Patience(max(timeout_s, LOST_S + LONGEST_LOOK_S), self.clock)
+        """Wait until each host has ended this life or is lost; returns the notes of the hosts that have ended it.
+
+        The wait lasts at least ``LOST_S``, after which a dead host counts as lost.
+        """
+        patience = Patience(max(timeout_s, LOST_S + LONGEST_POLL_S), self.clock)
         while True:
             self.poll()
             lost, parts = self.lost(), self.parts()
             late = [n for n, part in parts.items() if n not in lost and part.ended != self.life.number]
             if patience.left() <= 0.0 or not late:
                 return [part for n, part in parts.items() if n not in [*lost, *late]]
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
 
     def end(self, how: str, why: str) -> None:
         """Announce how the run ended, and wait until all hosts have read it."""
@@ -254,14 +266,14 @@ class Lobby:
             self.poll()
             if not any(self.is_there(number) for number in self.hosts):
                 return
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
 
 
 class Guest:
     """The lobby's side of every host but host 0.
 
     Args:
-        board: in host 0's store; number: this host's; where: host 0's address, for messages.
+        board: in host 0's store. number: this host's. where: host 0's address, for messages.
     """
 
     def __init__(
@@ -272,16 +284,17 @@ class Guest:
         self._over = threading.Event()
         self._beats: threading.Thread | None = None
         self.replaced = False
+        self._twice = f"there is another host {number} already: every host needs a launch.node_rank of its own"
 
     def come(self, run_dir: Path, terms: Mapping[str, Any]) -> None:
-        """Enter the lobby, and send signs of life from now on.
+        """Enter the lobby, and beat from now on.
 
         Args:
-            terms: of this host's command.
+            terms: what must be the same on all hosts (:mod:`trainer.launch.terms`).
 
         Raises:
             UserError: the run's folder is not the one that host 0 sees.
-            RunFailed: there is such a host already, host 0 has another secret or other terms, or is gone.
+            RunFailed: another host has this number, host 0 has another secret or other terms, or host 0 is gone.
         """
         with self._reaching():
             self._check_folder(run_dir)
@@ -290,7 +303,7 @@ class Guest:
             self._check_alone()
             self.tell()
             self.board.set(BEAT.format(self.host.id), "0")
-            if self._newest() != before:  # this host may have been stopped since it looked
+            if self._newest() != before:  # this process may have been stopped since the check
                 raise RunFailed(self._twice)
             self.board.set(NEWEST.format(self.number), self.host.id)
             beats = self.board.clone()
@@ -306,19 +319,15 @@ class Guest:
         self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
         self._beats.start()
 
-    @property
-    def _twice(self) -> str:
-        return f"there is another host {self.number} already: every host needs a launch.node_rank of its own"
-
     def _newest(self) -> str:
-        """The id of the newest command that came under this host's number; empty: none has."""
+        """The id of the newest command with this host's number; empty: there is none."""
         key = NEWEST.format(self.number)
         return self.board.get(key).decode() if self.board.check([key]) else ""
 
     def _check_alone(self) -> None:
-        """Nobody else comes under this host's number."""
+        """Refuse to enter while another command with this number beats."""
         first = None
-        for _ in range(round(3 * BEAT_S / LOOK_S)):
+        for _ in range(round(3 * BEAT_S / POLL_S)):
             id = self._newest()
             if not id or Host(**json_text.loads(self.board.get(HERE.format(id)))).gone:
                 return
@@ -326,10 +335,10 @@ class Guest:
             if first not in (None, beat):
                 raise RunFailed(self._twice)
             first = beat
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
 
     def _check_terms(self, own: Mapping[str, Any]) -> None:
-        """A host that was started with another command is refused, and the others go on."""
+        """Refuse a host that was started with another command than host 0; the others go on."""
         theirs, own = json_text.loads(self.board.get(TERMS)), json_text.loads(json.dumps(own, default=str))
         if key := differing(theirs, own):
             raise RunFailed(
@@ -344,7 +353,7 @@ class Guest:
                     f"host 0 knows another secret than this host. Give all hosts the same secret "
                     f"(launch.secret_file, or {VARIABLE})"
                 )
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
         mark = run_dir / self.board.get(MARK).decode()
         patience = Patience(MARK_S, time.monotonic)
         while not (mark.is_file() or self.board.check([OVER])):
@@ -354,14 +363,14 @@ class Guest:
                     "with its checkpoints"
                 )
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
 
     def note(self, **what: object) -> None:
-        """Note facts about this host, which are told with whatever is told next."""
+        """Change facts of this host's note, which is written with the next :meth:`tell`."""
         self.host = replace(self.host, **what)  # type: ignore[arg-type]
 
     def tell(self, **what: object) -> None:
-        """Write facts about this host into the lobby, for host 0.
+        """Write this host's note, with changed facts, for host 0.
 
         Raises:
             RunFailed: host 0 is gone.
@@ -374,15 +383,15 @@ class Guest:
         """Wait for a life after number ``after`` in which this host takes part.
 
         Raises:
-            RunOver: there will be none.
-            RunFailed: host 0 is gone, or another host has come in this one's place.
+            RunOver: host 0 has ended the run.
+            RunFailed: host 0 is gone, or another host has taken this one's place.
         """
         while True:
             with self._reaching():
                 life = self._newest_life()
             if life is not None and life.number > after and self.host.id in life.ids:
                 return life
-            self.sleep(LOOK_S)
+            self.sleep(POLL_S)
 
     def _newest_life(self) -> Life | None:
         self._look_for_another(self.board)
@@ -405,7 +414,7 @@ class Guest:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """While host 0's store is asked: it may be gone, and the run with it."""
+        """Context manager: a store that is gone becomes a RunFailed: host 0 is gone, and the run with it."""
         try:
             yield
         except NoNote as error:
@@ -414,7 +423,7 @@ class Guest:
             ) from error
 
     def leave(self) -> None:
-        """Tell host 0, if it still listens, that this host has left the run."""
+        """Write that this host has left the run, if host 0 still answers; stop the beats."""
         if self._beats is None:
             return
         self._over.set()

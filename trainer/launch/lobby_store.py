@@ -15,15 +15,14 @@ from trainer.launch.rendezvous import Meeting
 from trainer.planning.run_secret import secret_of_hosts
 
 PATIENCE_S = 3 * LOST_S
-"""Longest wait for an answer of host 0, where ``launch.timeout_s`` is not longer."""
+"""Longest wait for an answer of host 0, unless ``launch.timeout_s`` is longer."""
 
 
 @contextmanager
 def opened(launch: LaunchConfig) -> Iterator[SealedBoard]:
     """Context manager: connects this host's launcher to the lobby's store; yields it as a board.
 
-    Its notes carry a hash that only the user's secret gives; without a secret anybody who reaches the port can write
-    them.
+    Notes carry a hash keyed with the user's secret. Without a secret, anybody who reaches the port can write them.
 
     Raises:
         RunFailed: host 0 does not answer, or cannot listen.

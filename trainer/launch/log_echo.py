@@ -6,16 +6,16 @@ import sys
 import threading
 from pathlib import Path
 
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 
 
 class LogEcho:
     """Prints the lines of a log on the screen as they appear, from now until :meth:`end`.
 
     Args:
-        who: what each line begins with.
-        since: bytes of the log that are not shown.
-        only: lines that do not begin so are not shown.
+        who: prefix of each line.
+        since: bytes of the log that are skipped.
+        only: show only lines that begin with this.
     """
 
     def __init__(self, log: Path, who: str = "", since: int = 0, only: str = "") -> None:
@@ -35,11 +35,11 @@ class LogEcho:
 
     def _follow(self) -> None:
         try:
-            while not self.ended.wait(LOOK_EVERY_S):
+            while not self.ended.wait(POLL_S):
                 self._show()
             self._show()
             self._write(self.rest)
-        except (OSError, ValueError):  # nobody looks any more: the screen is closed
+        except (OSError, ValueError):  # the screen is closed
             return
 
     def _show(self) -> None:

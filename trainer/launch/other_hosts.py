@@ -1,4 +1,4 @@
-"""What the launchers of a run's hosts tell each other: why the run ends, who is lost, whose processes are done."""
+"""Notes between the launchers of a run's hosts: why the run ends, which processes are lost, which hosts are done."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from trainer.launch.rendezvous import Meeting
 from trainer.launch.started_process import Role
 
 ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
-LOOK_S = 0.5
-"""Between two looks at what others say."""
+POLL_S = 0.5
+"""Time between two readings of the other hosts' notes."""
 TELL_S = 1.5
-"""Time for a last word."""
+"""Longest wait for the last notes to be written."""
 HEARD_S = 3.0
-"""Longest wait of host 0, whose store all read, for the others to know that the run has ended, and why."""
+"""Longest wait of host 0, which keeps the store, for the others to read why the run has ended."""
 LEAVE_S = 60.0
-"""The last meeting of the workers is over when a host leaves: the others leave as soon as their processes have
-ended."""
+"""Longest wait of host 0 for the other hosts' last note. The workers' last meeting is over then."""
 
 
 class OtherHosts:
     """The link of one host's launcher to the launchers of the run's other hosts.
 
     Args:
-        board: of the run. In a list, because the frames of an error would keep it open.
+        board: the run's; in a list, because the frames of an error would keep the board open.
         roles: the processes of this host.
     """
 
@@ -57,13 +56,13 @@ class OtherHosts:
         self._lost_hosts: dict[int, int] = {}
 
     def poll(self) -> Mapping[int, str]:
-        """Return lost processes of other hosts without which the run goes on (rank -> why), each once; host 0 only.
+        """Return newly lost processes of other hosts that the run goes on without (rank -> reason); host 0 only.
 
         Raises:
             AskedToLeave: another host was asked to leave, and there was nothing new to save.
             RunFailed: another host has ended the run, or is lost.
         """
-        if self.clock() - self._looked < LOOK_S:
+        if self.clock() - self._looked < POLL_S:
             return {}
         self._looked = self.clock()
         board = self.board[0]
@@ -75,10 +74,8 @@ class OtherHosts:
                 self._say({KNOWS.format(self.meeting.number): ""})
                 raise AskedToLeave(message, elsewhere=True) if asked else RunFailed(message)
         self.meeting.watch(board)
-        return {rank: self._lose(who, rank) for who, rank in list(self._elsewhere.items()) if self._is_lost(who)}
-
-    def _is_lost(self, who: str) -> bool:
-        return self.board[0].check([f"fenced/{who}"])
+        lost = [(who, rank) for who, rank in self._elsewhere.items() if board.check([f"fenced/{who}"])]
+        return {rank: self._lose(who, rank) for who, rank in lost}
 
     def _lose(self, who: str, rank: int) -> str:
         del self._elsewhere[who]
@@ -91,8 +88,8 @@ class OtherHosts:
         return f"{where} is lost: {why}"
 
     def end(self, why: str, asked: bool = False) -> None:
-        """Tell the other hosts that the run ends and why, unless one of them has told it first. Host 0 waits until they
-        know.
+        """Announce to the other hosts that the run ends and why, unless another host has done so. Host 0 waits until
+        the others have read it.
 
         Args:
             asked: this host was asked to leave, and there was nothing new to save: the run can go on later.
@@ -104,7 +101,7 @@ class OtherHosts:
         patience = Patience(HEARD_S, self.clock)
         with suppress(NoNote):
             while self.meeting.serves and not self._all_know() and patience.left() > 0.0:
-                time.sleep(LOOK_S / 5)
+                time.sleep(POLL_S / 5)
 
     def _tell(self, why: str, asked: bool) -> None:
         first_line = why.strip().splitlines()[0]
@@ -112,22 +109,22 @@ class OtherHosts:
         self._say({**notes, ENDED: f"{self.meeting.number} {first_line}", KNOWS.format(self.meeting.number): ""})
 
     def _others(self) -> list[int]:
-        """The other hosts, without those of which all workers are lost."""
+        """The numbers of the other hosts, without those whose workers are all lost."""
         lost = {host for host, workers in self._lost_hosts.items() if workers == self._workers_here}
         return sorted(set(range(1, self.meeting.hosts)) - lost)
 
     def _all_know(self) -> bool:
-        """Whether each other host knows that the run has ended, or has left."""
+        """Whether each other host has read that the run has ended, or has left."""
         hosts = self._others()
         return all(any(self.board[0].check([key.format(host)]) for key in (KNOWS, LEFT)) for host in hosts)
 
     def lose(self, who: Sequence[str], why: str) -> None:
-        """Tell the servers which processes of this host are gone, if the run goes on without them."""
+        """Report to the servers which processes of this host are gone; the run goes on without them."""
         if self.meeting.hosts > 1:
             self._say({**{f"lost/{name}": why for name in who}, KNOWS.format(self.meeting.number): ""})
 
     def _say(self, notes: Mapping[str, str]) -> None:
-        """Leave notes, if the board takes them soon: the way to it may be cut."""
+        """Write notes, but give up after ``TELL_S``: the connection may be cut."""
         board = self.board[0]
 
         def say() -> None:
@@ -140,11 +137,13 @@ class OtherHosts:
         saying.join(TELL_S)
 
     def leave(self, results: dict[str, dict[int, Any]]) -> None:
-        """Tell the other hosts that this host's processes are done.
-        Host 0, whose store they use, waits for them; its results get what their servers returned."""
+        """Report that this host's processes are done.
+
+        Host 0, which keeps the store, waits for the others; its results get the results of their servers.
+        """
         if self.meeting.hosts == 1:
             return
-        with suppress(NoNote):  # host 0 waits no longer
+        with suppress(NoNote):  # host 0 has given up waiting
             self.board[0].set(LEFT.format(self.meeting.number), json.dumps(results.get("server", {})))
         if not self.meeting.serves:
             return
@@ -152,7 +151,7 @@ class OtherHosts:
         for host in self._others():
             key = LEFT.format(host)
             while not self.board[0].check([key]) and patience.left() > 0.0:
-                time.sleep(LOOK_S / 5)
+                time.sleep(POLL_S / 5)
             if not self.board[0].check([key]):
                 print(
                     f"\nATTENTION: {self.meeting.name(host)} does not say that its processes have ended\n", flush=True

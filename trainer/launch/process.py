@@ -57,7 +57,7 @@ class Failure:
         where: of a :class:`NotFinite`, its step, epoch and update.
         follows: the cause is the end of another process.
         missing: names of processes that did not come or answer in time, of a :class:`Missing`.
-        again: another process may do what this one could not, as after a death.
+        retryable: another process may do what this one could not, as after a death.
     """
 
     at: int
@@ -67,7 +67,7 @@ class Failure:
     where: tuple[int, int, int] | None = None
     follows: bool = False
     missing: Sequence[str] = ()
-    again: bool = False
+    retryable: bool = False
 
     def __str__(self) -> str:
         return f": {self.words}" if self.for_users else f":\n{self.words}"
@@ -88,7 +88,7 @@ class Failure:
         where = (step.step, step.epoch, step.update) if isinstance(step, NotFinite) else None
         ends, follows = getattr(step, "ends_run", True), getattr(step, "follows", False)
         missing = step.who if isinstance(step, Missing) else ()
-        return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing, getattr(step, "again", False))
+        return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing, getattr(step, "retryable", False))
 
 
 def refused_by_machine(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Records where the run's processes are: each reports when it begins, and host 0's launcher writes it to plan.json."""
+"""The reports of a run's processes about themselves, which host 0's launcher writes to plan.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """What a process reports when it begins: process id, host address, environment variables, life."""
+    """The report of a process that begins: process id, host address, environment variables, life."""
 
     pid: int
     host: str
@@ -34,53 +34,54 @@ class ProcessReport:
     life: int = 0
 
 
-def tell(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
-    """Report on the board that this process has begun, and where it is.
+def report_start(board: Board, role: str, rank: int, host: str, life: int = 0) -> None:
+    """Leave this process's report on the board.
 
     Args:
-        host: its address.
-        life: number of this start of it.
+        host: address of this host. life: random number of this start of the process.
     """
     board.set(PROCESS.format(role, rank), json.dumps(asdict(ProcessReport(os.getpid(), host, environment(), life))))
 
 
 def environment() -> dict[str, str]:
-    """What a process reports of its environment for plan.json: the variables RANK, MASTER_ADDR and the like."""
+    """The variables of this process that plan.json shows: RANK, MASTER_ADDR and the like."""
     return {name: os.environ[name] for name in (*VARIABLES, *WHERE_SEVERAL) if name in os.environ}
 
 
 def leave_plan(plan: Plan) -> None:
-    """Write plan.json again, now that it is known where the processes are; nothing if it is not there."""
+    """Write plan.json again with the reported processes, if the run has one."""
     if (path := plan.own_folder / "plan.json").is_file():
         leave(path, plan.as_dict(), private=True)
 
 
 class ProcessReports:
-    """Collects what the processes of a run report, into its plan.
+    """Collects the reports of a run's processes in its plan.
 
     Args:
-        plan: as before the start; one of another host than host 0 stays so.
-        clock: seconds that only go forward.
+        plan: of before the start. Host 0 collects; on other hosts the plan stays as it is.
+        clock: monotonic seconds.
     """
 
     def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan, self.clock = plan, clock
-        there = {} if plan.node_rank else {(p.role, p.rank): p for p in plan.processes}
+        there = {} if plan.topology.node_rank else {(p.role, p.rank): p for p in plan.topology.processes}
         self.unreported, self.without_endpoint = dict(there), {key: p for key, p in there.items() if p.role == "server"}
         self.lives: dict[tuple[str, int], int] = {}
-        """Of processes that were started again, the life that is to be told of."""
+        """The life of each restarted process whose report is expected."""
         self._polled, self._unwritten = clock(), False
 
-    def again(self, role: str, rank: int, life: int) -> None:
+    def expect(self, role: str, rank: int, life: int) -> None:
         """Expect another report: the process (role, rank) has been restarted."""
         self.lives[role, rank] = life
-        self.unreported |= {(p.role, p.rank): p for p in self.plan.processes if (p.role, p.rank) == (role, rank)}
+        self.unreported |= {
+            (p.role, p.rank): p for p in self.plan.topology.processes if (p.role, p.rank) == (role, rank)
+        }
 
     def poll(self, board: Board, now: bool = False) -> None:
-        """Take in new reports, and write them to plan.json.
+        """Read new reports, and write them to plan.json.
 
         Args:
-            now: also if it was looked at a moment ago.
+            now: read them even if they were read a moment ago.
         """
         if not (self.unreported or self.without_endpoint or self._unwritten):
             return
@@ -94,30 +95,32 @@ class ProcessReports:
         if reports or endpoints:
             self._take(reports, endpoints)
         if self._unwritten:
-            with if_the_disk_takes():  # of a full disk the run tells, and this is tried again
+            with if_the_disk_takes():  # the run reports a full disk; the next poll tries again
                 leave_plan(self.plan)
                 self._unwritten = False
 
     def _take(self, reports: Mapping[tuple[str, int], ProcessReport], endpoints: Mapping[tuple[str, int], str]) -> None:
-        """Into the plan."""
+        """Enter reports and endpoints into the plan."""
         self.unreported = {key: p for key, p in self.unreported.items() if key not in reports}
         self.without_endpoint = {key: p for key, p in self.without_endpoint.items() if key not in endpoints}
         processes = [
-            _with(p, reports.get((p.role, p.rank)), endpoints.get((p.role, p.rank))) for p in self.plan.processes
+            _with(p, reports.get((p.role, p.rank)), endpoints.get((p.role, p.rank)))
+            for p in self.plan.topology.processes
         ]
         first = {role: dict(one.environment) for (role, rank), one in reports.items() if rank == 0}
-        self.plan = replace(self.plan, processes=processes, environment={**self.plan.environment, **first})
+        environment = {**self.plan.topology.environment, **first}
+        self.plan = self.plan.changed(topology={"processes": processes, "environment": environment})
         self._unwritten = True
 
     @staticmethod
     def _noted(board: Board, note: str, missing: Mapping[tuple[str, int], Process]) -> dict[tuple[str, int], str]:
-        """The notes that have come."""
+        """The notes that have come, by role and rank."""
         found = [key for key in missing if board.check([note.format(*key)])]
         return {key: board.get(note.format(*key)).decode() for key in found}
 
 
 def _with(process: Process, report: ProcessReport | None, endpoint: str | None) -> Process:
-    """The process as it is; who does not listen is at its host's address."""
+    """The process with its report; a process that does not listen gets its host's address as endpoint."""
     if report is not None:
         process = replace(process, pid=report.pid, endpoint=process.endpoint or report.host)
     return process if endpoint is None else replace(process, endpoint=endpoint)

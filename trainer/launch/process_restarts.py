@@ -20,11 +20,11 @@ class ProcessRestarts:
     """Restarts single processes of a run that have died, while the others go on.
 
     Args:
-        deaths: counts them with all others of the run; None: no process is restarted.
-        starts: what each process was told, by name.
+        deaths: counts the run's deaths; None: no process is restarted.
+        starts: the :class:`Start` of each process, by name.
         begin: starts a process.
-        members: the processes of the run; those that are started here join them.
-        noted: takes down where the processes are.
+        members: the processes of this host; a restarted process joins them.
+        reports: expects the report of a restarted process.
     """
 
     def __init__(
@@ -33,24 +33,25 @@ class ProcessRestarts:
         starts: dict[str, Start],
         begin: Callable[[Start], Handle],
         members: list[StartedProcess],
-        noted: ProcessReports | None = None,
+        reports: ProcessReports | None = None,
     ) -> None:
-        self.noted = noted
+        self.reports = reports
         self.deaths, self.starts, self.begin, self.members = deaths, starts, begin, members
         self.before: tuple[str, int] | None = None
-        """Who was restarted last, and after which update it had died."""
+        """Name of the process that was restarted last, and the update after which it had died."""
 
-    def again(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
-        """Restart a process that has died, and return it; None if it must not be restarted. That is if it reported an
-        error of its own (another one than that it has missed the checkpoint at which it was to come back), too many
-        have died, or it died twice after the same update.
+    def restart(self, member: StartedProcess, death: RunFailed) -> StartedProcess | None:
+        """Restart a process that has died, and return it; None if it must not be restarted.
 
-        It is dead for certain: where its forkserver was killed, it only seems so, and goes on.
+        It must not if it reported an error of its own (except that it missed the checkpoint at which it was to rejoin),
+        if too many processes have died, or if it died twice after the same update.
+
+        The process is killed first: if its forkserver was killed, it only seems dead, and still runs.
         """
         end([member.handle], END_S)
         start = self.starts[str(member)]
         this = str(member), pulse.read(Path(start.pulse)).update
-        if not (member.role.again and isinstance(death, Died) and this != self.before):
+        if not (member.role.restartable and isinstance(death, Died) and this != self.before):
             return None
         if self.deaths is None or self.deaths.left() <= 0:
             return None
@@ -64,6 +65,6 @@ class ProcessRestarts:
         pulse.make(Path(start.pulse))
         self.starts[str(member)] = start
         self.members.append(StartedProcess(member.role, member.rank, self.begin(start), start.life, True))
-        if self.noted is not None:
-            self.noted.again(member.role.name, member.rank, start.life)
+        if self.reports is not None:
+            self.reports.expect(member.role.name, member.rank, start.life)
         return self.members[-1]

@@ -102,18 +102,18 @@ class Meeting:
         return "processes" if self.labels else "hosts"
 
     @property
-    def again(self) -> str:
+    def cannot_rejoin(self) -> str:
         """The message that this host cannot rejoin a run that it was part of, and what to do."""
         return (
             f"the run at {self.where} has begun, and {self.name(self.number)} was part of it already. A "
             f"{self.one} that is started again cannot come back. "
             "Let the others go on without it, or end all commands and start them again with resume=auto, from "
             "the newest checkpoint. "
-            f"If the other one still runs, {self.twice}"
+            f"If the other one still runs, {self.duplicate}"
         )
 
     @property
-    def twice(self) -> str:
+    def duplicate(self) -> str:
         """The reason in a message why another host may have this host's number."""
         return (
             "every process needs a launch.rank of its own"
@@ -135,9 +135,9 @@ def meet(store: Store, meeting: Meeting) -> bytes:
     key = meeting.key(meeting.number)
     if store.add(f"hosts/count/{key}", 1) > 1:
         raise RunFailed(
-            meeting.again
+            meeting.cannot_rejoin
             if store.check(["hosts/run"])
-            else f"there is another {meeting.name(meeting.number)} already: {meeting.twice}"
+            else f"there is another {meeting.name(meeting.number)} already: {meeting.duplicate}"
         )
     number = secrets.token_hex(32)
     store.set(f"hosts/number/{key}", number)

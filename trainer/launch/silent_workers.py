@@ -1,5 +1,4 @@
-"""What launchers of several hosts tell each other of workers that do nothing, so that all name the one that holds up
-the others."""
+"""Notes between launchers about silent workers, so that all hosts name the worker that holds up the others."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ BEGUN, WORKS, AWAY = "begun", "", "away"
 PART = "silent"
 FENCED = "fenced/worker/{}"
 APART_S = 30.0
-"""Workers that can do without each other may hang while others work: their launcher waits so much longer, to hear of
-others that hang."""
+"""Further wait before workers that others can do without count as hanging: the others may hang as well."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,9 @@ class Silent:
     """A process that has shown no sign of life for too long.
 
     Attributes:
-        update, since: updates done, and signs of life since the last one.
-        stack: the innermost calls of its main thread; empty: it does not even answer; None: it cannot be asked.
-        host: how messages call its host; empty: there is only one, or each process is one.
+        update, since: updates done, and signs of life since the last update.
+        stack: innermost calls of its main thread; empty: it wrote none; None: it cannot be asked.
+        host: name of its host in messages; empty: there is one host, or each process counts as a host.
     """
 
     update: int
@@ -38,10 +36,9 @@ class SilentWorkers:
     """The notes of the launchers about their workers.
 
     Args:
-        board: of the run. In a list, because the frames of an error would keep it open.
-        size: workers of the run; mine: the ranks of this host's.
-        host: how messages call this host.
-        apart: workers can do without each other.
+        board: the run's; in a list, because the frames of an error would keep the board open.
+        size: number of workers of the run. ranks: the ranks of this host's workers.
+        host: name of this host in messages. apart: the run can go on without some of the workers.
     """
 
     def __init__(self, board: Sequence[Board], size: int, ranks: Sequence[int], host: str, apart: bool) -> None:
@@ -49,29 +46,30 @@ class SilentWorkers:
         self.written: dict[int, str] = {}
 
     def patience_s(self, limit_s: float) -> float:
-        """How much longer than the limit this host's workers must be silent to count as those that hang, although
-        others work. Workers that cannot do without each other wait for those that work."""
+        """How much longer than the limit this host's workers must be silent to count as hanging while others work.
+
+        Workers that need each other only wait for the others: infinity.
+        """
         return min(limit_s, APART_S) if self.apart else float("inf")
 
     def anybody(self) -> bool:
-        """Whether workers of some host have begun, and do nothing."""
+        """Whether workers of any host have begun, and are silent."""
         return self.board[0].check([f"{PART}/{BEGUN}"])
 
     def tell(self, found: Mapping[int, Silent]) -> None:
-        """Tell the others of this host's workers, by rank; the rest of them have done their work."""
+        """Report this host's silent workers, by rank; its other workers have finished."""
         if found and not self.written:
             self.board[0].set(f"{PART}/{BEGUN}", "")
         for rank in self.ranks:
             self._set(rank, json.dumps(asdict(found[rank])) if rank in found else AWAY)
 
     def withdraw(self) -> None:
-        """Tell the others that this host's workers work."""
+        """Report that this host's workers make progress."""
         for rank in self.written:
             self._set(rank, WORKS)
 
     def everybody(self) -> dict[int, Silent] | None:
-        """The workers of all hosts that have not done their work and are not lost, if all of them are silent; else
-        None."""
+        """All unfinished workers that are not lost, by rank, if all of them are silent; else None."""
         found, board = dict[int, Silent](), self.board[0]
         for rank in range(self.size):
             if self.apart and board.check([FENCED.format(rank)]):

@@ -19,7 +19,7 @@ from trainer.host.signals import Grace
 from trainer.launch.terms import terms
 from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
-from trainer.planning.find_checkpoint import can_go_on, has_begun, keeps
+from trainer.planning.find_checkpoint import can_go_on, has_begun
 from trainer.planning.hosts import hosts_of, listens_at
 from trainer.planning.launch_role import peers
 from trainer.planning.launcher import launcher_of
@@ -63,25 +63,28 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     plan, config = assignment.plan, assignment.config
     settings = config.launch
     everybody = peers(settings)
+    interface = "lo" if plan.topology.nnodes == 1 else addresses.interface_towards(settings.master_addr)
+    if plan.topology.nnodes > 1 and "GLOO_SOCKET_IFNAME" in os.environ:  # the user's choice counts
+        interface = None
     meeting = Meeting(
         host=settings.master_addr,
         here=listens_at(settings),
         port=settings.master_port,
-        number=plan.node_rank,
-        hosts=plan.nnodes,
+        number=plan.topology.node_rank,
+        hosts=plan.topology.nnodes,
         timeout_s=settings.timeout_s,
         patience_s=config.node("strategy").get("timeout_s", settings.timeout_s),
         secret=secret_of_hosts(settings),
-        interface="lo" if plan.nnodes == 1 else _interface(settings.master_addr),
+        interface=interface,
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
         labels=[str(peer) for peer in everybody],
         terms=terms(plan, config, assignment),
         watch=assignment.watch or (lambda board: None),
     )
-    entries = [plan.strategy_worker, *plan.entries.values()]
+    entries = [plan.strategy.worker, *plan.strategy.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
-    run_dir = Path(plan.run_dir)
-    saves = partial(has_begun, run_dir) if keeps(config, plan) else lambda: False
+    run_dir = Path(plan.paths.run_dir)
+    saves = partial(has_begun, run_dir) if config.saves_checkpoints else lambda: False
     grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
@@ -95,9 +98,9 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         settings.hang_timeout_s if config.mode == "train" else None,
         ProcessReports(plan),
         assignment.deaths,
-        plan.restarts > 0,
+        plan.topology.restarts > 0,
     )
-    _leave_statistics(Path(plan.run_dir), results.of.get("server", {}))
+    _leave_statistics(Path(plan.paths.run_dir), results.of.get("server", {}))
     if "worker" not in results.of:
         return {"ended": SERVED}
     if not (workers := results.of["worker"]):
@@ -113,22 +116,22 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
     """What to start on this host."""
     from trainer.launch.started_process import Role
 
-    roles, survives = [], plan.traits.survives
+    roles, survives = [], plan.strategy.traits.survives
     # a worker alone: where a server dies, all go back to the newest checkpoint
-    again = survives and plan.leased and keeps(config, plan) and plan.nnodes == 1
-    for name in plan.roles:
-        if here := [p for p in plan.processes if p.role == name and p.node == plan.node_rank]:
+    restartable = survives and plan.batches.leased and config.saves_checkpoints and plan.topology.nnodes == 1
+    for name in plan.topology.roles:
+        if here := [p for p in plan.topology.processes if p.role == name and p.node == plan.topology.node_rank]:
             is_server = name == "server"
-            ports = _ports(config.launch, plan.roles[name], [p.rank for p in here]) if is_server else []
+            ports = _ports(config.launch, plan.topology.roles[name], [p.rank for p in here]) if is_server else []
             roles.append(
                 Role(
                     name,
-                    plan.roles[name],
-                    plan.entries[name],
+                    plan.topology.roles[name],
+                    plan.strategy.entries[name],
                     [p.device for p in here],
                     here[0].rank,
                     apart=survives and not is_server,
-                    again=again and not is_server,
+                    restartable=restartable and not is_server,
                     ports=ports,
                 )
             )
@@ -149,8 +152,3 @@ def _ports(settings: LaunchConfig, servers: int, ranks: Sequence[int]) -> list[i
         return [everybody[settings.node_rank].endpoint.port]
     ports = server_ports(settings.server_ports, servers)
     return [ports[number] for number in ranks] if ports else []
-
-
-def _interface(master_addr: str) -> str | None:
-    """Where Gloo should listen for other hosts: what the user says, else where host 0 is."""
-    return None if "GLOO_SOCKET_IFNAME" in os.environ else addresses.interface_towards(master_addr)

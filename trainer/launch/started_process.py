@@ -18,7 +18,7 @@ class Role:
     Attributes:
         name: ``worker`` or ``server``. size: processes of the role over all hosts; ``first_rank`` and ``here``: this
         host's. entry: ``module:function`` called as ``entry(seat, payload)`` in each process. devices: one per process
-        here. apart: one of its processes may die and the others go on. again: another one is started then, while the
+        here. apart: one of its processes may die and the others go on. restartable: a dead one is replaced, while the
         others go on. ports: where each listens; empty: at free ones.
     """
 
@@ -28,7 +28,7 @@ class Role:
     devices: Sequence[str]
     first_rank: int = 0
     apart: bool = False
-    again: bool = False
+    restartable: bool = False
     ports: Sequence[int] = ()
 
     @property

@@ -43,7 +43,7 @@ def main(file: Path) -> int:
 def _start_of(
     role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
 ) -> Start:
-    """Rebuild the :class:`Start` from the plain data of :func:`trainer.launch.tasks.told`."""
+    """Rebuild the :class:`Start` from the plain data of :func:`trainer.launch.tasks.as_json_data`."""
     return Start(
         Role(**role),
         payload=Assignment.of(payload),

@@ -201,7 +201,7 @@ class Commands:
         timeout_s: longest wait until ``launch`` has returned, and from then on until the process has begun.
     """
 
-    again = False
+    can_restart = False
     """What a process leaves on the board is under its rank: there is one for each."""
 
     def __init__(self, launch: Callable[[Task], Running], name: str, timeout_s: float) -> None:
@@ -214,7 +214,7 @@ class Commands:
         """Have the launcher start a process's command. What the process is handed is in a file for this user alone."""
         name = start.role.name
         file = start.scratch / f"{name}.{start.rank}.json"
-        private.write(file, json.dumps(for_users(start)))
+        private.write(file, json.dumps(as_json_data(start)))
         line = (sys.executable, "-m", "trainer.launch.task_process", str(file))
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **start.environment}
         task = Task(name, start.rank, start.role.devices[start.index], line, environment, start.log)
@@ -254,7 +254,7 @@ class Commands:
         return running
 
 
-def for_users(start: Start) -> dict[str, Any]:
+def as_json_data(start: Start) -> dict[str, Any]:
     """What a command's process is handed (its :class:`Start`), as plain data for JSON."""
     return {
         **vars(start),

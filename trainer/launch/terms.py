@@ -65,23 +65,23 @@ def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, An
 
     typed = {key: value for key, value in leaves(config.plain(), "") if not _is_of_each_host(key, value)}
     planned = {
-        "launch.nnodes": plan.nnodes,
-        "workers": plan.workers,
-        "data.batch_size": plan.batch_size,
-        "data.global_batch_size": plan.global_batch_size,
-        "device": plan.device,
+        "launch.nnodes": plan.topology.nnodes,
+        "workers": plan.topology.workers,
+        "data.batch_size": plan.batches.size,
+        "data.global_batch_size": plan.batches.global_size,
+        "device": plan.topology.device,
     }
-    if "server" in plan.roles:
-        planned |= {"hosts of the servers": plan.nodes_of("server")}
+    if "server" in plan.topology.roles:
+        planned |= {"hosts of the servers": plan.topology.nodes_of("server")}
     found = {
-        "training samples": plan.facts.train_samples,
-        "batches": plan.total_steps,
+        "training samples": plan.data.facts.train_samples,
+        "batches": plan.length.total_steps,
         "precision": plan.chosen.precision,
     }
     found_terms = {**typed, **planned, **found}
-    if plan.least_nnodes:
+    if plan.topology.least_nnodes:
         found_terms |= {"the checkpoint": Path(assignment.resume).name}
-    if plan.by_role:
+    if plan.topology.by_role:
         found_terms = {key: value for key, value in found_terms.items() if key not in ("launch.nnodes", "workers")}
         found_terms |= plain_launch(config.launch)
     others = ("device", "precision") if config.launch.role == "server" else ()

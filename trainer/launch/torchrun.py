@@ -7,7 +7,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +54,10 @@ def join(lead: Callable[[Start], object]) -> int:
 def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
     """Hand the config to the other ranks, and work as rank 0."""
     plan = assignment.plan
-    leave_plan(replace(plan, environment={"worker": environment()}))
+    leave_plan(plan.changed(topology={"environment": {"worker": environment()}}))
     way.give(assignment.as_dict())
     quiet = assignment.config.verbosity == "quiet"
-    with streams.log(Path(plan.run_dir) / "workerlog.0", assignment.goes_on) as log, streams.teed(log, quiet):
+    with streams.log(Path(plan.paths.run_dir) / "workerlog.0", assignment.goes_on) as log, streams.teed(log, quiet):
         return _work(store, way.board(), assignment, 0)
 
 
@@ -88,8 +87,8 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     if isinstance(message, str):
         return UserError.exit_code if message else 0
     assignment = Assignment.of(message)
-    sys.path[:0] = [folder for folder in assignment.plan.own_code if folder not in sys.path]
-    log = Path(assignment.plan.run_dir) / f"workerlog.{rank}"
+    sys.path[:0] = [folder for folder in assignment.plan.paths.own_code if folder not in sys.path]
+    log = Path(assignment.plan.paths.run_dir) / f"workerlog.{rank}"
     log.parent.mkdir(parents=True, exist_ok=True)
     files.start(log, assignment.goes_on)
     with log.open("a") as file:
@@ -106,9 +105,9 @@ def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dic
     from trainer.strategies.contract import Seat
 
     local = int(os.environ["LOCAL_RANK"])
-    device = f"cuda:{local}" if assignment.plan.device == "cuda" else "cpu"
+    device = f"cuda:{local}" if assignment.plan.topology.device == "cuda" else "cpu"
     world, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    entry = locate(assignment.plan.entries["worker"])
+    entry = locate(assignment.plan.strategy.entries["worker"])
 
     def work(seat: Seat) -> dict[str, Any]:
         try:

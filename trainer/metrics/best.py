@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.wording import counted
 
-if TYPE_CHECKING:
-    from trainer.config.run_config import RunConfig
-    from trainer.data.source import Facts
-
-BINARY = ("loss", "auc", "acc", "mae", "mse", "rmse")
-"""What a validation of labels 0 and 1 measures."""
-WATCHED = {"classification": "acc1", "binary": "auc"}
-"""For each kind of task, the metric that says which model is the best where nobody says another."""
 FALLING = ("loss", "mae", "mse")
 """Endings of metrics of which less is better (of rmse, too)."""
 WORDS = {
@@ -53,22 +45,10 @@ def best_of(classes: int) -> int:
     return 5 if classes >= 5 else max(1, classes - 1)
 
 
-def _classification(classes: int) -> tuple[str, ...]:
-    """The names of a classification's metrics, one of which marks the best model.
-    With one or two classes, ``acc5`` is ``acc1``."""
-    return tuple(dict.fromkeys(("loss", "acc1", f"acc{best_of(classes)}", "f1")))
-
-
-def measured(facts: Facts) -> list[str]:
-    """The names of the validation metrics that these data allow; ``best.metric`` is one of them."""
-    of_task = BINARY if facts.task == "binary" else _classification(facts.classes)
-    return [*of_task, *(f"{name}_share" for name in facts.ceiling)]
-
-
-def names(facts: Facts, averaged: bool, own: Collection[str] = ()) -> list[str]:
+def names(measured: Collection[str], averaged: bool, own: Collection[str] = ()) -> list[str]:
     """All names that ``best.metric`` can have: ``val/NAME``, with ``averaged`` also ``val_ema/NAME``.
-    ``own``: the names of the user's metrics."""
-    everything = [*measured(facts), *own]
+    ``measured``: the names of the task's metrics; ``own``: of the user's."""
+    everything = [*measured, *own]
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 
 
@@ -78,11 +58,6 @@ def meant(metric: str, known: Iterable[str]) -> str:
     words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
     found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
     return found[0] if found else ""
-
-
-def best_metric(config: RunConfig, task: str) -> str:
-    """The name of the metric by which a run chooses its best model."""
-    return str(config.best.metric or RAW + WATCHED[task])
 
 
 def unmeasured(metric: str) -> str:
@@ -149,9 +124,9 @@ class EarlyStop:
         """The best value and the validations waited since, for :meth:`load`."""
         return {"best": self.best.state(), "waited": self.waited, "metric": self.best.metric}
 
-    def load(self, best: tuple[float | None, int], waited: int, metric: str | None = None) -> None:
-        """Restore what :meth:`state` returned; of another metric nothing. (Older checkpoints do not tell of which.)"""
-        if metric in (None, self.best.metric):
+    def load(self, best: tuple[float | None, int], waited: int, metric: str) -> None:
+        """Restore what :meth:`state` returned; nothing if it is of another metric."""
+        if metric == self.best.metric:
             self.best.load(best)
             self.waited = waited
 

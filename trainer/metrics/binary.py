@@ -58,7 +58,7 @@ def _added(sums: torch.Tensor, others: torch.Tensor, limit: int) -> torch.Tensor
     return _vector(head + more, merged([ranking, other], limit))
 
 
-class Binary:
+class BinaryObjective:
     """The task of labels 0 and 1: a model with one logit, its loss, and sums from which the metrics follow.
 
     Args:

@@ -34,7 +34,7 @@ def ranks_of_labels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     return before.sum(1).masked_fill(score.squeeze(1).isnan(), max(5, outputs.shape[1]))
 
 
-class Classification:
+class ClassObjective:
     """The task of a classification: a model with class scores, its loss, and sums from which the metrics follow.
 
     Args:

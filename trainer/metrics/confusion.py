@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from trainer.host import json_text
 
 MOST_CLASSES = 102
 """Up to so many classes every pair of label and guess is counted; of more, each class's hits, labels and guesses."""
@@ -46,6 +49,36 @@ class Examination:
     guesses: np.ndarray
     confusion: np.ndarray | None
     mistakes: tuple[Mistake, ...]
+
+    @property
+    def samples(self) -> list[int]:
+        """The validation samples of the mistakes, in their order."""
+        return [mistake.number for mistake in self.mistakes]
+
+    def arrays(self) -> dict[str, Any]:
+        """Return the findings as arrays, for the validation's file."""
+        rows = [[m.number, m.label, m.guess, m.confidence, m.loss] for m in self.mistakes]
+        found: dict[str, Any] = {
+            "metrics": json.dumps(self.metrics),
+            "hits": self.hits,
+            "labels": self.labels,
+            "guesses": self.guesses,
+            "mistakes": np.array(rows, dtype=np.float64).reshape(-1, FIELDS),
+        }
+        return found if self.confusion is None else {**found, "confusion": self.confusion}
+
+    @staticmethod
+    def of(arrays: Mapping[str, Any]) -> Examination:
+        """Make the findings of what :meth:`arrays` returned."""
+        rows = arrays["mistakes"].tolist()
+        return Examination(
+            json_text.loads(str(arrays["metrics"])),
+            arrays["hits"],
+            arrays["labels"],
+            arrays["guesses"],
+            arrays.get("confusion"),
+            tuple(Mistake(int(n), int(label), int(guess), c, loss) for n, label, guess, c, loss in rows),
+        )
 
 
 def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:

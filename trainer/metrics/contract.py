@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.confusion import Examination
 from trainer.metrics.exchange import Total
 
 
@@ -46,6 +45,17 @@ class Exam(Protocol):
 
     def sums(self) -> torch.Tensor:
         """Return the sums: a float64 vector, with the sample count last. See ``Objective.over_workers``."""
+
+
+class Examined(Protocol):
+    """Protocol of what a whole validation found besides its metrics."""
+
+    @property
+    def samples(self) -> Sequence[int]:
+        """The validation samples whose inputs and files are kept beside it."""
+
+    def arrays(self) -> Mapping[str, Any]:
+        """Return it as arrays by name, from which ``Task.pictures`` draws."""
 
 
 class Objective(Protocol):
@@ -85,5 +95,5 @@ class Objective(Protocol):
     def kept(self, sums: torch.Tensor) -> torch.Tensor:
         """Return of a validation's sums what :meth:`examined` needs, and the sample count last."""
 
-    def examined(self, sums: torch.Tensor) -> Examination | None:
+    def examined(self, sums: torch.Tensor) -> Examined | None:
         """Return what a whole validation found besides its metrics, or None."""

@@ -187,7 +187,18 @@ def kind_of(loss: nn.Module, classes: int, outputs: int | None, forms: Sequence[
     Returns:
         SAMPLES, WEIGHTS or OWN, by which parts add up exactly; else SUM, NEITHER or RANDOM.
     """
-    trials = [_values(loss, batch) for form in forms for batch in _batches(loss, classes, outputs, form)]
+    return kind_among(loss, [batch for form in forms for batch in _batches(loss, classes, outputs, form)])
+
+
+def kind_among(
+    loss: nn.Module, batches: Sequence[Sequence[torch.Tensor]], call: Callable[..., torch.Tensor] | None = None
+) -> str:
+    """Find the same from batches (outputs, labels) of at least 6 samples, whose thirds differ.
+
+    Args:
+        call: computes the loss of outputs and labels; None: the loss itself does.
+    """
+    trials = [_values(call or loss, batch) for batch in batches]
     if any(trial is None for trial in trials):
         return NEITHER
     if not all(torch.allclose(once, again, **TOLERANCE) for once, again, *_ in trials):  # type: ignore[misc, arg-type]
@@ -214,7 +225,7 @@ def _is_mean(trial: Any, denominator: Denominator) -> bool:
 
 
 @torch.no_grad()
-def _values(loss: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> Any:
+def _values(loss: Callable[..., torch.Tensor], batch: Sequence[torch.Tensor]) -> Any:
     """The loss of a batch, again, of its first third and of the rest, its labels, and where it is cut.
     None: not all are finite numbers."""
     outputs, labels = batch

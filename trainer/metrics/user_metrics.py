@@ -19,6 +19,7 @@ from trainer.errors import RunFailed, UserError, failed, first_line
 from trainer.metrics.exchange import Total, exchanged
 
 METHODS = ("update", "compute", "reset")
+Scores = Callable[[torch.Tensor], torch.Tensor]
 
 
 class OwnMetrics:
@@ -27,9 +28,16 @@ class OwnMetrics:
     Args:
         nodes: name -> node with ``_target_``.
         device: where outputs are; metrics that have ``to`` are moved there, others get tensors on the CPU.
+        scores: makes predictions of outputs, see ``Task.scores``.
     """
 
-    def __init__(self, nodes: Mapping[str, Mapping[str, Any]], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, Mapping[str, Any]],
+        device: torch.device | str = "cpu",
+        scores: Scores = lambda outputs: outputs,
+    ) -> None:
+        self.scores = scores
         self.names = {name: f"metrics.{name} ({node['_target_']})" for name, node in nodes.items()}
         self.made = {name: _made(name, node) for name, node in nodes.items()}
         self.moved = {name: callable(getattr(metric, "to", None)) for name, metric in self.made.items()}
@@ -53,7 +61,7 @@ class OwnMetrics:
         if not self.made or not len(labels):
             return
         self.samples += len(labels)
-        likely = probabilities(outputs)
+        likely = self.scores(wide(outputs))
         on_cpu = likely.cpu(), labels.cpu()
         for name, metric in self.made.items():
             self._call(name, metric.update, *((likely, labels) if self.moved[name] else on_cpu))
@@ -110,12 +118,10 @@ class OwnMetrics:
             raise failed(self.names[name], method.__name__, method, error) from error
 
 
-def probabilities(outputs: torch.Tensor) -> torch.Tensor:
-    """Turn outputs into what users' metrics take: softmax of class scores (N, C), sigmoid of logits (N,), in float32 or
-    64."""
-    wide = outputs.detach()
-    wide = wide if wide.dtype in (torch.float32, torch.float64) else wide.float()
-    return wide.sigmoid() if wide.dim() == 1 else wide.softmax(1)
+def wide(outputs: torch.Tensor) -> torch.Tensor:
+    """Outputs without their graph, in float32 or 64."""
+    found = outputs.detach()
+    return found if found.dtype in (torch.float32, torch.float64) else found.float()
 
 
 def _made(name: str, node: Mapping[str, Any]) -> Any:
@@ -145,24 +151,25 @@ def _made(name: str, node: Mapping[str, Any]) -> Any:
     return metric
 
 
-def try_out(name: str, node: Mapping[str, Any], classes: int, binary: bool) -> bool | None:
-    """Make a user's metric and try it on two samples; returns its ``higher_is_better``, or None if it has none.
+def try_out(name: str, node: Mapping[str, Any], scores: torch.Tensor, labels: torch.Tensor) -> bool | None:
+    """Make a user's metric and try it on a batch; returns its ``higher_is_better``, or None if it has none.
 
     Args:
-        classes: outputs of the model.
+        scores, labels: of a few samples, see ``Task.scores``.
 
     Raises:
         UserError: it cannot be used.
     """
     metric, what = _made(name, node), f"metrics.{name} ({node['_target_']})"
-    labels = torch.tensor([0, min(1, classes - 1)])
-    likely = torch.tensor([0.25, 0.75]) if binary else torch.full((2, classes), 1.0 / classes)
-    shape = "(N,)" if binary else f"(N, {classes})"
+    shape, of_labels = (f"({', '.join(['N', *map(str, t.shape[1:])])})" for t in (scores, labels))
+    shape, of_labels = (text.replace("(N)", "(N,)") for text in (shape, of_labels))
     try:
-        metric.update(likely, labels)
+        metric.update(scores, labels)
         value = metric.compute()
     except Exception as error:
-        raise UserError(what, f"does not take probabilities {shape} and labels (N,): {first_line(error)}") from error
+        raise UserError(
+            what, f"does not take predictions {shape} and labels {of_labels}: {first_line(error)}"
+        ) from error
     try:
         _number(value)
     except ValueError as error:

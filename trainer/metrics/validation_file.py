@@ -1,9 +1,8 @@
-"""The file of a validation's findings in the run's folder: numbers and images, from which ``job/pictures`` draws."""
+"""The file of a validation's findings in the run's folder: numbers and images, from which the task draws."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,37 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.host import json_text
 from trainer.host.files import replacing
-from trainer.metrics.confusion import Examination, Mistake
 
 WHICH = ("last", "best")
 CHANNELS = (1, 3)
 VAL = "val"
 
 
+OF_FILE = ("images", "files", "split")
+"""Arrays of the file that are not the task's."""
+
+
 @dataclass(frozen=True)
 class Findings:
-    """A validation's findings: an examination, and what its mistakes are.
+    """A validation's findings.
 
     Attributes:
-        images: (H, W, C) uint8 of each mistake; None without images.
-        files: what each mistake was read from; '' where that is not known.
+        arrays: of the task, by name.
+        images: (S, H, W, C) uint8 of each of the samples that the task shows; None without images.
+        files: what each of them was read from; '' where that is not known.
         split: whose samples were examined.
     """
 
-    examination: Examination
-    images: np.ndarray | None
+    arrays: Mapping[str, Any]
+    images: np.ndarray | None = None
     files: tuple[str, ...] = ()
     split: str = VAL
 
-    def name(self, mistake: int) -> str:
-        """What the mistake at this place was read from, or its split and number."""
-        file = self.files[mistake] if mistake < len(self.files) else ""
-        return file or f"{self.split} sample {self.examination.mistakes[mistake].number}"
+    def name(self, place: int, sample: int) -> str:
+        """What the sample at this place was read from, or its split and number."""
+        file = self.files[place] if place < len(self.files) else ""
+        return file or f"{self.split} sample {sample}"
 
 
 def _path_of(run_dir: Path, which: str) -> Path:
@@ -47,32 +49,21 @@ def _path_of(run_dir: Path, which: str) -> Path:
 
 
 def keep(
-    run_dir: Path, which: str, examination: Examination, inputs: Any, files: Sequence[str] = (), split: str = VAL
+    run_dir: Path, which: str, arrays: Mapping[str, Any], inputs: Any, files: Sequence[str] = (), split: str = VAL
 ) -> None:
     """Write the findings file of a validation.
 
     Args:
-        inputs: of the examination's mistakes, a batch in their order; None: there are none.
+        arrays: of the task, by name.
+        inputs: of the samples that the task shows, a batch in their order; None: there are none.
         files: what they were read from, in their order; '' where that is not known.
         split: whose samples were examined.
     """
-    found = examination
-    rows = [[m.number, m.label, m.guess, m.confidence, m.loss] for m in found.mistakes]
-    arrays: dict[str, Any] = {
-        "metrics": json.dumps(found.metrics),
-        "hits": found.hits,
-        "labels": found.labels,
-        "guesses": found.guesses,
-        "mistakes": np.array(rows, dtype=np.float64).reshape(-1, 5),
-        "files": np.array(files, dtype=str),
-        "split": np.array(split),
-    }
-    if found.confusion is not None:
-        arrays["confusion"] = found.confusion
+    written: dict[str, Any] = {**arrays, "files": np.array(files, dtype=str), "split": np.array(split)}
     if (images := pictured(inputs)) is not None:
-        arrays["images"] = images
+        written["images"] = images
     with replacing(_path_of(run_dir, which)) as part, part.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **written)
 
 
 def read(run_dir: Path, which: str) -> Findings | None:
@@ -81,19 +72,8 @@ def read(run_dir: Path, which: str) -> Findings | None:
     if not path.exists():
         return None
     with np.load(path) as kept:
-        mistakes = tuple(
-            Mistake(int(n), int(label), int(g), c, loss) for n, label, g, c, loss in kept["mistakes"].tolist()
-        )
-        examination = Examination(
-            json_text.loads(str(kept["metrics"])),
-            kept["hits"],
-            kept["labels"],
-            kept["guesses"],
-            kept.get("confusion"),
-            mistakes,
-        )
-        files = tuple(kept["files"].tolist()) if "files" in kept else ()
-        return Findings(examination, kept.get("images"), files, str(kept.get("split", VAL)))
+        arrays = {name: kept[name] for name in kept.files if name not in OF_FILE}
+        return Findings(arrays, kept.get("images"), tuple(kept["files"].tolist()), str(kept["split"]))
 
 
 def pictured(inputs: Any) -> np.ndarray | None:

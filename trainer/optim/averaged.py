@@ -115,10 +115,10 @@ class AveragedWeights:
         return {"step": self.step, "average": self.average, "names": self.names}
 
     @torch.no_grad()
-    def load(self, step: int, average: Sequence[torch.Tensor], names: Sequence[str] = ()) -> None:
-        """Restore what :meth:`state` returned, by name. (Older checkpoints have no names.)"""
+    def load(self, step: int, average: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """Restore what :meth:`state` returned, by name."""
         self.step = step
-        saved = dict(zip(names or self.names, average, strict=True))
+        saved = dict(zip(names, average, strict=True))
         for name, tensor in zip(self.names, self.average, strict=True):
             tensor.copy_(saved[name])
 

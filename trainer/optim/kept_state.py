@@ -19,9 +19,6 @@ BEGINS_AT_ZERO: Mapping[str, frozenset[str]] = {
 }
 """Buffers that an option of torch's optimizers adds (amsgrad, momentum, centered). They begin at zero whenever they
 begin."""
-DENSE_AND_SPARSE = "DenseAndSparse"
-"""The kind that older checkpoints tell of an optimizer for dense parameters and another one for tables, whatever the
-two are."""
 BETWEEN = " + "
 MOST_NAMES = 20
 
@@ -43,10 +40,8 @@ class KeptState:
     of_no_parameter: Sequence[str] = ()
 
     def kind_of(self, name: str) -> str:
-        """The class of the optimizer that updates a parameter; empty: not known (of older checkpoints)."""
+        """The class of the optimizer that updates a parameter."""
         dense, _, sparse = self.kind.partition(BETWEEN)
-        if dense == DENSE_AND_SPARSE:
-            return ""
         return sparse if sparse and name in self.tables else dense
 
 

@@ -243,13 +243,10 @@ class Plateau(Constant):
         best, metric = self.best.state(), self.best.metric
         return {"scale": self.scale, "bad": self.bad, "resting": self.resting, "best": best, "metric": metric}
 
-    def load(
-        self, scale: float, bad: int, resting: int, best: tuple[float | None, int], metric: str | None = None
-    ) -> None:
-        """Restore what :meth:`state` returned; of another metric the scale alone. (Older checkpoints do not tell of
-        which.)"""
+    def load(self, scale: float, bad: int, resting: int, best: tuple[float | None, int], metric: str) -> None:
+        """Restore what :meth:`state` returned; the scale alone if it is of another metric."""
         self.scale = scale
-        if metric in (None, self.best.metric):
+        if metric == self.best.metric:
             self.bad, self.resting = bad, resting
             self.best.load(best)
 

@@ -131,15 +131,14 @@ class Updater:
         made_with: list[dict[str, Any]],
         scaler: dict[str, Any] | None,
         plateau: Mapping[str, Any] | None,
-        names: Sequence[str] = (),
+        names: Sequence[str],
     ) -> None:
         """Restore what :meth:`state` returned, each parameter's state by its name (:mod:`trainer.optim.kept_state`);
         the plan lists what begins anew. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than
         the one before stay as they are."""
         self.steps = steps
-        before = list(names) or self.names  # older checkpoints have none
-        same = load_by_name(self.optimizer, self.names, kind, optimizer, before)
-        self._take_settings(groups_by_name(optimizer, before), made_with, same)
+        same = load_by_name(self.optimizer, self.names, kind, optimizer, names)
+        self._take_settings(groups_by_name(optimizer, names), made_with, same)
         if self.scaler is not None and scaler is not None:
             self.scaler.load_state_dict(scaler)
         if self.plateau is not None and plateau is not None:

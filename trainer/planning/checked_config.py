@@ -49,7 +49,7 @@ class Checked:
         rows, relative to predict.input, which is a folder then. samples: images or about how many rows there are in
         these files. searches: the largest batch that fits is to be found before the training; until then
         ``data.batch_size`` is a guess. classes: what the outputs of the model mean; head: why the head of pretrained
-        weights is not taken.
+        weights is not taken. auto_task: why a task was chosen for ``task=auto``; else empty.
     """
 
     config: RunConfig
@@ -68,6 +68,7 @@ class Checked:
     searches: bool = False
     classes: Classes = field(default_factory=Classes)
     head: str = ""
+    auto_task: str = ""
 
     def class_names(self) -> Sequence[str]:
         """The names of the classes in the order of the model's outputs; empty if they have none."""

@@ -16,6 +16,7 @@ from trainer.errors import UserError
 from trainer.host import json_text
 from trainer.planning.batches import AUTO
 from trainer.planning.class_names import class_names_of, run_of
+from trainer.planning.plan import read_plan
 from trainer.planning.user_class_checks import asked, checked_facts
 from trainer.strategies.builtin import EVALUATORS
 from trainer.weights import paddle_files
@@ -152,10 +153,9 @@ def as_measured(config: RunConfig, facts: Facts) -> Facts:
 def measured_by(run: Path) -> dict[str, Any]:
     """What a run measured of its training data (``Facts.measured``); empty if it does not tell."""
     try:
-        found = json_text.read(run / "plan.json").get("facts", {}).get("measured")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return read_plan(run).data.facts.measured
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def class_weights_of(config: RunConfig) -> dict[str, list[float]]:
@@ -163,10 +163,9 @@ def class_weights_of(config: RunConfig) -> dict[str, list[float]]:
     if config.mode != "eval" or (run := run_of(Path(str(config.weights)))) is None:
         return {}
     try:
-        found = json_text.read(run / "plan.json").get("class_weights")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return read_plan(run).objective.class_weights
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _of_the_run(config: RunConfig) -> Facts | None:
@@ -177,7 +176,7 @@ def _of_the_run(config: RunConfig) -> Facts | None:
 
     try:
         target = yaml.safe_load((folder / "config.yaml").read_text())["data"]["_target_"]
-        facts = Facts.of(json_text.read(folder / "plan.json")["facts"])
+        facts = read_plan(folder).data.facts
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError):
         return None
     return facts if target == config.data._target_ else None
@@ -216,7 +215,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
             _check_same_reading(run_of(Path(str(config.weights))), rows)
         return LookedAt("", (), 0, facts.attention)
     reader = reader_of(source, facts)
-    if reader is None and (facts.task != "classification" or not source.sees_pictures):
+    if reader is None and not source.sees_pictures:
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
     found = _images(config) if reader is None else _rows(config, reader)
     _check_output(config.predict.output)

@@ -158,13 +158,6 @@ def _check_name(asked: str, folder: Path, run_dir: Path) -> None:
     )
 
 
-def keeps(config: RunConfig, plan: Plan) -> bool:
-    """Whether the run writes checkpoints from which it can resume."""
-    told = config.checkpoint
-    asked = bool(told.every_steps or told.every_minutes or told.every_epochs)
-    return asked and config.mode == "train"
-
-
 def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """Whether nothing is lost if the run ends now and the same command begins it again.
 
@@ -173,9 +166,9 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """
     if config.mode != "train":
         return True
-    if not keeps(config, plan):
-        return not plan.node_rank and not has_begun(Path(plan.run_dir))
-    return not plan.node_rank or bool(lives.read(Path(plan.run_dir)))
+    if not config.saves_checkpoints:
+        return not plan.topology.node_rank and not has_begun(Path(plan.paths.run_dir))
+    return not plan.topology.node_rank or bool(lives.read(Path(plan.paths.run_dir)))
 
 
 def has_begun(run_dir: Path) -> bool:

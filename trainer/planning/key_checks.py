@@ -13,6 +13,7 @@ from trainer.config.target_source import check_arguments, check_target, paramete
 from trainer.errors import UserError, WrongValue
 from trainer.optim.refused import TORCHS, option_for
 from trainer.strategies.builtin import AUTO
+from trainer.tasks.contract import AUTO as AUTO_TASK
 from trainer.visible import one_line
 from trainer.wording import quoted
 
@@ -151,7 +152,7 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
                 "has no value: it names the class or function to call",
                 f"_target_: my_package.module.Name in the YAML file of this {group}",
             )
-        if target is None or target == AUTO:
+        if target is None or target in (AUTO, AUTO_TASK):
             continue
         if group == "scheduler" and str(target).startswith(TORCHS):
             why = (

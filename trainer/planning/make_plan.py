@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Any
 
 from trainer.config import schema
 from trainer.config.instantiate import call_target
+from trainer.config.own_code import own_code
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
-from trainer.metrics.best import best_metric
+from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
 from trainer.planning.data_checks import stream_reading
 from trainer.planning.eval_and_predict import evaluated_samples
-from trainer.planning.plan import Plan, Predicted
+from trainer.planning.plan import (
+    Batches,
+    DataPlan,
+    Length,
+    ModelPlan,
+    Objective,
+    Paths,
+    Plan,
+    Predicted,
+    Remarks,
+    StrategyPlan,
+    Topology,
+)
 from trainer.planning.processes import Process, processes_of, transport_of
 from trainer.planning.restart_checks import restartable
 from trainer.planning.run_secret import is_insecure
 from trainer.planning.tracking_store import tracking_uri
-from trainer.planning.training_checks import concern_of, found_loss
+from trainer.planning.training_checks import concern_of, loss_in_words
+from trainer.tasks.contract import best_metric, task_of
 from trainer.wording import counted
 
 SCHEDULES = "trainer.optim.schedules."
@@ -51,9 +64,9 @@ def _late_momentum(checked: Checked) -> str:
     )
 
 
-def _concern(checked: Checked, model: ModelFacts, steps_per_epoch: int, total: int) -> str:
+def _concern(checked: Checked, model: ModelFacts, length: Length) -> str:
     """What runs and is probably a mistake; usually empty."""
-    short = _short_run(checked.config, steps_per_epoch, total)
+    short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
     said = [model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
     return "; ".join(filter(None, said))
@@ -77,66 +90,105 @@ def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[
             )
 
 
-def make_plan(checked: Checked, model: ModelFacts, machine: Machine, run_dir: str) -> Plan:
+def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Paths) -> Plan:
     """Make the plan of a run: decide everything that a checked config leaves open.
+
+    Args:
+        paths: the run's folder, and where it was started.
 
     Raises:
         UserError: the run would take no step.
     """
-    config, facts, workers, launch = checked.config, checked.facts, checked.workers, checked.config.launch
+    config, facts = checked.config, checked.facts
     chosen, why = _chosen(checked, model, machine, facts.slow or checked.sees_pictures)
-    epochs, steps_per_epoch, total = _length(checked) if config.mode == "train" else _looks(checked)
-    roles = checked.declaration.roles(workers, launch)
-    processes = processes_of(roles, launch, checked.device)
+    length = _training_length(checked) if config.mode == "train" else _evaluation_length(checked)
     return Plan(
         name=config.name,
         mode=config.mode,
-        strategy=checked.declaration.name,
-        strategy_worker=checked.declaration.worker,
-        traits=checked.declaration.traits,
-        leased=checked.leased,
-        entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
+        strategy=StrategyPlan(
+            name=checked.declaration.name,
+            worker=checked.declaration.worker,
+            traits=checked.declaration.traits,
+            entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
+            transport=transport_of(config, checked.declaration.roles(checked.workers, config.launch)),
+            buckets=model.buckets,
+        ),
+        topology=_topology(checked),
+        batches=_batches(checked),
+        length=length,
+        chosen=chosen,
+        data=DataPlan(
+            facts=facts,
+            preprocessing=checked.source.image_preprocessing(facts),
+            stream=stream_reading(config, facts),
+            labels=[*checked.classes.labels],
+            predict=_predicted(checked),
+        ),
+        model=ModelPlan(model.parameters, config.weights or "", model.taken),
+        objective=_objective(checked, model),
+        paths=replace(paths, tracking=tracking_uri(config.tracking), own_code=own_code(config)),
+        remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, length)),
+    )
+
+
+def _topology(checked: Checked) -> Topology:
+    """The run's processes and hosts."""
+    launch, roles = checked.config.launch, checked.declaration.roles(checked.workers, checked.config.launch)
+    processes = processes_of(roles, launch, checked.device)
+    return Topology(
         roles=roles,
-        nnodes=launch.nnodes,
-        node_rank=launch.node_rank,
         processes=processes,
         device=checked.device,
         endpoint=_endpoint(launch),
-        batch_size=config.batch_size,
-        merge=checked.merge,
-        global_batch_size=checked.global_batch_size,
-        val_batch_size=config.data.val_batch_size or config.batch_size,
-        epochs=epochs,
-        steps_per_epoch=steps_per_epoch,
-        total_steps=total,
-        lr=None if config.optimizer.get("lr") is None else config.optimizer["lr"] * checked.lr_factor,
-        lr_factor=checked.lr_factor,
-        update_batch=checked.update_batch,
-        best=best_metric(config, facts.task) if config.validation else "",
-        parameters=model.parameters,
-        facts=facts,
-        preprocessing=checked.source.image_preprocessing(facts),
-        chosen=chosen,
-        why=why,
-        run_dir=run_dir,
-        tracking=tracking_uri(config.tracking),
         environment={role: _environment(launch, role, processes) for role in roles},
-        lacks=list(checked.lacks),
-        concern=_concern(checked, model, steps_per_epoch, total),
-        insecure=is_insecure(config, roles),
-        lower=model.lower,
-        buckets=model.buckets,
-        **_of_weights(checked),
+        nnodes=launch.nnodes,
+        node_rank=launch.node_rank,
+        least_nnodes=launch.least_nnodes or 0,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
-        stream=stream_reading(config, facts),
         restarts=launch.max_restarts if restartable(checked) else 0,
         by_role=launch.role is not None,
-        least_nnodes=launch.least_nnodes or 0,
+        insecure=is_insecure(checked.config, roles),
+    )
+
+
+def _batches(checked: Checked) -> Batches:
+    """The samples of a batch and of an update, and the learning rate."""
+    config, rate = checked.config, checked.config.optimizer.get("lr")
+    return Batches(
+        size=config.batch_size,
+        merge=checked.merge,
+        global_size=checked.global_batch_size,
+        val_size=config.data.val_batch_size or config.batch_size,
+        update_size=checked.update_batch,
+        lr=None if rate is None else rate * checked.lr_factor,
+        lr_factor=checked.lr_factor,
+        leased=checked.leased,
         lease_batches=_lease_batches(checked),
         drops_lost=config.data.on_lost_worker == "drop",
-        transport=transport_of(config, roles),
-        **found_loss(checked, model.denominator),
     )
+
+
+def _objective(checked: Checked, model: ModelFacts) -> Objective:
+    """The loss, and what is measured."""
+    config, facts, task = checked.config, checked.facts, task_of(checked.config)
+    lower = {prefix + name: True for name in task.lower for prefix in (RAW, AVERAGED)}
+    return Objective(
+        task=task.name,
+        best=best_metric(config) if config.validation else "",
+        lower={**lower, **model.lower},
+        tests=config.mode == "train" and config.test and bool(facts.test_samples or facts.iterable),
+        limit_val=config.limit_val_batches or 0,
+        denominator=model.denominator,
+        loss=loss_in_words(checked, model.denominator),
+    )
+
+
+def _predicted(checked: Checked) -> Predicted | None:
+    """What mode=predict reads; None in other modes."""
+    config, predict = checked.config, checked.config.predict
+    if config.mode != "predict":
+        return None
+    return Predicted(str(predict.input), checked.samples, "image" if checked.sees_pictures else "row", predict.output)
 
 
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:
@@ -154,20 +206,12 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
         why |= {"batch_size": "the most that fits is searched for before the training; until then this is a guess"}
     if checked.auto_strategy:
         why["strategy"] = checked.auto_strategy
+    if checked.auto_task:
+        why["task"] = checked.auto_task
     return chosen, why
 
 
-def _of_weights(checked: Checked) -> dict[str, Any]:
-    """What is measured or predicted besides: with which weights and classes in mode=eval and predict, the test in a
-    training."""
-    config, told, each = checked.config, checked.config.predict, "image" if checked.sees_pictures else "row"
-    predict = Predicted(str(told.input), checked.samples, each, told.output) if config.mode == "predict" else None
-    tests = config.mode == "train" and config.test and bool(checked.facts.test_samples or checked.facts.iterable)
-    labels, limit = [*checked.classes.labels], config.limit_val_batches or 0
-    return {"weights": config.weights or "", "labels": labels, "predict": predict, "tests": tests, "limit_val": limit}
-
-
-def _length(checked: Checked) -> tuple[int, int, int]:
+def _training_length(checked: Checked) -> Length:
     """Epochs, updates of an epoch, and of the whole training."""
     config, samples, workers = checked.config, checked.facts.train_samples, checked.workers
     size = config.batch_size
@@ -182,7 +226,7 @@ def _length(checked: Checked) -> tuple[int, int, int]:
         epochs = ceil(total * workers / ceil(together / checked.merge))
     if not steps_per_epoch and not checked.lacks:
         raise UserError(f"data.batch_size={size}", "not one batch can be made of the training data")
-    return epochs, steps_per_epoch, total
+    return Length(epochs, steps_per_epoch, total)
 
 
 def _lease_batches(checked: Checked) -> int:
@@ -194,14 +238,14 @@ def _lease_batches(checked: Checked) -> int:
     return config.data.lease_batches or max(1, min(64, everything // (8 * checked.workers)))
 
 
-def _looks(checked: Checked) -> tuple[int, int, int]:
-    """The same where nothing is trained: one pass, its batches of each worker."""
+def _evaluation_length(checked: Checked) -> Length:
+    """Epochs and batches of each worker in mode=eval and mode=predict: one pass."""
     config = checked.config
     samples = checked.samples or evaluated_samples(config, checked.facts)
     batches = ceil(ceil(samples / checked.workers) / config.batch_size)
     if config.mode == "eval":
         batches = min(batches, config.limit_val_batches or batches)
-    return 1, batches, batches
+    return Length(1, batches, batches)
 
 
 def _count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:

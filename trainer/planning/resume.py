@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint import store
-from trainer.config.keys import is_of, leaves, spelled
+from trainer.config.keys import is_of, spelled
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
 from trainer.errors import UserError
@@ -17,19 +16,28 @@ from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.find_checkpoint import own
 from trainer.planning.plan import Plan
 from trainer.planning.restart_checks import EACH, GEO, STRATEGIES
-from trainer.planning.resume_changes import begin_anew, check_ages, completed, measures_of, public, what_watches
+from trainer.planning.resume_changes import (
+    begin_anew,
+    check_ages,
+    completed,
+    differences,
+    measures_of,
+    public,
+    what_watches,
+)
+from trainer.planning.task_checks import check_checkpoint
 from trainer.wording import counted
 
 
 def _other_workers(plan: Plan, about: store.About) -> bool:
     """Whether an asynchronous run resumes with another number of workers."""
-    return plan.strategy in STRATEGIES and about.workers != plan.workers
+    return plan.strategy.name in STRATEGIES and about.workers != plan.topology.workers
 
 
 def _other_processes(plan: Plan, about: store.About) -> bool:
     """Whether an asynchronous run resumes with another number of workers or servers."""
-    servers = plan.roles.get("server", 0)
-    return plan.strategy in STRATEGIES and (about.workers, about.servers) != (plan.workers, servers)
+    servers = plan.topology.roles.get("server", 0)
+    return plan.strategy.name in STRATEGIES and (about.workers, about.servers) != (plan.topology.workers, servers)
 
 
 def _batch(about: store.About, merge: int) -> int:
@@ -43,26 +51,26 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
     Raises:
         UserError: it does not.
     """
-    if not plan.leased:
+    if not plan.batches.leased:
         why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
-        raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
-    if (before := _batch(about, plan.merge)) != plan.batch_size:
+        raise UserError(f"{plan.topology.workers} workers", why, f"launch.workers={about.workers}")
+    if (before := _batch(about, plan.batches.merge)) != plan.batches.size:
         why = (
-            f"a batch has {plan.batch_size} samples, and had {before} in {folder}; work is handed out in blocks "
+            f"a batch has {plan.batches.size} samples, and had {before} in {folder}; work is handed out in blocks "
             f"of batches"
         )
-        raise UserError(f"{plan.workers} workers", why, f"data.batch_size={before}")
+        raise UserError(f"{plan.topology.workers} workers", why, f"data.batch_size={before}")
     for key in EACH:
         told, now = about.config.get(key), getattr(config, key)
-        if told is not None and told * about.workers != (now or 0) * plan.workers:
+        if told is not None and told * about.workers != (now or 0) * plan.topology.workers:
             together = told * about.workers
             why = (
                 f"it counts those of each worker, and {folder} is of {counted(about.workers, 'worker')} with "
                 f"{told} each"
             )
             even = (
-                f"{key}={together // plan.workers}"
-                if together % plan.workers == 0
+                f"{key}={together // plan.topology.workers}"
+                if together % plan.topology.workers == 0
                 else f"launch.workers={about.workers}"
             )
             raise UserError(f"{key}={now}", why, even)
@@ -75,16 +83,16 @@ def _counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
 
 def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield one line for everything that begins anew with another number of workers or servers."""
-    if about.workers == plan.workers and 0 < about.lease_batches != plan.lease_batches:
-        yield f"blocks of {plan.lease_batches} batches: those of the run stay at {about.lease_batches}"
-    if plan.leased and about.config.get("max_steps") and _is_cut(plan, about):
+    if about.workers == plan.topology.workers and 0 < about.lease_batches != plan.batches.lease_batches:
+        yield f"blocks of {plan.batches.lease_batches} batches: those of the run stay at {about.lease_batches}"
+    if plan.batches.leased and about.config.get("max_steps") and _is_cut(plan, about):
         yield (
             f"the rest of the epoch that max_steps={about.config.get('max_steps')} has cut: its blocks were "
             f"counted then, and the next epoch follows"
         )
     if not _other_processes(plan, about):
         return
-    if plan.strategy == GEO:
+    if plan.strategy.name == GEO:
         yield (
             "what tells the replicas of workers apart: all begin with the servers' parameters, and train again on "
             "what they had not exchanged"
@@ -97,17 +105,17 @@ def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 def _is_cut(plan: Plan, about: store.About) -> bool:
     """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes
     on."""
-    whole, rest = divmod(about.total_steps, plan.steps_per_epoch)
-    return plan.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
+    whole, rest = divmod(about.total_steps, plan.length.steps_per_epoch)
+    return plan.length.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
 
 
 def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if pserver_geo's workers or servers are now more or fewer."""
-    if plan.strategy == GEO and _other_processes(plan, about):
-        now = plan.roles.get("server", 0)
+    if plan.strategy.name == GEO and _other_processes(plan, about):
+        now = plan.topology.roles.get("server", 0)
         yield (
             f"the run had {counted(about.workers, 'worker')} and {counted(about.servers, 'server')}, and has "
-            f"{plan.workers} and {now}; each worker has a replica of its own"
+            f"{plan.topology.workers} and {now}; each worker has a replica of its own"
         )
 
 
@@ -125,6 +133,7 @@ HARMLESS = (
     "checkpoint",
     "launch",
     "predict",
+    "task.threshold",
     "device",
     "data.batch_size",
     "data.global_batch_size",
@@ -146,11 +155,8 @@ HARMLESS = (
     "execution.profile_steps",
 )
 """Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
-OF_THE_COMMAND = ("resume", "plan")
-"""From where a run resumes, and whether its plan alone is shown: no differences of the training."""
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
-CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 SYNC = "pserver_sync"
 """Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their
 own."""
@@ -198,11 +204,12 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
     Raises:
         UserError: the run cannot go on from it as it is configured.
     """
-    about, mine = store.about(folder), own(folder, Path(plan.run_dir))
+    about, mine = store.about(folder), own(folder, Path(plan.paths.run_dir))
     about = replace(about, config=completed(about.config, public(config)))
     here, folder = mine is not None, mine or folder
+    check_checkpoint(config, about.config, folder)
     _check_strategy(plan, about, folder)
-    if (about.servers or plan.roles.get("server")) and (why := _kept_in_servers(plan, about)):
+    if (about.servers or plan.topology.roles.get("server")) and (why := _kept_in_servers(plan, about)):
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
     if _other_workers(plan, about):
         _check_other_workers(config, plan, about, folder)
@@ -216,11 +223,13 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         besides = f"; harmless differences: {'; '.join(harmless)}" if harmless else ""
         why = f"the config differs from that of {folder} in what matters: {'; '.join(matters)}{without}{besides}"
         raise UserError("resume", why, "the values of before, or resume.allow_changes=true")
-    if plan.traits.lockstep and plan.total_steps < about.step:
-        long_enough = f"epochs={about.step // max(1, plan.steps_per_epoch) + 1}"
+    if plan.strategy.traits.lockstep and plan.length.total_steps < about.step:
+        long_enough = f"epochs={about.step // max(1, plan.length.steps_per_epoch) + 1}"
         if config.max_steps:
             long_enough = f"max_steps={max(about.total_steps, about.step + 1)}"
-        raise UserError(counted(plan.total_steps, "update"), f"{folder} is after update {about.step}", long_enough)
+        raise UserError(
+            counted(plan.length.total_steps, "update"), f"{folder} is after update {about.step}", long_enough
+        )
     other = tuple(versions.differences(about.versions, versions.installed()))
     return Resume(folder, about, here, matters, harmless, lost, other)
 
@@ -228,7 +237,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
 def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
     matters, harmless = list[str](), list[str]()
-    for key, line in differences(about.config, public(config), plan.strategy != about.strategy):
+    for key, line in differences(about.config, public(config), plan.strategy.name != about.strategy):
         if is_of(key, HARMLESS) or _counts_for_others(plan, about, key):
             harmless.append(line)
         elif key != PRECISION:
@@ -236,18 +245,17 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
     if arithmetic := _precision(plan, about):
         matters.append(arithmetic)
     others = _other_workers(plan, about)  # whose updates are as many together
-    if not matters and about.total_steps != plan.total_steps and not others:
-        matters = [f"the run had {about.total_steps} updates, and has {plan.total_steps}"]
+    if not matters and about.total_steps != plan.length.total_steps and not others:
+        matters = [f"the run had {about.total_steps} updates, and has {plan.length.total_steps}"]
     matters = matters or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
     return tuple(matters), tuple(harmless)
 
 
-def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
+def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
     """The same, with the data compared.
 
     Args:
         now: their fingerprint.
-        task: of the data.
 
     Raises:
         UserError: they are others, and ``resume.allow_changes`` does not allow it.
@@ -260,9 +268,7 @@ def with_data(resume: Resume, now: str, config: RunConfig, task: str) -> Resume:
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
     matters = (*resume.matters, f"the data: their fingerprint was {before}, is {now}")
     anew = [
-        line
-        for line in begin_anew(measures_of(config, resume.about.config, True), config, task)
-        if line not in resume.lost
+        line for line in begin_anew(measures_of(config, resume.about.config, True), config) if line not in resume.lost
     ]
     return replace(resume, matters=matters, lost=(*resume.lost, *anew))
 
@@ -295,7 +301,7 @@ def other_classes(other: str, folder: Path) -> UserError:
 def as_begun(plan: Plan, resume: Resume | None) -> Plan:
     """Return the plan with the size of leased blocks from the run's beginning, which never changes in a run."""
     blocks = resume.about.lease_batches if resume is not None else 0
-    return replace(plan, lease_batches=blocks) if blocks else plan
+    return plan.changed(batches={"lease_batches": blocks}) if blocks else plan
 
 
 def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
@@ -304,15 +310,15 @@ def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
     Raises:
         UserError: there are more or fewer.
     """
-    if about.global_batch_size != plan.global_batch_size:
-        why = f"an update has {plan.global_batch_size} samples, and had {about.global_batch_size} in {folder}"
-        raise UserError(f"{plan.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
+    if about.global_batch_size != plan.batches.global_size:
+        why = f"an update has {plan.batches.global_size} samples, and had {about.global_batch_size} in {folder}"
+        raise UserError(f"{plan.topology.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
 
 
 def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
     """Why the samples of an epoch would come in another order."""
     sampler = config.sampler
-    before, now = (about.workers, about.config.get("sampler", {}).get("pad")), (plan.workers, sampler.pad)
+    before, now = (about.workers, about.config.get("sampler", {}).get("pad")), (plan.topology.workers, sampler.pad)
     if sampler.padding == CONTIGUOUS and before != now:
         yield (
             f"the run had {counted(about.workers, 'worker')} and sampler.pad={spelled(before[1])}, and "
@@ -326,7 +332,7 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
     Raises:
         UserError: it cannot.
     """
-    before, now = about.strategy, plan.strategy
+    before, now = about.strategy, plan.strategy.name
     if before != now and {before, now} <= {*ALIKE, SYNC}:
         if SYNC in (before, now) and (kept := _kept_at_one_place(plan, about)):
             raise UserError(f"strategy={now}", f"{folder} is of strategy={before}, and {kept}", f"strategy={before}")
@@ -335,10 +341,10 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
         raise UserError(f"strategy={now}", f"{folder} is of strategy={before}", f"strategy={before}")
     if now in (*ALIKE, SYNC, *STRATEGIES):
         return
-    if about.workers != plan.workers and not plan.traits.replicas:
+    if about.workers != plan.topology.workers and not plan.strategy.traits.replicas:
         why = f"{folder} has {about.workers} workers, each with a state of its own"
-        raise UserError(f"{plan.workers} workers", why, f"launch.workers={about.workers}")
-    if about.servers != (servers := plan.roles.get("server", 0)):
+        raise UserError(f"{plan.topology.workers} workers", why, f"launch.workers={about.workers}")
+    if about.servers != (servers := plan.topology.roles.get("server", 0)):
         why = f"{folder} has {about.servers} servers, each with its own count of the work that is done"
         raise UserError(f"launch.servers={servers}", why, f"launch.servers={about.servers}")
 
@@ -352,21 +358,9 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
         return "what strategy.comm_hook=powersgd has left out would be lost"
     if about.strategy == SYNC and (told.get("evict_after") is not None or told.get("entry") != asdict(Entry())):
         return "workers that keep whole tables neither drop rows nor let them in late"
-    if plan.strategy == SYNC and not plan.traits.exact:
+    if plan.strategy.name == SYNC and not plan.strategy.traits.exact:
         return "with these options of pserver_sync the updates would be others"
     return ""
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
-    """Yield each config key whose value differs, and how.
-
-    Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
-    """
-    old, new = dict(leaves(completed(before, now), "")), dict(leaves(now, ""))
-    for key in sorted(old.keys() | new.keys()):
-        own = other_strategy and key.startswith("strategy.") and key not in CLIPS
-        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
-            yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 
 def _precision(plan: Plan, about: store.About) -> str:
@@ -409,18 +403,21 @@ def _average(config: RunConfig, about: store.About) -> Iterator[str]:
 
 def _other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if workers with own replicas are now more or fewer."""
-    if plan.traits.replicas and about.workers != plan.workers:
-        yield f"the run had {counted(about.workers, 'worker')}, each with a replica of its own, and has {plan.workers}"
+    if plan.strategy.traits.replicas and about.workers != plan.topology.workers:
+        yield (
+            f"the run had {counted(about.workers, 'worker')}, each with a replica of its own, and has "
+            f"{plan.topology.workers}"
+        )
 
 
 def _other_errors(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if workers with compression errors are now more or fewer."""
     told = about.config.get("strategy", {})
     for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
-        if told.get(option) == value and about.workers != plan.workers:
+        if told.get(option) == value and about.workers != plan.topology.workers:
             yield (
                 f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has "
-                f"left out, and has {plan.workers}"
+                f"left out, and has {plan.topology.workers}"
             )
 
 

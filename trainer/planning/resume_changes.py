@@ -15,9 +15,14 @@ from trainer.config.keys import is_of, leaves, sections, spelled
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.metrics.best import AVERAGED, RAW, WATCHED, best_metric
+from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
+from trainer.tasks.contract import best_metric, task_of
+
+OF_THE_COMMAND = ("resume", "plan")
+"""From where a run resumes, and whether its plan alone is shown: no differences of the training."""
+CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 
 
 def public(config: RunConfig) -> dict[str, Any]:
@@ -48,6 +53,18 @@ def completed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
 def _is_default(path: str, value: Any) -> bool:
     """Whether a key has that default, in any of the options that have it."""
     return any(key.default == value for section in sections() for key in section.keys if key.path == path)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
+    """Yield each config key whose value differs, and how.
+
+    Left out are keys of the command alone, another strategy's own (not clipping), and new ones with their defaults.
+    """
+    old, new = dict(leaves(completed(before, now), "")), dict(leaves(now, ""))
+    for key in sorted(old.keys() | new.keys()):
+        own = other_strategy and key.startswith("strategy.") and key not in CLIPS
+        if old.get(key) != new.get(key) and not own and not is_of(key, OF_THE_COMMAND):
+            yield key, f"{key} was {old.get(key)}, is {new.get(key)}"
 
 
 Nodes = Sequence[Mapping[str, Any]]
@@ -164,7 +181,7 @@ class Measures:
         name = metric.rpartition("/")[2]
         if self.other_data:
             return "the data are others"
-        for key in (f"metrics.{name}", *((LOSS,) if name.endswith(LOSS) else ())):
+        for key in ("task", f"metrics.{name}", *((LOSS,) if name.endswith(LOSS) else ())):
             if _values(self.before, key) != _values(self.now, key):
                 return f"{key} is another one"
         if metric.startswith(AVERAGED) and _at(self.before, "ema.decay") is None:
@@ -208,10 +225,10 @@ def _values(config: Mapping[str, Any], path: str) -> dict[str, Any]:
     return {key: value for key, value in leaves({path: _at(config, path)}, "") if value is not None}
 
 
-def begin_anew(measures: Measures, config: RunConfig, task: str) -> Iterator[str]:
+def begin_anew(measures: Measures, config: RunConfig) -> Iterator[str]:
     """Yield one line for everything that remembers the best value of a validation metric, and begins anew."""
     found = [
-        ("best.metric", best_metric(config, task), RAW + WATCHED[task], "the best model so far"),
+        ("best.metric", best_metric(config), RAW + task_of(config).best, "the best model so far"),
         ("early_stop.metric", config.early_stop.metric, "", "the early stop's best value and the validations waited"),
     ]
     if is_plateau(config.scheduler._target_):
@@ -268,7 +285,7 @@ def what_watches(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
     """Yield one line for everything besides the optimizer that remembers something, and begins anew or goes on
     otherwise."""
     measures = measures_of(config, about.config)
-    yield from begin_anew(measures, config, plan.facts.task)
+    yield from begin_anew(measures, config)
     yield from changes(*(list(one.get("callbacks") or ()) for one in (measures.before, measures.now)))
     yield from changed_states(measures.now, plan, about)
 
@@ -295,7 +312,7 @@ def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> It
     yield from _schedule(before, now)
     told, strategy = (one.get("strategy", {}) for one in (before, now))
     for option, value in MEMORIES:
-        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy:
+        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy.name:
             yield (
                 f"what workers have left out of their gradients (strategy.{option}={value}): it is not added to a "
                 f"later update"

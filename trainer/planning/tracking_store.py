@@ -182,7 +182,7 @@ def try_tracking(config: RunConfig, plan: Plan) -> str:
     Raises:
         UserError: it will never take a run.
     """
-    if not plan.tracking or plan.node_rank:
+    if not plan.paths.tracking or plan.topology.node_rank:
         return ""
     return try_store(config.tracking, experiment_of(config.tracking, config.name))
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from trainer.config import keys, schema
 from trainer.config.run_config import RunConfig
-from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics import best
 from trainer.optim.schedules import is_plateau
 from trainer.planning.auto import ModelFacts
 from trainer.planning.checked_config import Checked
+from trainer.planning.task_checks import said_of_loss
+from trainer.tasks.contract import task_of
 from trainer.wording import counted
 
 
@@ -42,8 +43,9 @@ def check_optimization(checked: Checked) -> None:
                 "a factor is a number, at least 0 (which freezes)",
                 f"'optimizer.lr_factors={{{pattern}: 1}}'",
             )
-    _check_metric_names(config, checked.facts)
-    averaged, known = config.ema.decay is not None, best.names(checked.facts, True, config.metrics)
+    measured = task_of(config).measured(checked.facts)
+    _check_metric_names(config, measured)
+    averaged, known = config.ema.decay is not None, best.names(measured, True, config.metrics)
     for path, metric, default in _watched(config):
         if metric in known and not averaged and metric.startswith(best.AVERAGED):
             raise UserError(
@@ -57,7 +59,7 @@ def check_optimization(checked: Checked) -> None:
                 or keys.nearest(metric if "/" in metric else best.RAW + metric, known)
                 or default
             )
-            there = ", ".join(best.names(checked.facts, averaged, config.metrics))
+            there = ", ".join(best.names(measured, averaged, config.metrics))
             raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
         if path != "best.metric" and not config.execution.val_every and not config.execution.val_every_steps:
             raise UserError(
@@ -99,8 +101,8 @@ def check_validation(config: RunConfig, typed: set[str]) -> None:
             raise UserError(f"{key}={value}", none, f"{key}={'null' if usual is None else usual} (or validation=true)")
 
 
-def _check_metric_names(config: RunConfig, facts: Facts) -> None:
-    """Refuse user's metrics whose names clash with the data's own metrics, or that MLflow does not accept."""
+def _check_metric_names(config: RunConfig, measured: Collection[str]) -> None:
+    """Refuse user's metrics whose names clash with the task's metrics, or that MLflow does not accept."""
     for name in config.metrics:
         if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)):
             raise UserError(
@@ -108,7 +110,7 @@ def _check_metric_names(config: RunConfig, facts: Facts) -> None:
                 "a name is a letter, then letters, digits, _ and -",
                 f"metrics.{re.sub(r'[^A-Za-z0-9_-]', '_', f'm{name}')}={{...}}",
             )
-        if name in best.measured(facts):
+        if name in measured:
             raise UserError(f"metrics.{name}", "is measured anyway, as val/" + name, f"metrics.my_{name}={{...}}")
 
 
@@ -183,8 +185,11 @@ def _check_numbers(name: str, value: Any, checked: Checked) -> None:
     if not any(numbers):
         raise UserError(what, "all weights are 0, so that nothing would be learnt", f"loss.{name}={ones}")
     if name == "pos_weight":
-        if len(numbers) != 1:
-            raise UserError(what, "the model has one output, so there is one factor", f"loss.pos_weight={numbers[0]}")
+        factors = facts.classes if facts.task == "multi_label" else 1
+        if len(numbers) not in (1, factors):
+            why = "the model has one output, so there is one factor"
+            why = why if factors == 1 else f"has {len(numbers)} factors for {facts.targets}"
+            raise UserError(what, why, f"loss.pos_weight={numbers[0]}")
         return
     if not all(numbers) and (share := config.loss.get("label_smoothing")):
         why = "a sample of a class with weight 0 would count in the smoothing and not in the mean"
@@ -259,16 +264,15 @@ MEANS = {
 """What the loss of a batch was found to be, for the plan."""
 
 
-def found_loss(checked: Checked, denominator: str) -> dict[str, Any]:
-    """What was found about the loss, for the plan: its denominator, and the same in words, empty for torch's mean over
-    samples."""
+def loss_in_words(checked: Checked, denominator: str) -> str:
+    """What the loss of a batch is, for the plan; empty for torch's mean over samples."""
     config, traits = checked.config, checked.declaration.traits
     usual = str(config.loss.get("_target_")).startswith(("torch.", "trainer."))
     if config.mode == "predict" or (usual and denominator == "samples" and not balanced_keys(config)):
-        return {"denominator": denominator, "loss": ""}
+        return said_of_loss(config) if config.mode == "train" else ""
     own_steps = not traits.exact and (traits.replicas or not traits.lockstep)
     of = ", of each worker's own batches" if config.mode == "train" and own_steps and checked.workers > 1 else ""
-    return {"denominator": denominator, "loss": MEANS.get(denominator, denominator) + of}
+    return MEANS.get(denominator, denominator) + of
 
 
 def concern_of(config: RunConfig, denominator: str) -> str:

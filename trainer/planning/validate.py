@@ -35,6 +35,7 @@ from trainer.planning.launcher import launcher_of
 from trainer.planning.processes import check_devices, choose_device, default_workers, workers_everywhere, workers_here
 from trainer.planning.restart_checks import check_elastic, check_nonfinite
 from trainer.planning.run_secret import check_secret
+from trainer.planning.task_checks import with_task
 from trainer.planning.tracking_store import check_tracking
 from trainer.planning.training_checks import check_optimization, check_validation, check_weights
 from trainer.planning.user_class_checks import check_declaration, refusals
@@ -84,7 +85,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         config = config.changed(data={"batch_size": FIRST_TRY, "global_batch_size": None})
     config = _with_batches(config, declaration, workers, merge, typed, lacks)
     source: DataSource = call_target(config.node("data"), "data", kind=DataSource)
-    config, facts, classes = _with_facts(config, source, workers, merge, typed, lacks, searches)
+    config, facts, classes, auto_task = _with_facts(config, source, workers, merge, typed, lacks, searches)
     config, head = new_head(config, source, facts)
     checked = Checked(
         config,
@@ -101,6 +102,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         searches=searches,
         classes=classes,
         head=head,
+        auto_task=auto_task,
     )
     for step in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
@@ -117,8 +119,9 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
 
 def _with_facts(
     config: RunConfig, source: DataSource, workers: int, merge: int, typed: set[str], lacks: Lacks, searches: bool
-) -> tuple[RunConfig, Facts, Classes]:
-    """Ask the data source for its facts; returns the config with what follows from them, the facts, and its classes.
+) -> tuple[RunConfig, Facts, Classes, str]:
+    """Ask the data source for its facts; returns the config with what follows from them, the facts, its classes, and
+    why this task was chosen for ``task=auto``.
 
     Args:
         searches: the batch size is a guess.
@@ -126,6 +129,7 @@ def _with_facts(
     given = config.data.global_batch_size if config.mode == "train" else None
     together = given or config.batch_size * workers * merge
     facts, classes = facts_of(config, source, together), Classes()
+    config, auto_task = with_task(config, facts, typed, lacks)
     with lacks:
         classes = of_outputs(config, source, facts)
         if classes.labels and config.data.num_classes == facts.classes:  # of the folder, not of the weights
@@ -133,7 +137,8 @@ def _with_facts(
         facts = classes.applied(facts)
     with lacks:
         config, facts = with_length(config, facts, together, workers, typed, searches)
-    return with_classes(at_most(config, facts.train_samples, workers) if searches else config, facts), facts, classes
+    config = at_most(config, facts.train_samples, workers) if searches else config
+    return with_classes(config, facts), facts, classes, auto_task
 
 
 def _declared(config: RunConfig, workers: int, lacks: Lacks) -> Declaration:

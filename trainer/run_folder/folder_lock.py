@@ -23,7 +23,7 @@ from trainer.wording import quoted
 FILE = ".lock"
 LONGEST = 1000
 """Bytes that are read of it."""
-LOOK_S = 0.1
+POLL_S = 0.1
 CLOSED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """Errors for a file that is there and not to be opened: somebody else's, a folder, a link, a socket."""
 BUSY = "processes of a run still work in this folder: it goes on, or its last points are being sent"
@@ -172,7 +172,7 @@ class FolderLock:
             return False
         waiting()
         while time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             if self.take():
                 return True
         return False
@@ -187,7 +187,7 @@ class FolderLock:
         while not self.take() and time.monotonic() < until:
             if not self.share():  # one that is not taken is lost where it was shared
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return self.share()
 
     def leave(self) -> None:

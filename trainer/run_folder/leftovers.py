@@ -17,7 +17,7 @@ FILES = re.compile(
     r"metrics\.jsonl|(result|status|tracking|plan|model|classes|lives)\.json|config\.yaml|example\.npz|skeleton\.pkl|predictions\.csv"
     r"|model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|nonfinite(\.\d+)?\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
     r"|ledger\.\d+\.tsv(\.before\.\d+)?"
-    r"|(curves|servers)\.png|(best_)?(confusion\.png|per_class\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
+    r"|(curves|servers)\.png|(best_)?((confusion|scatter|labels)\.png|per_(class|label)\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
 )
 """Files in the run's folder, or in ``host.N`` below it."""
 CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors|latest")

@@ -327,14 +327,11 @@ class Report:
         watched, metric = self.watched.state(), self.watched.metric
         return {"kept": kept, "watched": watched, "seconds": time.perf_counter() - self.started, "metric": metric}
 
-    def load(
-        self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float, metric: str | None = None
-    ) -> None:
-        """Restore what :meth:`state` returned; of another ``best.metric`` no best value. (Older checkpoints tell
-        neither of which, nor when the last line came.)"""
+    def load(self, kept: Mapping[str, Any], watched: tuple[float | None, int], seconds: float, metric: str) -> None:
+        """Restore what :meth:`state` returned; no best value if it is of another ``best.metric``."""
         for name in KEPT:
-            setattr(self, name, kept.get(name, self.step) if name == "line_step" else kept[name])
-        if metric in (None, self.watched.metric):
+            setattr(self, name, kept[name])
+        if metric == self.watched.metric:
             self.watched.load(watched)
         self.pulse.update(self.step)
         if self._points is not None:

@@ -19,7 +19,7 @@ from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
 
 LOOK_EVERY_S = 0.25
-SHOWN = ("loss", "acc1", "acc5", "auc")
+SHOWN = ("loss", "acc1", "acc5", "auc", "rmse", "r2", "f1")
 PEERS = "status.*.json"
 """What each worker writes of itself where they go their own ways."""
 

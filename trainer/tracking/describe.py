@@ -17,12 +17,12 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.host import versions
-from trainer.metrics.best import best_metric
 from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder import repeat
 from trainer.run_folder.lives import Life
+from trainer.tasks.contract import best_metric
 from trainer.tracking import experiment_view
 from trainer.tracking.contract import TrackedRun
 from trainer.tracking.naming import model_name, run_name
@@ -83,31 +83,31 @@ def describe(
             **tags(plan, overrides),
             **_lived(lives, resume),
             **_own_tags(hide(tracking.tags, secrets)),
-            NOTE: note(plan, repeat.words(config, overrides, lives, Path(plan.run_dir)), lives=lives),
+            NOTE: note(plan, repeat.words(config, overrides, lives, Path(plan.paths.run_dir)), lives=lives),
         },
         "params": {
             **dict(flat(hide(plain, secrets))),
-            "lr": plan.lr,
-            "lr_factor": plan.lr_factor,
-            "update_batch": plan.update_batch,
+            "lr": plan.batches.lr,
+            "lr_factor": plan.batches.lr_factor,
+            "update_batch": plan.batches.update_size,
         },
         "dataset": _dataset(plan, digest),
         "artifacts": list(ARTIFACTS),
     }
     return TrackedRun(
-        folder=plan.run_dir,
+        folder=plan.paths.run_dir,
         start_time=int(time.time() * 1000),
         parent=str(parent) if parent else None,
         opened=uuid.uuid4().hex,
         resumed=resume is not None and resume.here,
         trackers=dict(tracking.trackers),
         mlflow={
-            "uri": plan.tracking,
+            "uri": plan.paths.tracking,
             "experiment_id": experiment.id,
             "join": os.environ.get("MLFLOW_RUN_ID") if parent is None else None,
             "models": _models(config, plan),
             "registered_model": tracking.registered_model if plan.mode == "train" else None,
-            "view": experiment_view.view(best_metric(config, plan.facts.task)),
+            "view": experiment_view.view(best_metric(config)),
         },
         **hide(shown, secrets),
     )
@@ -132,7 +132,7 @@ def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
 def _dataset(plan: Plan, digest: str) -> dict[str, str]:
     """The data set as MLflow records it: its name, a digest, its size, and what for. Of predictions it is what they
     look at."""
-    facts, read = plan.facts, plan.predict
+    facts, read = plan.data.facts, plan.data.predict
     if read is not None:
         name, source, size = (
             read.input,
@@ -162,9 +162,9 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
         ended: the run's result as a dict; None: it has just begun.
         lives: of a run that went on from a checkpoint, each is shown.
     """
-    facts, chosen = plan.facts, plan.chosen
-    hosts = f" on {plan.nnodes} hosts" if plan.nnodes > 1 and not plan.by_role else ""
-    roles = ", ".join(counted(n, role) for role, n in plan.roles.items())
+    facts, chosen = plan.data.facts, plan.chosen
+    hosts = f" on {plan.topology.nnodes} hosts" if plan.topology.nnodes > 1 and not plan.topology.by_role else ""
+    roles = ", ".join(counted(n, role) for role, n in plan.topology.roles.items())
     lines = [_headline(plan, ended)]
     if ended is not None:
         shown = {k: v for k, v in ended["metrics"].items() if k.startswith(("val/", "val_ema/", "test/", "predict/"))}
@@ -173,14 +173,14 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
             lines += ["", "| metric | last | best |", "|---|---|---|"]
             lines += [f"| {k} | {v:.5f} | {f'{best[k]:.5f}' if k in best else ''} |" for k, v in shown.items()]
     lines += [
-        *(line for said in (facts.stand_in, plan.concern) if said for line in ("", f"**ATTENTION: {said}**")),
+        *(line for said in (facts.stand_in, plan.remarks.concern) if said for line in ("", f"**ATTENTION: {said}**")),
         "",
         "| | |",
         "|---|---|",
-        f"| data | {facts.source}: {facts.sizes}, {counted(facts.classes, 'class')} |",
-        f"| model | {counted(plan.parameters, 'parameter', ',')} |",
-        *([f"| weights | `{plan.weights}` |"] if plan.weights else []),
-        f"| how | {plan.strategy}, {roles}{hosts}, {plan.device}, {chosen.precision} |",
+        f"| data | {facts.source}: {facts.sizes}, {facts.targets} |",
+        f"| model | {counted(plan.model.parameters, 'parameter', ',')} |",
+        *([f"| weights | `{plan.model.weights}` |"] if plan.model.weights else []),
+        f"| how | {plan.strategy.name}, {roles}{hosts}, {plan.topology.device}, {chosen.precision} |",
         f"| size | {_size(plan)} |",
     ]
     if ended is not None:
@@ -201,7 +201,7 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
     if len(lives) > 1:
         lines += ["", "| life | began | ended | updates | how |", "|---|---|---|---|---|", *map(_life, lives)]
     again = " ".join(repeats) or "\n".join(life.command for life in lives)
-    return "\n".join([*lines, "", "Repeat it:", "", "```", again, "```", "", f"Files: `{plan.run_dir}`"])
+    return "\n".join([*lines, "", "Repeat it:", "", "```", again, "```", "", f"Files: `{plan.paths.run_dir}`"])
 
 
 def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:
@@ -209,8 +209,8 @@ def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:
     what = f"{plan.name}: {DOING[plan.mode]}"
     if ended is None:
         return f"**{what} is running**"
-    best = plan.best and ended["best"].get(plan.best)
-    result = f", best {plan.best} {best:.5f} at update {ended['best_step']}" if best else ""
+    best = plan.objective.best and ended["best"].get(plan.objective.best)
+    result = f", best {plan.objective.best} {best:.5f} at update {ended['best_step']}" if best else ""
     return f"**{what} {ended['status']}{result}**"
 
 
@@ -224,10 +224,10 @@ def _life(life: Life) -> str:
 
 def _size(plan: Plan) -> str:
     if plan.mode != "train":
-        return f"{counted(plan.batch_size, 'sample')} per worker and batch"
+        return f"{counted(plan.batches.size, 'sample')} per worker and batch"
     return (
-        f"{counted(plan.total_steps, 'update')} ({counted(plan.epochs, 'epoch')}) of "
-        f"{counted(plan.global_batch_size, 'sample')}"
+        f"{counted(plan.length.total_steps, 'update')} ({counted(plan.length.epochs, 'epoch')}) of "
+        f"{counted(plan.batches.global_size, 'sample')}"
     )
 
 
@@ -240,7 +240,7 @@ def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
 
 def _first(plan: Plan) -> str:
     """What a run's name begins with: the stand-in for the data, and what is done where that is no training."""
-    return " ".join([plan.facts.kind] * bool(plan.facts.stand_in) + [plan.mode] * (plan.mode != "train"))
+    return " ".join([plan.data.facts.kind] * bool(plan.data.facts.stand_in) + [plan.mode] * (plan.mode != "train"))
 
 
 def _models(config: RunConfig, plan: Plan) -> dict[str, str]:
@@ -248,7 +248,7 @@ def _models(config: RunConfig, plan: Plan) -> dict[str, str]:
     tracking = config.tracking
     if plan.mode != "train" or not tracking.log_model:
         return {}
-    if not plan.best:
+    if not plan.objective.best:
         return {"last": model_name(plan.name, "last")}
     last = tracking.log_last_model or tracking.registered_model is not None
     return {which: model_name(plan.name, which) for which in ("best", *(["last"] if last else []))}
@@ -259,22 +259,22 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
     found = {
         "trainer.recipe": plan.name,
         "trainer.mode": plan.mode,
-        "trainer.strategy": plan.strategy,
-        "trainer.world_size": str(plan.workers),
-        "trainer.servers": str(plan.roles.get("server", 0)),
-        "trainer.device": plan.device,
+        "trainer.strategy": plan.strategy.name,
+        "trainer.world_size": str(plan.topology.workers),
+        "trainer.servers": str(plan.topology.roles.get("server", 0)),
+        "trainer.device": plan.topology.device,
         "trainer.precision": str(plan.chosen.precision),
-        "trainer.data_source": plan.facts.source,
-        "trainer.stand_in": plan.facts.stand_in or "no",
-        "trainer.transport": plan.transport or "none",
-        "trainer.insecure": "yes" if plan.insecure else "no",
-        **({"trainer.weights_taken": plan.taken[:5000]} if plan.taken else {}),
+        "trainer.data_source": plan.data.facts.source,
+        "trainer.stand_in": plan.data.facts.stand_in or "no",
+        "trainer.transport": plan.strategy.transport or "none",
+        "trainer.insecure": "yes" if plan.topology.insecure else "no",
+        **({"trainer.weights_taken": plan.model.part[:5000]} if plan.model.part else {}),
         **{
             f"trainer.loss_{name}": " ".join(f"{n:.6g}" for n in numbers)[:5000]
-            for name, numbers in plan.class_weights.items()
+            for name, numbers in plan.objective.class_weights.items()
         },
         "trainer.overrides": command(overrides)[:5000],
-        RUN_DIR: plan.run_dir,
+        RUN_DIR: plan.paths.run_dir,
         "mlflow.user": user(),
         "mlflow.source.name": f"trainer {plan.name}",
         "mlflow.source.type": "LOCAL",

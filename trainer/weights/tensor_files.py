@@ -10,7 +10,6 @@ import torch
 
 from trainer.errors import UserError, first_line, why
 from trainer.visible import shortened
-from trainer.weights import checkpoint_weights, state_dicts, torch_files
 from trainer.wording import quoted
 
 STRAY = (
@@ -21,6 +20,8 @@ STRAY = (
     (b"\x1f\x8b", "is packed by gzip", "gunzip -c {} > weights.pth"),
 )
 """What is often found in the place of weights: how it begins, what it is, and what to do."""
+ZIP, PICKLE = b"PK\x03\x04", b"\x80"
+"""First bytes of files by torch.save, in its two formats."""
 LEFT_OUT = "left_out"
 """In the header of a run's own safetensors: the tables that it goes without."""
 
@@ -35,6 +36,8 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
         UserError: it cannot be read as what it is.
     """
     if path.is_dir():
+        from trainer.weights import checkpoint_weights
+
         return _plain(checkpoint_weights.read(path), what)
     if _is_safetensors(path, what):
         from safetensors.torch import load_file
@@ -48,8 +51,10 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
     return _plain(_state_dict(path, what).tensors, what)
 
 
-def _state_dict(path: Path, what: str, mapped: bool = False) -> state_dicts.StateDict:
-    """The tensors in a file of torch.save's; ``mapped``: for their shapes alone."""
+def _state_dict(path: Path, what: str, mapped: bool = False) -> Any:
+    """The :class:`StateDict` in a file of torch.save's; ``mapped``: for the shapes alone."""
+    from trainer.weights import state_dicts, torch_files
+
     try:
         content: Any = torch_files.read(path, what, mapped)
     except UserError:
@@ -78,7 +83,7 @@ def _is_safetensors(path: Path, what: str) -> bool:
         raise UserError(what, "is empty", "another file, or a copy that is whole")
     if start[8:9] == b"{":
         return True
-    return path.suffix == ".safetensors" and start[:4] != torch_files.ZIP and start[:1] != torch_files.PICKLE
+    return path.suffix == ".safetensors" and start[:4] != ZIP and start[:1] != PICKLE
 
 
 def _plain(by_name: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:

@@ -72,7 +72,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     Raises:
         RunFailed: memory was not enough; the folder then holds a file that says so.
     """
-    folder = Path(assignment.plan.run_dir)
+    folder = Path(assignment.plan.paths.run_dir)
     told = TrialLimits(**json_text.read(folder / TOLD))
     try:
         measure = _limited_gpu(told, seat.device) if seat.device.startswith("cuda") else _limited_host(told)

@@ -35,12 +35,8 @@ from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
-from trainer.metrics.binary import Binary
-from trainer.metrics.classification import Classification
-from trainer.metrics.contract import Objective
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
 from trainer.metrics.user_metrics import OwnMetrics
-from trainer.models.skeleton import skeleton
 from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
@@ -48,6 +44,7 @@ from trainer.planning.plan import Plan
 from trainer.planning.training_checks import balanced_keys
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
+from trainer.tasks.contract import task_of
 from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
 from trainer.worker.model import Updaters, autocast, construct, prepared
@@ -64,49 +61,60 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
     model = construct(config)
-    own = config.mode == "train" and needs_skeleton(config.model)
-    bare = skeleton(model, values(config.plain()) | redact.HERE.values) if own else None
+    bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
     model = prepared(model, config, plan, device)
     if config.compile:
         model.compile(backend=config.execution.compile_backend)
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
-    splits = opened(call_target(config.node("data"), "data"), of_data(plan.facts, plan.labels), *measured(config))
+    splits = opened(
+        call_target(config.node("data"), "data"), of_data(plan.data.facts, plan.data.labels), *measured(config)
+    )
     splits = _streamed(splits, config, plan, seat)
-    order = _make_order(config, plan.facts, splits)
+    order = _make_order(config, plan.data.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     criterion = _make_criterion(config, plan, seat, splits)
     feed = _make_feed(config, plan, seat, strategy, splits, order, criterion)
-    task = _make_task(plan, criterion)
+    objective = task_of(config).objective(criterion, plan.data.facts, plan.data.labels)
     return Training(
         model=model,
         forward=forward,
-        task=task,
+        task=objective,
         strategy=strategy,
         feed=feed,
         autocast=autocast(plan.chosen.precision, device),
-        lockstep=plan.traits.lockstep,
+        lockstep=plan.strategy.traits.lockstep,
         schedule=_make_schedule(config, plan),
         watchers=_make_watchers(config, plan, seat, strategy, model),
-        reporting=Reporting(report, LogWindow(task), compiles=config.compile),
+        reporting=Reporting(report, LogWindow(objective), compiles=config.compile),
         final_test=FinalTest(bare),
     )
 
 
+def _skeleton(model: nn.Module, config: RunConfig) -> bytes | None:
+    """Return the user's own model without weights, for the final test and for those who load the saved weights."""
+    from trainer.models.skeleton import skeleton
+
+    return skeleton(model, values(config.plain()) | redact.HERE.values)
+
+
 def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, model: nn.Module) -> Watchers:
     """Make the :class:`Watchers` of the run. An evaluation has no early stop, no averaged weights and no best model."""
-    run_dir = Path(plan.run_dir)
-    together = plan.traits.lockstep and plan.traits.same_everywhere
+    run_dir = Path(plan.paths.run_dir)
+    together = plan.strategy.traits.lockstep and plan.strategy.traits.same_everywhere
     watchers = Watchers(
         step_hook=STEP_HOOKS[config.on_nonfinite](seat.rank, seat.size, together),
-        callbacks=made(config.callbacks, seat.rank, seat.size, run_dir, plan.total_steps, model),
-        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device)),
+        callbacks=made(config.callbacks, seat.rank, seat.size, run_dir, plan.length.total_steps, model),
+        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores),
     )
     if plan.mode == "train":
-        watchers.early_stop = _early_stop(config.early_stop, plan.lower)
+        watchers.early_stop = _early_stop(config.early_stop, plan.objective.lower)
         watchers.plateau = is_plateau(config.scheduler._target_)
-        watchers.ema, watchers.average_ema = averaged_weights(model, config.ema), not plan.traits.same_everywhere
+        watchers.ema, watchers.average_ema = (
+            averaged_weights(model, config.ema),
+            not plan.strategy.traits.same_everywhere,
+        )
         watchers.save_best = partial(save_best, model, strategy, seat, run_dir)
     return watchers
 
@@ -122,8 +130,8 @@ def _make_schedule(config: RunConfig, plan: Plan) -> Schedule:
     """Make the :class:`Schedule` of the run. With leased work no worker knows its number of updates."""
     execution = config.execution
     return Schedule(
-        epochs=plan.epochs,
-        total_steps=UNLIMITED if plan.leased else plan.total_steps,
+        epochs=plan.length.epochs,
+        total_steps=UNLIMITED if plan.batches.leased else plan.length.total_steps,
         log_every=execution.log_every,
         val_every=execution.val_every,
         val_every_steps=execution.val_every_steps,
@@ -135,11 +143,11 @@ def _make_schedule(config: RunConfig, plan: Plan) -> Schedule:
 def _make_criterion(config: RunConfig, plan: Plan, seat: Seat, splits: Splits) -> Criterion:
     """Make the worker's loss. Balanced weights are the plan's; a trial of batch sizes, which has none, computes
     them."""
-    labels = labels_of(splits.train) if balanced_keys(config) and not plan.class_weights else None
-    known = {name: found[0] if name == "pos_weight" else found for name, found in plan.class_weights.items()}
-    weights = weights_of({**config.loss, **known}, plan.facts.classes, labels)
+    labels = labels_of(splits.train) if balanced_keys(config) and not plan.objective.class_weights else None
+    known = {name: found[0] if name == "pos_weight" else found for name, found in plan.objective.class_weights.items()}
+    weights = weights_of({**config.loss, **known}, plan.data.facts.classes, labels)
     dtype = torch.float64 if plan.chosen.precision == "fp64" else torch.float32
-    return make_criterion(config.loss, weights, plan.denominator, torch.device(seat.device), dtype)
+    return make_criterion(config.loss, weights, plan.objective.denominator, torch.device(seat.device), dtype)
 
 
 def _make_feed(
@@ -152,16 +160,16 @@ def _make_feed(
     criterion: Criterion,
 ) -> Feed:
     """Make the feed of this worker's batches."""
-    facts, chosen, tested = plan.facts, plan.chosen, measured(config)[1] and splits.test is not None
+    facts, chosen, tested = plan.data.facts, plan.chosen, measured(config)[1] and splits.test is not None
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, _make_mixing(config, facts))
     dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
     return Feed(
         splits,
-        training_sampler(config, facts.train_samples, plan.batch_size, seat.rank, seat.size, order),
-        EvaluationSampler(facts.val_samples, plan.val_batch_size, seat.rank, seat.size),
+        training_sampler(config, facts.train_samples, plan.batches.size, seat.rank, seat.size, order),
+        EvaluationSampler(facts.val_samples, plan.batches.val_size, seat.rank, seat.size),
         Placement(splits, torch.device(seat.device), dtype, chosen.channels_last),
-        merge=plan.merge,
+        merge=plan.batches.merge,
         average=config.strategy.gradient_merge.avg,
         reading=reading,
         limit_train=config.limit_train_batches,
@@ -170,8 +178,8 @@ def _make_feed(
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),
-        test=EvaluationSampler(facts.test_samples, plan.val_batch_size, seat.rank, seat.size) if tested else None,
-        outputs=plan.labels,
+        test=EvaluationSampler(facts.test_samples, plan.batches.val_size, seat.rank, seat.size) if tested else None,
+        outputs=plan.data.labels,
         denominator=criterion.denominator,
     )
 
@@ -182,7 +190,7 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     Raises:
         RunFailed: the training data are no stream, or one that cannot be read as ``data.shard`` says.
     """
-    facts, data = plan.facts, config.data
+    facts, data = plan.data.facts, config.data
     if not facts.iterable:
         return splits
     name, train, val, test = str(data._target_), splits.train, splits.val, splits.test
@@ -192,7 +200,9 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
                 f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no "
                 f"stream. Return an IterableDataset, or a function that returns an iterator"
             )
-        part = Part(data.shard, seat.rank, seat.size, plan.global_batch_size, facts.train_samples, data.shuffle_buffer)
+        part = Part(
+            data.shard, seat.rank, seat.size, plan.batches.global_size, facts.train_samples, data.shuffle_buffer
+        )
         train = Streamed(train, f"{name}, the training stream", facts, facts.shape, part)
     if is_stream(val):
         val = Streamed(val, f"{name}, the validation stream", facts, facts.val_shape or facts.shape)
@@ -210,19 +220,25 @@ def _leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
 ) -> MapWork | StreamWork | None:
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
-    if not plan.leased or not isinstance(strategy, LeasesWork):
+    if not plan.batches.leased or not isinstance(strategy, LeasesWork):
         return None
-    sampler, size = config.sampler, plan.batch_size
-    if plan.facts.streams:
+    sampler, size = config.sampler, plan.batches.size
+    if plan.data.facts.streams:
         return StreamWork(splits.train, size, config.seed, sampler.shuffle, strategy.leases)
     everything = DistributedBatchSampler(
-        plan.facts.train_samples, size, 0, 1, config.seed, sampler.shuffle, sampler.drop_last, False, order
+        plan.data.facts.train_samples, size, 0, 1, config.seed, sampler.shuffle, sampler.drop_last, False, order
     )
-    workers, limit = plan.workers, config.limit_train_batches
+    workers, limit = plan.topology.workers, config.limit_train_batches
     updates = config.max_steps * workers if config.max_steps else None
     reader = BlockReader(splits.train, reading)
     return MapWork(
-        reader, everything, plan.lease_batches, limit and limit * workers, plan.merge, updates, strategy.leases
+        reader,
+        everything,
+        plan.batches.lease_batches,
+        limit and limit * workers,
+        plan.batches.merge,
+        updates,
+        strategy.leases,
     )
 
 
@@ -248,11 +264,3 @@ def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     data = config.node("data")
     mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None
-
-
-def _make_task(plan: Plan, loss: Criterion) -> Objective:
-    """Make the worker's task (binary or classification) from the facts of the data and the loss."""
-    facts = plan.facts
-    if facts.task == "binary":
-        return Binary(loss, facts.ceiling.get("auc"))
-    return Classification(loss, facts.classes, plan.labels)

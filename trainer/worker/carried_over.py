@@ -54,7 +54,7 @@ def begins_anew(plan: Plan, model: ModelFacts, folder: Path) -> list[str]:
         saved = saved_state(state.kind, by_name(state.optimizer, state.names), tables, others)
     else:
         saved = _of_servers(folder, model.optimizer)
-        if plan.roles.get("server"):
+        if plan.topology.roles.get("server"):
             _check_moved(folder, saved, model.optimizer)
     return list(carry(saved, model.optimizer).lines(model.optimizer.keys))
 

@@ -31,7 +31,7 @@ class Missed(TooLate):
     """The error of a restarted worker that was to take part from a checkpoint which is not there after all: the next
     life of it can wait for the next one."""
 
-    again = True
+    retryable = True
 
 
 def come_back(run: Training, seat: Seat) -> None:

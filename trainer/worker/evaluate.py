@@ -18,11 +18,11 @@ def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Evaluate a file of weights as one worker, and return the outcome; ``samples`` in it counts all workers'."""
     split = assignment.config.eval.split
     with at_work(seat, assignment) as run:
-        fit.load(Path(assignment.plan.weights), run.model)
+        fit.load(Path(assignment.plan.model.weights), run.model)
         if split == TEST:
-            run.progress.val_sums["last"] = run.task.kept(measure(run, run.model, assignment.plan.weights))
+            run.progress.val_sums["last"] = run.task.kept(measure(run, run.model, assignment.plan.model.weights))
         else:
             validate(run)
         if seat.rank == 0:
-            keep_findings(run, Path(assignment.plan.run_dir), split)
+            keep_findings(run, Path(assignment.plan.paths.run_dir), split)
         return {**run.reporting.report.outcome(), "samples": int(run.progress.val_sums["last"][-1].item())}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ PIECE = 1 << 20
 
 
 def test(run: Training, assignment: Assignment, seat: Seat) -> None:
-    """Measure the test data, if the run has some, with the best model's weights. A collective call after the training.
+    """Measure the test data with the best model's weights. A collective call after the training.
 
     A run without validations has no best model, and is measured as it is at the end. So is one whose best weights lack
     tables that are kept in servers alone. A run that is resumed after it was done keeps what it had measured.
@@ -36,8 +35,6 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     Raises:
         Preempted: the run is asked to leave; its next life measures them.
     """
-    if TEST not in run.feed.evaluated:
-        return
     report, progress = run.reporting.report, run.progress
     step, known = assignment.tested
     if known and run.lockstep and progress.step == step:
@@ -47,7 +44,7 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     watched = report.watched
     with leavable:
         if not _has_best(run, assignment.plan):
-            forgotten = assignment.plan.best and watched.value is None
+            forgotten = assignment.plan.objective.best and watched.value is None
             measure(run, run.model, f"the model at the end{f', no best one by {watched.metric}' * bool(forgotten)}")
             return
         of = f"the best model, of update {watched.step} by {watched.metric}"
@@ -94,7 +91,7 @@ def _has_best(run: Training, plan: Plan) -> bool:
     path = _path(plan)
 
     def known(index: int, count: int) -> bool:
-        there = plan.best and index == 0 and path.is_file() and not tensor_files.left_out(path)
+        there = plan.objective.best and index == 0 and path.is_file() and not tensor_files.left_out(path)
         # a worker that was started again has not seen the validations before
         flags = torch.tensor([bool(there), run.reporting.report.watched.value is not None], dtype=torch.float64)
         return bool((run.strategy.all_reduce_sum(flags) > 0).all())
@@ -108,7 +105,7 @@ def _takes_weights(run: Training, plan: Plan) -> bool:
     It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the
     end do not fit the best weights.
     """
-    held = plan.traits.lockstep and plan.traits.skips and not isinstance(run.strategy, FullModel)
+    held = plan.strategy.traits.lockstep and plan.strategy.traits.skips and not isinstance(run.strategy, FullModel)
     return held and {name for name, _ in run.model.named_buffers()} <= set(run.model.state_dict())
 
 
@@ -116,7 +113,7 @@ def _second_model(run: Training, assignment: Assignment, seat: Seat) -> nn.Modul
     """Build the model once more, with its tables, and load the best weights."""
     config = assignment.config.replaced("model", for_saved_weights(assignment.config.model))
     bare = construct(config) if run.final_test.skeleton is None else built(run.final_test.skeleton)
-    model = prepared(bare, config, replace(assignment.plan, traits=Traits()), torch.device(seat.device))
+    model = prepared(bare, config, assignment.plan.changed(strategy={"traits": Traits()}), torch.device(seat.device))
     _load_best(run, model, assignment.plan, seat)
     return model
 
@@ -136,7 +133,7 @@ def _load_best(run: Training, model: nn.Module, plan: Plan, seat: Seat) -> None:
 
 
 def _path(plan: Plan) -> Path:
-    return Path(plan.run_dir) / CHECKPOINTS / BEST
+    return Path(plan.paths.run_dir) / CHECKPOINTS / BEST
 
 
 @torch.no_grad()

@@ -15,12 +15,8 @@ from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
 from trainer.models.embedding_tables import materialise, tables, without_empty_tables
-from trainer.models.reference_start import draw
-from trainer.models.residual import zero_last_norms
-from trainer.models.strided_bf16 import write_all_gradients
 from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
-from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 from trainer.optim.updater import Updater
 from trainer.planning.plan import Plan
 from trainer.weights import tensor_files
@@ -44,18 +40,24 @@ def construct(config: RunConfig) -> nn.Module:
 def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
     """Prepare a model as its class built it: initialised, on the device, in the planned precision and memory format."""
     if config.model.get("_target_") in schema.STARTED and config.model.get("init") == "reference":
+        from trainer.models.reference_start import draw
+
         draw(model)
     if config.model.get("zero_init_residual"):
+        from trainer.models.residual import zero_last_norms
+
         zero_last_norms(model)
     if config.node("strategy").get("sync_batch_norm"):
         from trainer.models.sync_batch_norm import synchronised
 
         model = synchronised(model, str(device))
     model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
-    if not plan.traits.tables_at_servers:
+    if not plan.strategy.traits.tables_at_servers:
         materialise(model, config.seed, device)
     freeze(model, config.optimizer, [table for _, table in tables(model)])
     if plan.chosen.precision == "bf16" and device.type == "cpu":
+        from trainer.models.strided_bf16 import write_all_gradients
+
         write_all_gradients(model)
     return model.to(memory_format=torch.channels_last) if plan.chosen.channels_last else model
 
@@ -71,8 +73,10 @@ class Updaters:
         found = rates(module, self.config.optimizer)
         sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.lr)
+        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.batches.lr)
         if sparse:
+            from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
+
             rule = rule_of(self.config.optimizer, optimizer)
             weights, factors = zip(*sparse.values(), strict=True)
             optimizer = DenseAndSparse(optimizer, sparse_optimizer(rule, weights, factors), rule)
@@ -80,11 +84,11 @@ class Updaters:
         schedule = call_target(
             self.config.node("scheduler"),
             "scheduler",
-            total_steps=self.plan.total_steps,
-            steps_per_epoch=self.plan.steps_per_epoch,
+            total_steps=self.plan.length.total_steps,
+            steps_per_epoch=self.plan.length.steps_per_epoch,
         )
         if isinstance(schedule, Plateau):
-            schedule.best.lower = self.plan.lower
+            schedule.best.lower = self.plan.objective.lower
         return Updater(
             optimizer,
             schedule.factor,
@@ -92,7 +96,7 @@ class Updaters:
             loss_scaling=self.plan.chosen.precision == "fp16",
             clip_value=self.config.strategy.clip_value,
             plateau=schedule if isinstance(schedule, Plateau) else None,
-            lr=self.plan.lr,
+            lr=self.plan.batches.lr,
             names=[of.get(id(p), "") for group in optimizer.param_groups for p in group["params"]],
         )
 
@@ -106,6 +110,11 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
     if precision not in DTYPES:
         return nullcontext
     return lambda: torch.autocast(device.type, DTYPES[precision])
+
+
+def not_finite_parameters(model: nn.Module) -> list[str]:
+    """Return the names of the model's parameters that hold NaN or infinite values."""
+    return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
 
 
 class Superseded(Exception):

@@ -21,7 +21,7 @@ from trainer.data.feed import Batch
 from trainer.errors import NotFinite
 from trainer.run_folder.reset_files import REPORT
 from trainer.wording import counted
-from trainer.worker.nonfinite_report import Finding, gives_bad_gradients, leave_report, not_finite
+from trainer.worker.model import not_finite_parameters
 from trainer.worker.training import Training
 
 MOST_SKIPS = 100
@@ -111,6 +111,8 @@ class Stop:
         """Write the report about these batches, the first of which is to blame; returns the error to raise."""
         if not losses:
             return nonfinite_error(run, f"The loss is {loss}", report=False)
+        from trainer.worker.nonfinite_report import Finding, leave_report
+
         first = losses[0]
         value = float(first.loss)
         finding = Finding(
@@ -159,6 +161,8 @@ class CheckBeforeStep(Stop):
 
     def find_source(self, run: Training) -> int:
         """Return the first worker whose own batches give such gradients when computed again; else worker 0."""
+        from trainer.worker.nonfinite_report import gives_bad_gradients
+
         flags = torch.zeros(self.size, dtype=torch.float64)
         flags[self.rank] = any(gives_bad_gradients(run, one.batch) for one in self.losses if one.batch is not None)
         flags = run.strategy.all_reduce_sum(flags)
@@ -266,7 +270,7 @@ def check_parameters(run: Training) -> None:
     """
     trained = [p.detach() for p in run.model.parameters() if p.requires_grad]
     if not _are_finite(trained):
-        first, *others = not_finite(run.model)
+        first, *others = not_finite_parameters(run.model)
         names = f"{first} and {counted(len(others), 'other')}" if others else first
         message = f"The parameters are not finite ({names}), so no checkpoint is made of them,"
         raise nonfinite_error(run, message, report=False)

@@ -17,6 +17,7 @@ from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.reset_files import REPORT
 from trainer.strategies.contract import FullModel
+from trainer.worker.model import not_finite_parameters
 from trainer.worker.training import Training
 
 
@@ -54,7 +55,7 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
     report: dict[str, Any] = asdict(finding)
     parts: dict[str, Callable[[], Any]] = {
         "samples": lambda: {str(n): run.feed.numbers(finding.epoch, n) for n in finding.batches},
-        "parameters_not_finite": lambda: not_finite(run.model),
+        "parameters_not_finite": lambda: not_finite_parameters(run.model),
         "samples_of_the_update_before": lambda: _before(run, finding),
         "forward_again": lambda: _again(run, batch or run.feed.batch(finding.epoch, finding.batches[0])),
     }
@@ -67,11 +68,6 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
         leave(run_dir / REPORT, _plain(report))
 
 
-def not_finite(model: nn.Module) -> list[str]:
-    """The names of the model's parameters that hold NaN or infinite values."""
-    return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
-
-
 def _unknown(error: Exception) -> dict[str, str]:
     """The entry of a non-finite loss's report for a part that could not be found out: the error."""
     return {"not_known": f"{type(error).__name__}: {first_line(error)}"}
@@ -79,7 +75,7 @@ def _unknown(error: Exception) -> dict[str, str]:
 
 def _before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
     """The samples of the update before, if that one has spoiled the parameters; {} if not."""
-    if not finding.update_of_epoch or not not_finite(run.model):
+    if not finding.update_of_epoch or not not_finite_parameters(run.model):
         return {}
     merge, update = run.feed.merge, finding.update_of_epoch - 1
     return {str(n): run.feed.numbers(finding.epoch, n) for n in range(update * merge, (update + 1) * merge)}

@@ -47,7 +47,7 @@ def is_memory(error: BaseException | None) -> bool:
 
 
 def _sentence(error: Exception, step: int, plan: Plan, device: str) -> str:
-    where = f"after {counted(step, 'update')}, with batches of {counted(plan.batch_size, 'sample')} per worker"
+    where = f"after {counted(step, 'update')}, with batches of {counted(plan.batches.size, 'sample')} per worker"
     return f"{device} is out of memory {where}{_peak(device)}. {_instead(plan)} (torch: {first_line(error)})"
 
 
@@ -61,7 +61,9 @@ def _peak(device: str) -> str:
 
 def _instead(plan: Plan) -> str:
     """What needs less."""
-    if plan.batch_size < 2 or plan.global_batch_size % (plan.workers * plan.merge * 2):
+    if plan.batches.size < 2 or plan.batches.global_size % (plan.topology.workers * plan.batches.merge * 2):
         return "A smaller data.batch_size, precision=bf16 or a smaller model needs less"
-    update = f"data.global_batch_size={plan.global_batch_size} strategy.gradient_merge.k_steps={2 * plan.merge}"
+    update = (
+        f"data.global_batch_size={plan.batches.global_size} strategy.gradient_merge.k_steps={2 * plan.batches.merge}"
+    )
     return f"The same update in two parts needs less: {update}. So does precision=bf16"

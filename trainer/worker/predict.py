@@ -13,7 +13,7 @@ from trainer.config.instantiate import call_target
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
-from trainer.data.source import DataSource, Splits, reader_of
+from trainer.data.source import DataSource, Facts, Splits, reader_of
 from trainer.errors import why
 from trainer.host.files import replacing
 from trainer.planning.assignment import Assignment
@@ -22,6 +22,7 @@ from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
+from trainer.tasks.contract import Task, task_of
 from trainer.visible import one_line
 from trainer.weights import fit
 from trainer.wording import counted
@@ -30,7 +31,6 @@ from trainer.worker.model import Updaters, autocast, build_model
 from trainer.worker.settings import settings
 from trainer.worker.train import membership
 
-TOP = 5
 BLOCK = 4096
 """Files after which the workers put together what they found: what is in memory does not grow with the folder."""
 MOST_NAMED = 20
@@ -69,13 +69,13 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Predict this worker's share of the files; the first worker writes the table. Returns the outcome."""
     config, plan = assignment.config, assignment.plan
     with settings(config, plan, seat), membership(seat, assignment) as strategy:
-        report = Report(Path(plan.run_dir) if seat.rank == 0 else None, plan.total_steps)
+        report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, plan.length.total_steps)
         try:
             model = build_model(config, plan, torch.device(seat.device))
-            fit.load(Path(plan.weights), model)
+            fit.load(Path(plan.model.weights), model)
             strategy.setup(model.eval(), Updaters(config, plan))
             source: DataSource = call_target(config.node("data"), "data")
-            reader = reader_of(source, plan.facts)
+            reader = reader_of(source, plan.data.facts)
             if reader is not None:
                 return _look_at_rows(reader, model, seat, assignment, strategy, report)
             return _look_at_images(source, model, seat, assignment, strategy, report)
@@ -84,7 +84,7 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 
 def _output(assignment: Assignment) -> Path:
-    return Path(assignment.config.predict.output or Path(assignment.plan.run_dir) / "predictions.csv")
+    return Path(assignment.config.predict.output or Path(assignment.plan.paths.run_dir) / "predictions.csv")
 
 
 def _look_at_images(
@@ -92,15 +92,16 @@ def _look_at_images(
 ) -> dict[str, Any]:
     """Each worker's share of the images, and the first worker's table."""
     plan, files = assignment.plan, assignment.files
-    preprocessing = source.preprocessing(plan.facts)
+    preprocessing = source.preprocessing(plan.data.facts)
     pictures = Pictures(Path(str(assignment.config.predict.input)), files, preprocessing)
-    blocks = _blocks(_loader(pictures, plan, seat), model, preprocessing, plan, seat, strategy, report)
+    task, loader = task_of(assignment.config), _loader(pictures, plan, seat)
+    blocks = _blocks(loader, model, task, preprocessing, plan, seat, strategy, report)
     if seat.rank:
         for _ in blocks:
             pass
         return report.outcome()
-    names = for_predictions(assignment.config, source, plan.facts).names
-    unreadable = write(_output(assignment), blocks, pictures, names)
+    names = for_predictions(assignment.config, source, plan.data.facts).names
+    unreadable = write(_output(assignment), blocks, pictures, task, names, plan.data.facts)
     return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 
 
@@ -118,13 +119,18 @@ def _look_at_rows(
     reader: RowReader = call_target(node, "data")
     place = Placement(Splits(None, None), device, torch.float64 if precision == "fp64" else torch.float32, False)  # type: ignore[arg-type]
     context = autocast(precision, device)
-    looking = predict_rows.RowPrediction(model, reader, place, context, plan.batch_size, seat, strategy, report)
+    task = task_of(config)
+    looking = predict_rows.RowPrediction(
+        model, task, plan.data.facts, reader, place, context, plan.batches.size, seat, strategy, report
+    )
     results = looking.results([Path(str(config.predict.input)) / name for name in names])
     if seat.rank:
         for _ in results:
             pass
         return report.outcome()
-    return predict_rows.told(report, *predict_rows.write(_output(assignment), results, names, reader))
+    return predict_rows.told(
+        report, *predict_rows.write(_output(assignment), results, names, reader, task, plan.data.facts)
+    )
 
 
 def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
@@ -135,7 +141,7 @@ def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
 
 def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
     """This worker's files in batches, none across the end of a block."""
-    size = plan.batch_size
+    size = plan.batches.size
     batches = [mine[i : i + size] for _, mine in _shares(len(pictures), seat) for i in range(0, len(mine), size)]
     return DataLoader(
         pictures,
@@ -151,14 +157,14 @@ def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
 def _blocks(
     loader: DataLoader[Any],
     model: torch.nn.Module,
+    task: Task,
     preprocessing: Preprocessing,
     plan: Plan,
     seat: Seat,
     strategy: Strategy,
     report: Report,
 ) -> Iterator[torch.Tensor]:
-    """For each block its rows (N, 1 + 2 K) of all workers: whether the file could be read, K classes, K
-    probabilities."""
+    """For each block its rows (N, 1 + W) of all workers: whether the file could be read, and the task's numbers."""
     device, precision = torch.device(seat.device), plan.chosen.precision
     dtype = torch.float64 if precision == "fp64" else torch.float32
     place = Placement(preprocessing, device, dtype, plan.chosen.channels_last)
@@ -166,7 +172,7 @@ def _blocks(
     batches, step = iter(loader), 0
     files: int = len(loader.dataset)  # type: ignore[arg-type]
     for start, mine in _shares(files, seat):
-        rows = torch.zeros((min(BLOCK, files - start), 1 + 2 * TOP), dtype=torch.float64)
+        rows = torch.zeros((min(BLOCK, files - start), 1 + task.width(plan.data.facts)), dtype=torch.float64)
         done = 0
         while done < len(mine):
             inputs, readable = next(batches)
@@ -174,51 +180,33 @@ def _blocks(
             if inputs is not None:
                 placed, _ = place(inputs, found)
                 with context():
-                    rows[found] = _guesses(model(placed)).cpu()
+                    numbers = task.rows(model(placed)).cpu()
+                rows[found] = torch.cat([torch.ones_like(numbers[:, :1]), numbers], 1)
             done += len(readable)
             step += 1
             report.progress(0, step)
         yield strategy.all_reduce_sum(rows.flatten()).cpu().reshape(rows.shape)
 
 
-def _guesses(outputs: torch.Tensor) -> torch.Tensor:
-    """The guesses for a batch (N, 1 + 2 * TOP) float64: 1 (readable), the TOP likeliest classes, their probabilities.
-
-    Args:
-        outputs: (N, C) scores; of fewer than ``TOP`` classes the rest are class -1.
-    """
-    probabilities, classes = outputs.double().softmax(1).sort(stable=True, dim=1, descending=True)
-    kept = min(TOP, outputs.shape[1])
-    rows = torch.full((len(outputs), 1 + 2 * TOP), -1.0, dtype=torch.float64, device=outputs.device)
-    rows[:, 0] = 1.0
-    rows[:, 1 : 1 + kept] = classes[:, :kept].double()
-    rows[:, 1 + TOP : 1 + TOP + kept] = probabilities[:, :kept]
-    return rows
-
-
-def write(output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, names: Sequence[str]) -> list[str]:
+def write(
+    output: Path, blocks: Iterator[torch.Tensor], pictures: Pictures, task: Task, names: Sequence[str], facts: Facts
+) -> list[str]:
     """Write the table of predictions, which replaces the old one; returns the files that could not be read."""
     unreadable, number = [], 0
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
         table = csv_files.CsvTable(file)
-        header = [column for k in range(1, TOP + 1) for column in (f"class{k}", f"probability{k}")]
+        header = task.header(names, facts)
         table.row(["file", *header, "error"])
         for rows in blocks:
             for row in rows.tolist():
                 path = one_line(pictures.files[number])
                 if row[0]:
-                    table.row([*_columns(row, names), ""], name=path)
+                    table.row([*task.cells(row[1:], names), ""], name=path)
                 else:
                     unreadable.append(path)
-                    table.row([*[""] * (2 * TOP), _why_unreadable(pictures, number)], name=path)
+                    table.row([*[""] * len(header), _why_unreadable(pictures, number)], name=path)
                 number += 1
     return unreadable
-
-
-def _columns(row: list[float], names: Sequence[str]) -> Iterator[str]:
-    for label, probability in zip(map(int, row[1 : 1 + TOP]), row[1 + TOP :], strict=True):
-        yield names[label] if 0 <= label < len(names) else "" if label < 0 else str(label)
-        yield f"{probability:.6f}" if label >= 0 else ""
 
 
 def _why_unreadable(pictures: Pictures, number: int) -> str:

@@ -18,17 +18,18 @@ from trainer.config import redact
 from trainer.data.criteo.blocks import Block, pieces
 from trainer.data.placement import Placement
 from trainer.data.rows import RowReader
+from trainer.data.source import Facts
 from trainer.host.files import replacing
 from trainer.run_folder.csv_files import cell
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat, Strategy
+from trainer.tasks.contract import Task
 
 LINES = 4096
 """At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
 MOST_BLANK = 64 << 10
 """Bytes of blank lines at the end of a file that are passed over."""
 MOST_NAMED = 20
-HEADER = ("file", "row", "probability", "error")
 Result = tuple["Chunk", np.ndarray]
 
 
@@ -76,7 +77,7 @@ def _without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
 
 @dataclass
 class RowPrediction:
-    """Predicts rows of text on one worker: model, reader, placement, batch size.
+    """Predicts rows of text on one worker: model, task, facts, reader, placement, batch size.
 
     Attributes:
         batch_size: rows of a forward pass.
@@ -84,6 +85,8 @@ class RowPrediction:
     """
 
     model: nn.Module
+    task: Task
+    facts: Facts
     reader: RowReader
     place: Placement
     context: Callable[[], AbstractContextManager[Any]]
@@ -93,13 +96,13 @@ class RowPrediction:
     report: Report
 
     def results(self, files: Sequence[Path]) -> Iterator[Result]:
-        """Yield the results (N, 2) of each chunk in order: for each line 1 if it could be read, and its probability.
+        """Yield the results (N, 1 + W) of each chunk in order: for each line 1 if it could be read, the task's numbers.
 
         Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
         """
         size, step, all_chunks = self.seat.size, 0, chunks(files, self.reader)
         while together := list(islice(all_chunks, size)):
-            found = torch.zeros((size, LINES, 2), dtype=torch.float64)
+            found = torch.zeros((size, LINES, 1 + self.task.width(self.facts)), dtype=torch.float64)
             if self.seat.rank < len(together):
                 mine = together[self.seat.rank]
                 found[self.seat.rank, : mine.lines] = self.look(mine)
@@ -111,23 +114,23 @@ class RowPrediction:
 
     @torch.inference_mode()
     def look(self, chunk: Chunk) -> torch.Tensor:
-        """Compute the results (N, 2) float64 of a chunk's lines."""
+        """Compute the results (N, 1 + W) float64 of a chunk's lines."""
         rows = self.reader.read(chunk.text, chunk.labelled)
-        values = torch.zeros((chunk.lines, 2), dtype=torch.float64)
+        values = torch.zeros((chunk.lines, 1 + self.task.width(self.facts)), dtype=torch.float64)
         good = torch.from_numpy(np.flatnonzero(rows.good))
         for start in range(0, len(good), self.batch_size):
             part = slice(start, start + self.batch_size)
             inputs: Any = {name: torch.from_numpy(array[part]) for name, array in rows.inputs.items()}
             placed, _ = self.place(inputs, good[part])
             with self.context():
-                logits = self.model(placed)
+                outputs = self.model(placed)
             values[good[part], 0] = 1.0
-            values[good[part], 1] = logits.double().sigmoid().cpu()
+            values[good[part], 1:] = self.task.rows(outputs).cpu()
         return values
 
 
 def write(
-    output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader
+    output: Path, results: Iterable[Result], names: Sequence[str], reader: RowReader, task: Task, facts: Facts
 ) -> tuple[int, int, list[str]]:
     """Write the table of predictions for rows; returns the number of rows and of unreadable ones, and some of these."""
     rows, wrong = 0, 0
@@ -135,12 +138,14 @@ def write(
     with replacing(output) as part, part.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)  # millions of rows: what is not ours in them, the names, is cleaned once
         shown = [cell(redact.without(name)) for name in names]
-        table.writerow(HEADER)
+        header = task.header((), facts)
+        table.writerow(["file", "row", *header, "error"])
         for chunk, values in results:
             reasons = {} if values[:, 0].all() else dict(reader.read(chunk.text, chunk.labelled).bad)
-            for number, (good, probability) in enumerate(values.tolist()):
+            for number, (good, *row) in enumerate(values.tolist()):
                 line, why = chunk.line + number, "" if good else cell(redact.text(reasons[number]))
-                table.writerow([shown[chunk.file], line, f"{probability:.8g}" if good else "", why])
+                cells = task.cells(row, ()) if good else [""] * len(header)
+                table.writerow([shown[chunk.file], line, *cells, why])
                 if why and len(named) < MOST_NAMED:
                     named.append(f"{names[chunk.file]}:{line}: {why}")
                 wrong += bool(why)

@@ -19,7 +19,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
-from trainer.metrics.criterion import stand_in
+from trainer.metrics.criterion import SAMPLES, stand_in
 from trainer.models.embedding_tables import tables
 from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.optim.carried_state import kept_state
@@ -31,16 +31,9 @@ from trainer.planning.batches import SingleSample
 from trainer.planning.find_checkpoint import FRESH
 from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
+from trainer.tasks.contract import task_of
 from trainer.worker.callbacks import HOOKS
 from trainer.worker.gradient_buckets import buckets_of
-from trainer.worker.loss_probe import (
-    Found,
-    check_classes,
-    check_single_sample,
-    denominator_of_classes,
-    denominator_of_logits,
-    denominator_without_outputs,
-)
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -85,7 +78,7 @@ def probe(
         trained = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and moved[name].lr)
         loss = stand_in(config.loss, 0 if facts is None else facts.classes)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
-        found = Found() if facts is None else check_outputs(config, model, loss, facts)
+        concern, denominator = ("", SAMPLES) if facts is None else check_outputs(config, model, loss, facts)
         if facts is not None:
             check_single_sample(config, model, facts, one)
         _check_callbacks(config.callbacks)
@@ -95,8 +88,8 @@ def probe(
     return ModelFacts(
         parameters=parameters,
         convolutional=any(isinstance(m, nn.Conv2d) for m in model.modules()),
-        concern=found.concern,
-        denominator=found.denominator,
+        concern=concern,
+        denominator=denominator,
         work=0 if facts is None else parameters * _positions(facts.shape),
         lower=lower,
         buckets=buckets,
@@ -183,9 +176,9 @@ def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str,
     """
     from trainer.metrics.user_metrics import try_out
 
-    outputs = forward(model, facts, facts.val_shape or facts.shape, train=False)
-    classes = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.dim() == 2 else facts.classes
-    found = {name: try_out(name, node, classes, facts.task == "binary") for name, node in config.metrics.items()}
+    outputs, task = forward(model, facts, facts.val_shape or facts.shape, train=False), task_of(config)
+    trial = task.trial(facts, outputs.shape[1:] if isinstance(outputs, torch.Tensor) else None)
+    found = {name: try_out(name, node, *trial) for name, node in config.metrics.items()}
     return {
         prefix + name: not higher for name, higher in found.items() if higher is not None for prefix in (RAW, AVERAGED)
     }
@@ -316,7 +309,7 @@ def meta_model(config: RunConfig) -> nn.Module:
         return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
 
 
-def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> Found:
+def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> tuple[str, str]:
     """Run two empty samples through the model, and check its outputs with the task and the loss.
 
     What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's
@@ -340,35 +333,44 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
                 fitting(config, facts, shape, train),
             ) from outputs.error
     if isinstance(outputs, NotTaken):
-        return Found("", denominator_without_outputs(config, loss, facts))
-    _check_kind(config, model, outputs, facts)
+        return task_of(config).check_model(config, loss, None, facts)
+    _check_kind(config, model, outputs)
+    found = task_of(config).check_model(config, loss, outputs, facts)
     if train and config.validation:
         _check_validation(config, model, outputs, facts)
-    if facts.task == "binary":
-        return Found("", denominator_of_logits(config, loss, facts, outputs))
-    concern = check_classes(config, loss, facts, outputs)
-    return Found(concern, denominator_of_classes(config, loss, facts.classes, outputs.shape[1]))
+    return found
 
 
 def _named(config: RunConfig) -> str:
     return f"model ({config.model['_target_']})"
 
 
-def _check_kind(config: RunConfig, model: nn.Module, outputs: Any, facts: Facts) -> None:
-    """One tensor; of class scores (N, C), unless the task is binary."""
+def _check_kind(config: RunConfig, model: nn.Module, outputs: Any) -> None:
+    """Refuse outputs that are not one tensor."""
     if not isinstance(outputs, torch.Tensor):
         key = "model.aux_logits=false" if "aux_logits" in config.model else "+model.aux_logits=false"
         instead = key if getattr(model, "aux_logits", None) is True else ""
         raise UserError(
             _named(config), f"gives a {type(outputs).__name__}, where the loss takes one tensor of scores", instead
         )
-    if facts.task != "binary" and outputs.dim() != 2:
+
+
+def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: SingleSample | None) -> None:
+    """Refuse a run with a training batch of one sample, which batch norm (and whatever else needs two) does not take.
+
+    Raises:
+        UserError: the model trains with two samples, and not with one.
+    """
+    if one is None:
+        return
+    if isinstance(forward(model, facts, facts.shape, train=True), NotTaken):
+        return  # it wants a GPU
+    found = forward(model, facts, facts.shape, train=True, samples=1)
+    if isinstance(found, NotTaken):
         raise UserError(
-            _named(config),
-            (
-                f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, "
-                f"{facts.classes})"
-            ),
+            one.what,
+            f"{one.why}, and the model ({config.model.get('_target_')}) does not train with one: {found}",
+            one.instead,
         )
 
 

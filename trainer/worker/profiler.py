@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,31 +15,13 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 
 from trainer.host.files import replace_file
 from trainer.strategies.contract import WAITS
+from trainer.worker.training import Unprofiled
 
 T = TypeVar("T")
 Interval = tuple[float, float]
 MARKED = ("data", "forward", "backward", "optimizer")
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "ours")
 ELSEWHERE = "evaluation"
-_NOTHING: AbstractContextManager[None] = nullcontext()
-
-
-class Unprofiled:
-    """Stands in for the profiler when nothing is profiled: its marks do nothing."""
-
-    def __call__(self, part: str) -> AbstractContextManager[None]:
-        """Around what belongs to a part of the step."""
-        return _NOTHING
-
-    def each(self, part: str, items: Iterable[T]) -> Iterable[T]:
-        """Yield the same items; the time to get each counts as that part of the step."""
-        return items
-
-    def step(self) -> None:
-        """Mark the end of an update, for the profiler; does nothing without one."""
-
-    def close(self) -> None:
-        """End the profile at the end of the run; does nothing without one."""
 
 
 class Profiled(Unprofiled):

@@ -15,7 +15,6 @@ from trainer.config.run_config import RunConfig
 from trainer.host.memory import keep_freed_memory
 from trainer.planning.plan import Plan
 from trainer.strategies.contract import Seat
-from trainer.worker.compiling import own_code
 
 
 @contextlib.contextmanager
@@ -33,12 +32,21 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        with own_code() if config.compile else nullcontext():
+        with _compiler_cache(config.compile):
             yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = benchmark
+
+
+def _compiler_cache(compiles: bool) -> contextlib.AbstractContextManager[None]:
+    """Context manager: compiled code is in folders of this user."""
+    if not compiles:
+        return nullcontext()
+    from trainer.worker.compiling import own_code
+
+    return own_code()
 
 
 def seed_all(seed: int) -> None:

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.config.instantiate import call_target, for_saved_weights, locate
 from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
-from trainer.data.evaluated_split import VAL
+from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import training_sampler
 from trainer.data.source import reader_of
@@ -25,28 +24,23 @@ from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
-from trainer.metrics.best import best_metric
 from trainer.planning.assignment import Assignment
-from trainer.planning.find_checkpoint import keeps
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
+from trainer.tasks.contract import best_metric
 from trainer.worker import example
 from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints
-from trainer.worker.coming_back import come_back
-from trainer.worker.final_test import test
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import fit
 from trainer.worker.model import save
 from trainer.worker.nonfinite import SKIPPED
 from trainer.worker.out_of_memory import memory_named
-from trainer.worker.profiler import Profiled
-from trainer.worker.resuming import resume
 from trainer.worker.settings import settings
 from trainer.worker.shared_folder import is_shared
-from trainer.worker.training import Training
+from trainer.worker.training import Training, Unprofiled
 
 PARTS_S = 600.0
 """Longest wait of the first worker until all others have written their parts of a checkpoint."""
@@ -62,13 +56,18 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     Returns:
         Final and best metrics, updates, samples, seconds (equal on all workers in lockstep strategies).
     """
-    run_dir = Path(assignment.plan.run_dir)
+    run_dir = Path(assignment.plan.paths.run_dir)
     with at_work(seat, assignment) as run, _checkpoints(run, seat, assignment):
         if seat.rank == 0:
             example.keep_skeleton(run_dir, run.final_test.skeleton)
         if seat.returns:
+            from trainer.worker.coming_back import come_back
+
             come_back(run, seat)
         elif assignment.resume:
+            from trainer.checkpoint.removal_guard import not_removed_meanwhile
+            from trainer.worker.resuming import resume
+
             with not_removed_meanwhile(assignment.resume, run_dir):
                 resume(run, Path(assignment.resume), seat, _shown(assignment), assignment.data)
         report = run.reporting.report
@@ -84,10 +83,13 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
         run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir) if index == 0 else None)
-        try:
-            test(run, assignment, seat)
-        except Preempted:
-            return {**report.outcome(), "ended": PREEMPTED}
+        if TEST in run.feed.evaluated:
+            from trainer.worker.final_test import test
+
+            try:
+                test(run, assignment, seat)
+            except Preempted:
+                return {**report.outcome(), "ended": PREEMPTED}
         skipped = run.watchers.step_hook.metrics(run).get(SKIPPED)
         outcome = {**report.outcome(), **({"skipped": int(skipped)} if skipped else {})}
         return {**outcome, **(run.feed.growth.found() if run.feed.growth is not None else {})}
@@ -97,10 +99,10 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
     """Context manager: the training process writes checkpoints when they are due, if the config asks for them."""
     told, plan = assignment.config.checkpoint, assignment.plan
-    if not keeps(assignment.config, plan):
+    if not assignment.config.saves_checkpoints:
         yield
         return
-    folder = Path(plan.run_dir) / "checkpoints"
+    folder = Path(plan.paths.run_dir) / "checkpoints"
     if not is_shared(folder, seat, PARTS_S):
         if seat.rank == 0:
             print(f"ATTENTION: there are no checkpoints, because not all hosts see {folder}", flush=True)
@@ -108,18 +110,25 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         return
     about = {
         "config": _shown(assignment),
-        "strategy": plan.strategy,
-        "workers": plan.workers,
-        "servers": plan.roles.get("server", 0),
-        "global_batch_size": plan.global_batch_size,
-        "total_steps": plan.total_steps,
-        "lease_batches": plan.lease_batches,
+        "strategy": plan.strategy.name,
+        "workers": plan.topology.workers,
+        "servers": plan.topology.roles.get("server", 0),
+        "global_batch_size": plan.batches.global_size,
+        "total_steps": plan.length.total_steps,
+        "lease_batches": plan.batches.lease_batches,
         "precision": plan.chosen.precision,
         "data": assignment.data,
         "versions": versions.installed(),
     }
     run.watchers.checkpoints = kept = Checkpoints(
-        folder, told, seat, plan.traits.same_everywhere, plan.steps_per_epoch, plan.epochs, about, PARTS_S
+        folder,
+        told,
+        seat,
+        plan.strategy.traits.same_everywhere,
+        plan.length.steps_per_epoch,
+        plan.length.epochs,
+        about,
+        PARTS_S,
     )
     if not run.lockstep and isinstance(run.strategy, LooksUp):
         run.strategy.look = lambda decides: kept.look(run, decides)
@@ -159,8 +168,8 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
         plan.chosen.precision,
         run.feed.place,
         inputs,
-        reader_of(call_target(config.node("data"), "data"), plan.facts),
-        plan.preprocessing,
+        reader_of(call_target(config.node("data"), "data"), plan.data.facts),
+        plan.data.preprocessing,
     )
 
 
@@ -169,15 +178,15 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     """Context manager: one worker of the run, from its report and strategy to model and data; closes them at the
     end."""
     config, plan = assignment.config, assignment.plan
-    run_dir, seat = Path(plan.run_dir), seated(seat, config, plan)
+    run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
     with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
-        best = best_metric(config, plan.facts.task)
-        own = None if plan.traits.lockstep else run_dir / f"status.{seat.rank}.json"
+        best = best_metric(config)
+        own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
             run_dir if seat.rank == 0 and not seat.returns else None,
-            plan.total_steps,
+            plan.length.total_steps,
             best,
-            plan.lower,
+            plan.objective.lower,
             own,
             bool(assignment.resume),
             Pulse(seat.pulse),
@@ -214,7 +223,7 @@ def _host_watched(seat: Seat, report: Report, every_s: float | None) -> Abstract
 @contextlib.contextmanager
 def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
     """Context manager: yields the strategy of this training process, and closes it at the end."""
-    strategy: Strategy = locate(assignment.plan.strategy_worker)(assignment.config.node("strategy"), seat)
+    strategy: Strategy = locate(assignment.plan.strategy.worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
     except BaseException:
@@ -227,19 +236,27 @@ def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     """In a training process: complete its seat from the plan, by even batches, the number of servers and their
     hosts."""
-    sampler = training_sampler(config, plan.facts.train_samples, plan.batch_size, seat.rank, seat.size)
-    even = plan.denominator == "samples" and sampler.even(plan.merge, config.limit_train_batches)
-    server_hosts = tuple(plan.nodes_of("server")) if plan.nnodes > 1 and not plan.by_role else ()
+    sampler = training_sampler(config, plan.data.facts.train_samples, plan.batches.size, seat.rank, seat.size)
+    even = plan.objective.denominator == "samples" and sampler.even(plan.batches.merge, config.limit_train_batches)
+    server_hosts = (
+        tuple(plan.topology.nodes_of("server")) if plan.topology.nnodes > 1 and not plan.topology.by_role else ()
+    )
     return replace(
-        seat, even=even, servers=plan.roles.get("server", 0), server_hosts=server_hosts, by_host=not plan.by_role
+        seat,
+        even=even,
+        servers=plan.topology.roles.get("server", 0),
+        server_hosts=server_hosts,
+        by_host=not plan.topology.by_role,
     )
 
 
-def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Profiled:
+def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Unprofiled:
     """Make the profiler for a training process's own updates."""
+    from trainer.worker.profiler import Profiled
+
     execution, cuda = config.execution, seat.device.startswith("cuda")
     after, updates = execution.profile_after, execution.profile_steps
-    return Profiled(seat.rank, run_dir, after, updates, plan.total_steps, cuda)
+    return Profiled(seat.rank, run_dir, after, updates, plan.length.total_steps, cuda)
 
 
 def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
@@ -253,6 +270,7 @@ def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:
-            numbers = [mistake.number for mistake in found.mistakes]
+            numbers = list(found.samples)
             inputs = run.feed.validation_inputs(numbers, split) if numbers else None
-            validation_file.keep(run_dir, which, found, inputs, run.feed.files_of(numbers, split), split)
+            files = tuple(run.feed.files_of(numbers, split))
+            validation_file.keep(run_dir, which, found.arrays(), inputs, files, split)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -20,7 +20,9 @@ from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Strategy
 from trainer.worker.callbacks import Callbacks
-from trainer.worker.profiler import Unprofiled
+
+T = TypeVar("T")
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass
@@ -131,6 +133,24 @@ class Watchers:
     ema: AveragedWeights | None = None
     average_ema: bool = False
     save_best: Callable[[], None] = lambda: None
+
+
+class Unprofiled:
+    """Stands in for the profiler when nothing is profiled: its marks do nothing."""
+
+    def __call__(self, part: str) -> AbstractContextManager[None]:
+        """Around what belongs to a part of the step."""
+        return _NOTHING
+
+    def each(self, part: str, items: Iterable[T]) -> Iterable[T]:
+        """Yield the same items; the time to get each counts as that part of the step."""
+        return items
+
+    def step(self) -> None:
+        """Mark the end of an update, for the profiler; does nothing without one."""
+
+    def close(self) -> None:
+        """End the profile at the end of the run; does nothing without one."""
 
 
 class LogWindow:

@@ -78,15 +78,15 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
         RunFailed: its declaration has promised what its worker cannot do.
     """
     needs: dict[str, tuple[bool, type]] = {
-        "data.work=leased": (plan.leased, LeasesWork),
+        "data.work=leased": (plan.batches.leased, LeasesWork),
         "data.read=scatter": (config.data.read == "scatter", Scatters),
         "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), GoesByValidations),
     }
-    together = plan.mode == "train" and plan.workers > 1 and plan.traits.exact
-    if plan.denominator != "samples" and together and type(strategy).weight is Strategy.weight:
+    together = plan.mode == "train" and plan.topology.workers > 1 and plan.strategy.traits.exact
+    if plan.objective.denominator != "samples" and together and type(strategy).weight is Strategy.weight:
         name = f"{type(strategy).__module__}.{type(strategy).__qualname__}"
         raise RunFailed(
-            f"{name} weights workers by samples, and the loss is divided by {plan.denominator}. Write its "
+            f"{name} weights workers by samples, and the loss is divided by {plan.objective.denominator}. Write its "
             f"method weight(denominator)"
         )
     for what, (needed, ability) in needs.items():

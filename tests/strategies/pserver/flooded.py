@@ -38,7 +38,7 @@ def main() -> None:
     descriptors.keep_reserve()
     folder = Path(sys.argv[1])
     run = config("async", 2, handshake_s=1.0)
-    run["plan"]["run_dir"] = str(folder)
+    run["plan"]["paths"]["run_dir"] = str(folder)
     with Cluster(run) as cluster:
         worker = Bare(cluster, 0)
         worker.begin()

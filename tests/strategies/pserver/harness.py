@@ -58,7 +58,7 @@ PLAIN = (
 def config(mode: str, workers: int, servers: int = 1, **strategy: Any) -> dict[str, Any]:
     """The payload of a run of that mode, with these keys of its strategy."""
     made = copy.deepcopy(payload(f"pserver_{mode}", 2, PLAIN))  # composed once per mode
-    made["plan"]["roles"] |= {"worker": workers, "server": servers}
+    made["plan"]["topology"]["roles"] |= {"worker": workers, "server": servers}
     made["config"]["strategy"] |= {"timeout_s": 20.0, "lost_after_s": 60.0, **strategy}
     return made
 
@@ -75,8 +75,8 @@ class Cluster:
         self.run, self.folder = run, folder
         given = Assignment.of(run)
         self.updaters = Updaters(given.config, given.plan)
-        self.workers = run["plan"]["roles"]["worker"]
-        self.size = run["plan"]["roles"]["server"]
+        self.workers = run["plan"]["topology"]["roles"]["worker"]
+        self.size = run["plan"]["topology"]["roles"]["server"]
         self.secret = secrets.token_bytes(32)
         self.store = SealedBoard(dist.HashStore(), self.secret)
         opened = [open_server(self.seat("server", n), given) for n in range(self.size)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ class Played:
         told = OPTIONS | options
         scenario = replace(Scenario.drawn(12), mode="async", workers=2, servers=1, options=told, table=False)
         run = Run(scenario, resume)
-        run.plan.run_dir = str(folder)  # type: ignore[misc]
+        run.plan.paths.run_dir = str(folder)  # type: ignore[misc]
         self.now, self.number, self.answers = 0.0, 0, dict[int, Message]()
         self.server = Server(0, run, declared(scenario), self, board, lambda: self.now, 1 << 26, None, life, writer)
         self.incarnations = {0: 0, 1: 0}
@@ -85,9 +85,9 @@ class Played:
         answer = self.asks(rank, Verb.HELLO, sequence=LIVES[rank])
         self.incarnations[rank] = answer.incarnation
 
-    def starts(self, *tables: Mapping[str, Any]) -> None:
-        """Both workers come, and the first one makes the start."""
-        for rank in (0, 1):
+    def starts(self, *tables: Mapping[str, Any], ranks: Sequence[int] = (0, 1)) -> None:
+        """Workers come, and the first one makes the start."""
+        for rank in ranks:
             self.hello(rank)
         layout = {"dtype": "float64", "last": True, "pieces": [["p", 0, 6]], "tables": tables}
         self.asks(0, Verb.START, text(layout), Record(Kind.DENSE, np.zeros(6)))

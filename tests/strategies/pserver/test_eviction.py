@@ -101,7 +101,7 @@ def test_rows_that_a_slow_worker_has_just_brought_stay(mode: str, entry: dict[st
 @pytest.mark.parametrize("evict_by", ["steps", "event_time"])
 def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -> None:
     run = made("async", 1, evict_by=evict_by)
-    run["plan"]["run_dir"] = str(tmp_path)
+    run["plan"]["paths"]["run_dir"] = str(tmp_path)
     with Cluster(run) as cluster:
         [worker] = crew(cluster)
         push([worker], OLD, 100)

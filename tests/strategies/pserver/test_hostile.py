@@ -449,7 +449,7 @@ def test_frame_above_the_limit_costs_its_sender_the_connection_and_nobody_else()
 def test_worker_refuses_its_own_frame_that_no_server_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SMALLEST_LIMIT", 1 << 16)
     run = config("async", 1, 1)
-    run["plan"]["parameters"] = 100
+    run["plan"]["model"]["parameters"] = 100
     with Cluster(run) as cluster:
         worker = Bare(cluster, 0)
         worker.begin()

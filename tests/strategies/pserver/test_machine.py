@@ -11,7 +11,7 @@ from tests.notes import Notes
 from tests.strategies.pserver.played import LIVES, Played
 from trainer.checkpoint import durable_folder
 from trainer.host import pulse
-from trainer.strategies.pserver.protocol.messages import Verb, text
+from trainer.strategies.pserver.protocol.messages import COMES, Verb, text
 from trainer.weights.server_files import ServerFile
 
 
@@ -50,6 +50,18 @@ def test_block_of_nobody_is_handed_over_after_the_lives_that_are_lost_as_the_not
     first.asks(0, Verb.FENCE, text({"rank": -1, "life": 0, "epoch": 0, "block": 0}))
     assert first.pushes(1, 1, 3, 4).text()["fenced"], "what it had sent before comes too late"
     assert first.values() == [1, 1, 1, 0, 0, 0]
+
+
+def test_kept_blocks_of_a_life_that_the_server_never_heard_of_go_to_others(first: Played, tmp_path: Path) -> None:
+    """All have gone back, and worker 1 has died before its HELLO came here; its next life waits to be let in."""
+    lease = text({"epoch": 0, "blocks": 2, "done": []})
+    assert [first.asks(rank, Verb.LEASE, lease).mapping()["block"] for rank in (1, 0)] == [0, 1]
+    first.asks(0, Verb.SAVE, text({"folder": "checkpoints/step-2", "checkpoint": True}))
+    second = Played(tmp_path, Notes(), 2, str(durable_folder.partial_of(tmp_path / "checkpoints" / "step-2")))
+    second.starts(ranks=[0])
+    assert second.asks(1, Verb.HELLO, sequence=9, flags=COMES).verb == Verb.DONE
+    answers = [second.asks(0, Verb.LEASE, lease).mapping() for _ in range(2)]
+    assert [(answer["block"], answer["again"]) for answer in answers] == [(1, True), (0, True)]
 
 
 class Killed(BaseException):

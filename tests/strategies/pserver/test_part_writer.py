@@ -26,7 +26,7 @@ from tests.strategies.pserver.test_rates import OPTIMIZERS, Servers, net
 from tests.strategies.pserver.test_rates import run as run_with
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint import writer as parts_writer
-from trainer.host.patience import LONGEST_LOOK_S
+from trainer.host.patience import LONGEST_POLL_S
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import CREATES, WANTS_DENSE, Verb, text
 from trainer.strategies.pserver.protocol.shared_memory import Pool
@@ -170,9 +170,9 @@ def test_a_copy_that_stands_still_is_killed_and_another_one_begins(
     assert writer.busy()
     now[0] += 100 * STILL_S
     assert writer.busy() and not said
-    for _ in range(round(STILL_S / LONGEST_LOOK_S)):
+    for _ in range(round(STILL_S / LONGEST_POLL_S)):
         assert writer.busy() or said
-        now[0] += LONGEST_LOOK_S
+        now[0] += LONGEST_POLL_S
     assert not writer.busy()
     assert said == ["the process that wrote it has done nothing for 600 s, and was killed"]
     wait_for(lambda: copy.status() == psutil.STATUS_ZOMBIE, 20, "it ends")

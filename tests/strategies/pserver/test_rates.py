@@ -58,7 +58,7 @@ def test_every_optimizer_that_servers_take_is_here() -> None:
 def run(optimizer: str, own: dict[str, Any]) -> dict[str, Any]:
     made = payload("sync", 2)
     made["config"]["optimizer"] = {**OPTIMIZERS[optimizer], **own}
-    made["plan"]["lr"] = 0.1  # scaled: twice the node's
+    made["plan"]["batches"]["lr"] = 0.1  # scaled: twice the node's
     return made
 
 
@@ -73,7 +73,7 @@ class Servers:
             told = Layout.parsed(
                 {"dtype": layout.dtype, "pieces": layout.pieces, "tables": [], "groups": layout.groups}
             )
-            made["plan"]["roles"]["server"] = servers
+            made["plan"]["topology"]["roles"]["server"] = servers
             given = Assignment.of(made)
             self.shards.append(
                 Shard(

@@ -59,7 +59,7 @@ def test_no_socket_stays_open_when_a_server_cannot_begin(
 
     monkeypatch.setattr(server_module, where, fails)
     run = config("async", 1, ledger=True)
-    run["plan"]["run_dir"] = str(tmp_path)
+    run["plan"]["paths"]["run_dir"] = str(tmp_path)
     with pytest.raises(RunFailed, match="it cannot begin"):
         serve(seat(str(tmp_path)), Assignment.of(run))
     assert [c.closed for c in contexts] == [True]

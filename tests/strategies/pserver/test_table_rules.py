@@ -29,7 +29,7 @@ LR = 0.1
 def shard(rule: str) -> Shard:
     made = payload("sync", 2)
     made["config"]["optimizer"] = {"_target_": "torch.optim.SGD", "lr": LR, "sparse": rule}
-    made["plan"]["lr"], made["plan"]["roles"]["server"] = LR, 1
+    made["plan"]["batches"]["lr"], made["plan"]["topology"]["roles"]["server"] = LR, 1
     given = Assignment.of(made)
     layout = Layout("float64", [], [TableSpec(1, "table", 2, 3, "normal", 1.0)])
     return Shard(given.config, Entry(), given.plan, 0, layout, lambda n, dtype: torch.empty(n, dtype=dtype))

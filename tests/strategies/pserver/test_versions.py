@@ -80,7 +80,7 @@ def test_plateau_of_a_run_that_starts_from_persistables_keeps_its_factor_and_for
 ) -> None:
     run = config("async", 1, 2, launch_barrier=False, independent_recv_thread=False, slice_above=4)
     run["config"]["scheduler"] = {"_target_": "trainer.optim.schedules.Plateau", "patience": 1, "gamma": 0.25}
-    run["plan"]["run_dir"] = str(tmp_path)
+    run["plan"]["paths"]["run_dir"] = str(tmp_path)
     with Cluster(run) as cluster:
         worker = placed(cluster)
         step(worker, 1.0)

@@ -35,10 +35,12 @@ from trainer.config.schema.model import (
     ConvnetModel,
     CrossEntropyLoss,
     FinetuneModel,
+    HuberLoss,
     LeNetModel,
     LogLoss,
     LossConfig,
     ModelConfig,
+    MseLoss,
     ResNet18Model,
     ResNet50Model,
     SquaredErrorLoss,
@@ -89,6 +91,14 @@ from trainer.config.schema.strategy import (
     PserverSyncStrategy,
     StaleStrategy,
     StrategyConfig,
+)
+from trainer.config.schema.task import (
+    AutoTask,
+    BinaryTask,
+    ClassificationTask,
+    MultiLabelTask,
+    RegressionTask,
+    TaskConfig,
 )
 
 
@@ -141,6 +151,7 @@ class Config:
     model: Any = key("???", "group: what is trained")
     data: Any = key("???", "group: what is learnt from")
     sampler: Any = key("???", "group: which worker sees which sample when")
+    task: Any = key("???", "group: what labels are, which metrics, what predict writes")
     loss: Any = key("???", "group: what is minimised")
     optimizer: Any = key("???", "group: how a gradient becomes a step")
     scheduler: Any = key("???", "group: a factor on the learning rate")
@@ -187,7 +198,8 @@ GROUPS: dict[str, tuple[type, ...]] = {
         SyntheticCriteoData,
     ),
     "sampler": (SamplerConfig,),
-    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss),
+    "task": (TaskConfig, AutoTask, ClassificationTask, BinaryTask, MultiLabelTask, RegressionTask),
+    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss, MseLoss, HuberLoss),
     "optimizer": (
         OptimizerConfig,
         MomentumOptimizer,
@@ -228,7 +240,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 }
 
 
-OPEN_GROUPS = ("model", "data", "loss", "optimizer", "scheduler", "strategy", "launch")
+OPEN_GROUPS = ("model", "data", "task", "loss", "optimizer", "scheduler", "strategy", "launch")
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")

@@ -183,3 +183,18 @@ class LogLoss(LossConfig):
         "trainer.models.log_loss.LogLoss", "torch.nn.Module called with (outputs, labels), mean over samples"
     )
     epsilon: float = key(1e-4, "added to probabilities before the logarithm", gt=0, lt=1)
+
+
+@dataclass
+class MseLoss(LossConfig):
+    """loss=mse: mean squared error, for labels that are numbers."""
+
+    _target_: str = key("torch.nn.MSELoss", "torch.nn.Module called with (outputs, labels), mean over samples")
+
+
+@dataclass
+class HuberLoss(LossConfig):
+    """loss=huber: squared error of small errors, absolute error of large ones, for labels that are numbers."""
+
+    _target_: str = key("torch.nn.HuberLoss", "torch.nn.Module called with (outputs, labels), mean over samples")
+    delta: float = key(1.0, "error from which it grows in proportion", gt=0)

@@ -85,7 +85,7 @@ def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
     """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
     parts = parts_of(Path(run.resume)) if run.resume else []
     place = parts[server].meta if server < len(parts) else {}
-    return LedgerFile(Path(run.plan.run_dir) / LEDGER.format(server), place)
+    return LedgerFile(Path(run.plan.paths.run_dir) / LEDGER.format(server), place)
 
 
 def _up_to(file: Path, place: Mapping[str, Any]) -> str:

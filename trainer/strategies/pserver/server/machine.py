@@ -80,7 +80,7 @@ class Server:
     ) -> None:
         plan, options, ledger = run.plan, declared.options, ledger or Ledger()
         self.number, self.outlet, self.now = number, outlet, now
-        self.members = Members(plan.workers, options.lost_after_s, now)
+        self.members = Members(plan.topology.workers, options.lost_after_s, now)
         self.parameters = Parameters(run.config, declared, plan, number, self.members, outlet.room, run.resume)
         self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
@@ -100,7 +100,7 @@ class Server:
         pulls = Pulls(self.parameters, self.count)
         pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
         self.saving = Saving(
-            self.parameters, self.members, self.work, outlet, ledger, Path(plan.run_dir), board, life, writer
+            self.parameters, self.members, self.work, outlet, ledger, Path(plan.paths.run_dir), board, life, writer
         )
         if run.resume and (saved := parts_of(Path(run.resume))):
             self._go_on(saved)

@@ -65,7 +65,7 @@ class Parameters:
     @property
     def servers(self) -> int:
         """How many servers the run has."""
-        return self.plan.roles.get("server", 0)
+        return self.plan.topology.roles.get("server", 0)
 
     @property
     def version(self) -> int:
@@ -123,7 +123,7 @@ class Parameters:
         shard = self._shard(layout)
         rule = RULES[self.mode](shard, self.members, self.strategy)
         if self.resume:
-            with not_removed_meanwhile(self.resume, Path(self.plan.run_dir)):
+            with not_removed_meanwhile(self.resume, Path(self.plan.paths.run_dir)):
                 self._go_on(shard, rule, Path(self.resume))
         elif folder := self.strategy.load_from:
             self._load(shard, Path(folder))

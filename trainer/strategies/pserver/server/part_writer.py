@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainer.errors import UserError, why
-from trainer.host.patience import LONGEST_LOOK_S
+from trainer.host.patience import LONGEST_POLL_S
 from trainer.host.signals import signal_name
 
 PR_SET_PDEATHSIG = 1
@@ -102,7 +102,7 @@ class Forked:
         """Kill a copy that stands still: it was stopped, or its disk does not answer."""
         now, work = self._clock(), processor_time(copy)
         passed, self._checked_at = now - self._checked_at, now
-        self._still_s = self._still_s + min(passed, LONGEST_LOOK_S) if work == self._work else 0.0
+        self._still_s = self._still_s + min(passed, LONGEST_POLL_S) if work == self._work else 0.0
         self._work = work
         if self._still_s <= STILL_S:
             return False

@@ -51,23 +51,23 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
         raise RunFailed(f"the other hosts cannot be reached: {error}") from error
     finally:
         socket.close()
-        _leave_statistics(server, Path(run.plan.run_dir))
+        _leave_statistics(server, Path(run.plan.paths.run_dir))
     return server.statistics()
 
 
 def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     """Open a server and the socket at which workers reach it: a Unix socket on one host, else TCP."""
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
-    limit = max(SMALLEST_LIMIT, 24 * int(run.plan.parameters))
+    limit = max(SMALLEST_LIMIT, 24 * int(run.plan.model.parameters))
     transport, handshake_s = declared.options.transport, declared.options.handshake_s
     folder = "" if transport == "tcp" else seat.folder
-    pool = opened_pool(run.plan.workers) if folder and transport == "auto" else None
+    pool = opened_pool(run.plan.topology.workers) if folder and transport == "auto" else None
     socket = ServerSocket(
-        seat.secret, seat.rank, run.plan.workers, seat.host, limit, folder, handshake_s, seat.port, pool
+        seat.secret, seat.rank, run.plan.topology.workers, seat.host, limit, folder, handshake_s, seat.port, pool
     )
     assert seat.store is not None
     try:
-        with not_removed_meanwhile(run.resume, Path(run.plan.run_dir)):
+        with not_removed_meanwhile(run.resume, Path(run.plan.paths.run_dir)):
             kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
             clock, life = time.monotonic, seat.life
             machine = Server(seat.rank, run, declared, socket, seat.store, clock, limit, kept, life, Forked())

@@ -8,23 +8,58 @@ from typing import Protocol
 from trainer.config.run_config import RunConfig
 
 
-class ServersPlan(Protocol):
-    """The part of the plan that a server needs: processes of each role, parameters of the model, the schedule."""
+class ServersTopology(Protocol):
+    """The processes of each role."""
 
     @property
     def roles(self) -> Mapping[str, int]: ...
     @property
     def workers(self) -> int: ...
+
+
+class ServersModel(Protocol):
+    """How many parameters the model has."""
+
     @property
     def parameters(self) -> int: ...
-    @property
-    def run_dir(self) -> str: ...
+
+
+class ServersBatches(Protocol):
+    """The learning rate, scaled to the batch; None: the optimizer has no such key."""
+
     @property
     def lr(self) -> float | None: ...
+
+
+class ServersLength(Protocol):
+    """How long the training is, for schedules."""
+
     @property
     def total_steps(self) -> int: ...
     @property
     def steps_per_epoch(self) -> int: ...
+
+
+class ServersPaths(Protocol):
+    """The run's folder."""
+
+    @property
+    def run_dir(self) -> str: ...
+
+
+class ServersPlan(Protocol):
+    """The part of :class:`trainer.planning.plan.Plan` that a server needs."""
+
+    @property
+    def topology(self) -> ServersTopology: ...
+    @property
+    def model(self) -> ServersModel: ...
+    @property
+    def batches(self) -> ServersBatches: ...
+    @property
+    def length(self) -> ServersLength: ...
+    @property
+    def paths(self) -> ServersPaths: ...
 
 
 class ServersRun(Protocol):

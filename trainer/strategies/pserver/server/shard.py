@@ -64,7 +64,7 @@ class Shard:
         geo_workers: int = 0,
     ) -> None:
         self.room = room
-        self.layout, self.server, self.servers = layout, server, plan.roles["server"]
+        self.layout, self.server, self.servers = layout, server, plan.topology.roles["server"]
         self.entry = entry
         self.dtype = getattr(torch, layout.dtype)
         self.version = self.updates = self.samples = 0
@@ -76,10 +76,13 @@ class Shard:
         self.parts = [nn.Parameter(part) for part in self.vector.split([n for n, _, _ in groups])]  # share its memory
         self.sizes = [part.numel() for part in self.parts]
         groups_of_one: list[tuple[Rate, list[Any]]] = [(r, [p]) for r, p in zip(self.rates, self.parts, strict=True)]
-        self.optimizer = optimizer_of(config.optimizer, groups_of_one, plan.lr)
+        self.optimizer = optimizer_of(config.optimizer, groups_of_one, plan.batches.lr)
         self.base_lrs = [float(g["lr"]) for g in self.optimizer.param_groups]
         self.schedule = call_target(
-            config.node("scheduler"), "scheduler", total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch
+            config.node("scheduler"),
+            "scheduler",
+            total_steps=plan.length.total_steps,
+            steps_per_epoch=plan.length.steps_per_epoch,
         )
         self.factor: Callable[[int], float] = self.schedule.factor
         self.home = server_of_bucket(self.servers)

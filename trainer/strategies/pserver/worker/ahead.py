@@ -15,14 +15,6 @@ from trainer.strategies.pserver.worker.remote_model import RemoteTable
 
 Ids = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
 """Of a batch that comes: by table, its ids, once each (U,), and their positions."""
-Place = tuple[int, int, int] | None
-"""The epoch, the leased block, and the number of a batch in it; None: its work is not leased."""
-
-
-def place_of(batch: Any) -> Place:
-    """For rows that are fetched ahead: the place of their batch in leased work, or None."""
-    work = getattr(batch, "work", None)
-    return None if work is None else (work[0], work[1], work[2])
 
 
 def wanted(coming: Ids) -> dict[int, np.ndarray]:
@@ -38,31 +30,27 @@ class Ahead:
 
     Attributes:
         fetched: ids that have been asked for, and the pull. received: of a checkpoint, ids (U,) and rows (U, D) of the
-        batch that comes, by table; ``place``: its epoch, block and number
-            in the block, if its work is leased.
+        batch that comes, by table.
     """
 
     def __init__(self, tables: Sequence[RemoteTable]) -> None:
         self.tables = tables
         self.fetched: tuple[Ids, Fetched] | None = None
         self.received: tuple[dict[int, np.ndarray], dict[int, torch.Tensor]] | None = None
-        self.place: Place = None
         self._inputs: Any = None
-        self._here: Place = None
         self._expected: Any = None
-        self._coming: Place = None
         self._paths: dict[int, str | None] = {}
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
 
-    def computing(self, inputs: Any, place: Place = None) -> None:
+    def computing(self, inputs: Any) -> None:
         """Note that a batch with these inputs is computed now; if it was the expected one, the next is unknown."""
         if inputs is self._expected:
             self._expected = None
-        self._inputs, self._here = inputs, place
+        self._inputs = inputs
 
-    def expect(self, inputs: Any, place: Place = None) -> None:
+    def expect(self, inputs: Any) -> None:
         """Note the inputs of the next batch."""
-        self._expected, self._coming = inputs, place
+        self._expected = inputs
 
     def coming(self) -> Ids | None:
         """Return the ids of the next batch, once; None if it is unknown."""
@@ -94,16 +82,12 @@ class Ahead:
     def recall(self) -> bool:
         """Use the rows that a checkpoint holds for the batch computed now; returns whether it holds any.
 
-        The batch is another one where servers that were started again lack earlier batches, which come once more now.
-
         Raises:
             RunFailed: it has other ids than it had.
         """
         if self.received is None:
             return False
         (asked, rows), self.received = self.received, None
-        if self.place is not None and self.place != self._here:
-            return False
         ids = {n: own for n, own in self._ids_of(self._inputs).items() if n in asked}
         if ids.keys() != asked.keys() or any(not np.array_equal(own[1], asked[n]) for n, own in ids.items()):
             raise RunFailed("the data are others than when the checkpoint was made: its next batch has other ids")
@@ -112,15 +96,15 @@ class Ahead:
 
     def state(self) -> dict[str, Any]:
         """What has been received for the next batch, for :meth:`load`."""
-        received, place = self.received, self.place
+        received = self.received
         if self.fetched is not None:
             ids, fetched = self.fetched
-            received, place = ({n: once for n, (_, once, _) in ids.items()}, fetched.rows), self._coming
-        return {"paths": self._paths, "received": received, "place": place}
+            received = {n: once for n, (_, once, _) in ids.items()}, fetched.rows
+        return {"paths": self._paths, "received": received}
 
-    def load(self, paths: Mapping[int, str | None], received: Any, place: Sequence[int] | None = None) -> None:
+    def load(self, paths: Mapping[int, str | None], received: Any) -> None:
         """Restore what :meth:`state` returned."""
-        self._paths, self.place = dict(paths), None if place is None else (place[0], place[1], place[2])
+        self._paths = dict(paths)
         self.received = None if received is None else (dict(received[0]), dict(received[1]))
 
     def keep(self, ids: Ids, rows: Mapping[int, torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share,
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.agreement import agree_on
-from trainer.strategies.pserver.worker.ahead import Ahead, place_of
+from trainer.strategies.pserver.worker.ahead import Ahead
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import connect
 from trainer.strategies.pserver.worker.connections_contract import Connections
@@ -130,11 +130,11 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
     # --- a batch ---------------------------------------------------------------------------------------------------
 
     def expect(self, batch: Any) -> None:
-        self.ahead.expect(batch.inputs, place_of(batch))
+        self.ahead.expect(batch.inputs)
 
     def note(self, batch: Any) -> None:
         """Remember what is needed of the batch that is computed now: its inputs, time and leased block."""
-        self.ahead.computing(batch.inputs, place_of(batch))
+        self.ahead.computing(batch.inputs)
         if isinstance(batch.inputs, dict) and "time" in batch.inputs:
             self.event_time = int(batch.inputs["time"].max())
         self.work.note(getattr(batch, "work", None))

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.host import json_text
-from trainer.job.pictures.figures import figure_of, save
-from trainer.job.pictures.lettering import families
+from trainer.pictures.figures import figure_of, save
+from trainer.pictures.lettering import families
 from trainer.run_folder.lives import read
 from trainer.visible import printed
 
-PANELS = (("loss", "loss"), ("acc", "accuracy"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
+PANELS = (("loss", "loss"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
 A_RATE = "per second"
 """Ends the name of a panel whose values are told from 0 on."""
-AUC = ("/auc", "AUC")
+ACCURACY = ("acc", "accuracy")
 SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), ("rows", "rows of tables"))
 
 
@@ -39,15 +39,16 @@ def _points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
     return series
 
 
-def draw(run_dir: Path, title: str) -> Path | None:
-    """Draw ``curves.png`` in the run's folder; returns its path, or None if there is nothing to draw."""
+def draw(run_dir: Path, title: str, curve: tuple[str, str] = ACCURACY) -> Path | None:
+    """Draw ``curves.png`` in the run's folder; returns its path, or None if there is nothing to draw.
+
+    Args:
+        curve: the task's, see ``Task.curve``.
+    """
     series = _points(run_dir)
     begun = tuple(life.first for life in read(run_dir)[1:])
-    ranked = any(name.endswith("/auc") for name in series)
     panels: list[Panel | None] = []
-    for wanted, label in PANELS:
-        if wanted == "acc" and ranked:
-            wanted, label = AUC
+    for wanted, label in filter(any, (PANELS[0], curve, *PANELS[1:])):
         named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
         panels.append(_lines(named, "update", label, begun, told=not any(panels)))
     return _saved(run_dir / "curves.png", title, panels)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.job.pictures.figures import figure_of, save
-from trainer.job.pictures.lettering import Ruler, drawable, families, missing
-from trainer.metrics.confusion import Mistake
-from trainer.metrics.validation_file import WHICH, Findings, read
+from trainer.metrics.confusion import Examination, Mistake
+from trainer.metrics.validation_file import Findings
+from trainer.pictures.figures import figure_of, save
+from trainer.pictures.lettering import Ruler, drawable, families, missing
 from trainer.run_folder import csv_files
 from trainer.visible import printed
 
@@ -38,35 +38,30 @@ def file_names(which: str) -> tuple[str, ...]:
     return FILES if which == "last" else tuple(f"{which}_{name}" for name in FILES)
 
 
-def draw(run_dir: Path, names: Sequence[str], title: str) -> list[Path]:
-    """Draw the pictures of each validation whose findings are in the run's folder; returns their paths.
+def draw(run_dir: Path, which: str, found: Findings, names: Sequence[str], title: str) -> list[Path]:
+    """Draw the pictures of a validation into the run's folder; returns their paths.
 
     Args:
         names: of the classes; empty: they are called by their numbers.
     """
-    made = []
-    for which in WHICH:
-        if (found := read(run_dir, which)) is None:
-            continue
-        confusion, by_class, mistakes, page = (run_dir / name for name in file_names(which))
-        called = list(names) or [str(number) for number in range(len(found.examination.labels))]
-        heading = f"{title}, {which} validation"
-        _write_classes(by_class, found, called)
-        _write_mistakes(mistakes, found, called)
-        made += [by_class, mistakes]
-        if found.examination.confusion is not None:
-            save(confusion_figure(found.examination.confusion, called, heading), confusion)
-            made.append(confusion)
-        if found.images is not None and len(found.images):
-            save(mistakes_figure(found, called, heading), page)
-            made.append(page)
+    examination = Examination.of(found.arrays)
+    confusion, by_class, mistakes, page = (run_dir / name for name in file_names(which))
+    called = list(names) or [str(number) for number in range(len(examination.labels))]
+    _write_classes(by_class, examination, called)
+    _write_mistakes(mistakes, found, examination, called)
+    made = [by_class, mistakes]
+    if examination.confusion is not None:
+        save(confusion_figure(examination.confusion, called, title), confusion)
+        made.append(confusion)
+    if found.images is not None and len(found.images):
+        save(mistakes_figure(found, examination, called, title), page)
+        made.append(page)
     return made
 
 
-def _write_classes(path: Path, found: Findings, names: Sequence[str]) -> None:
+def _write_classes(path: Path, examination: Examination, names: Sequence[str]) -> None:
     """A line for each class: samples, hits, guesses, accuracy (recall), precision, F1; empty where there is no
     sample."""
-    examination = found.examination
     rows: list[list[Any]] = [["class", "name", "samples", "hits", "guesses", "accuracy", "precision", "f1"]]
     counts = zip(examination.labels.tolist(), examination.hits.tolist(), examination.guesses.tolist(), strict=True)
     for number, (samples, hits, guesses) in enumerate(counts):
@@ -79,10 +74,10 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.6f}" if whole else ""
 
 
-def _write_mistakes(path: Path, found: Findings, names: Sequence[str]) -> None:
+def _write_mistakes(path: Path, found: Findings, examination: Examination, names: Sequence[str]) -> None:
     """A line for each of the worst mistakes, the greatest loss first."""
     rows = [["file", "split", "sample", "label", "guess", "confidence", "loss"]]
-    for place, m in enumerate(found.examination.mistakes):
+    for place, m in enumerate(examination.mistakes):
         file = found.files[place] if place < len(found.files) else ""
         guess = names[m.label], _guess(m, names), f"{m.confidence:.6f}", f"{m.loss:.6f}"
         rows.append([file, found.split, str(m.number), *guess])
@@ -121,12 +116,12 @@ def confusion_figure(matrix: np.ndarray, names: Sequence[str], title: str) -> An
     return figure
 
 
-def mistakes_figure(found: Findings, names: Sequence[str], title: str) -> Any:
+def mistakes_figure(found: Findings, examination: Examination, names: Sequence[str], title: str) -> Any:
     """The figure of the worst mistakes: each image with its file, its label, the guess, and the guess's probability."""
     names, _, footnote = drawable(names)
-    mistakes, images = found.examination.mistakes, found.images
+    mistakes, images = examination.mistakes, found.images
     assert images is not None
-    files = [printed(found.name(place)) for place in range(len(mistakes))]
+    files = [printed(found.name(place, m.number)) for place, m in enumerate(mistakes)]
     fonts = families([*names, *files])
     files = [
         f"{found.split} sample {m.number}" if missing([name], fonts) or not name else name

@@ -1,8 +1,6 @@
-"""Finds before a run what the loss of a batch is divided by, and whether the model takes a batch of one sample."""
+"""Checks before a run whether a model's outputs and the loss suit class labels, and what the loss is divided by."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,18 +10,8 @@ from trainer.config.instantiate import blamed, call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError, first_line
-from trainer.metrics.criterion import BALANCED, NEITHER, SAMPLES, kind_of
-from trainer.planning.batches import SingleSample
+from trainer.metrics.criterion import BALANCED, NEITHER, kind_of
 from trainer.wording import counted
-from trainer.worker.sample_shapes import NotTaken, forward
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a model's outputs tell: what is odd about them, and what the loss of a batch is divided by."""
-
-    concern: str = ""
-    denominator: str = SAMPLES
 
 
 def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
@@ -34,6 +22,9 @@ def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
         UserError: there are fewer outputs than classes, or the loss does not take them.
     """
     given, named = config.model.get("num_classes"), f"model ({config.model.get('_target_')})"
+    if outputs.dim() != 2:
+        why = f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, "
+        raise UserError(named, f"{why}{facts.classes})")
     if outputs.shape[1] < facts.classes:
         what = f"model.num_classes={given}" if given else named
         instead = f"model.num_classes={facts.classes}" if given else ""
@@ -99,9 +90,9 @@ def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, out
     return kind_of(loss, classes, outputs, forms)
 
 
-def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor) -> str:
+def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor | None) -> str:
     """One logit per sample, and a loss of a batch (cross-entropy would take the batch for classes)."""
-    if outputs.dim() != 1:
+    if outputs is not None and outputs.dim() != 1:
         raise UserError(
             f"model ({config.model['_target_']})",
             (
@@ -122,15 +113,6 @@ def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outp
     return found
 
 
-def denominator_without_outputs(config: RunConfig, loss: nn.Module, facts: Facts) -> str:
-    """What the loss of a batch is divided by, where the model runs on a GPU alone: it should have an output for each
-    class."""
-    if facts.task == "binary":
-        return denominator_of_logits(config, loss, facts, torch.zeros(2))
-    wanted = config.model.get("num_classes")
-    return denominator_of_classes(config, loss, facts.classes, wanted if isinstance(wanted, int) else facts.classes)
-
-
 def _check_weights_for_outputs(config: RunConfig, facts: Facts, outputs: int) -> None:
     """Refuse weights of classes for a model with more outputs than classes, where the loss wants a weight for each
     output.
@@ -145,22 +127,3 @@ def _check_weights_for_outputs(config: RunConfig, facts: Facts, outputs: int) ->
     why = f"gives {counted(weights, 'weight')}, and the model ({config.model.get('_target_')}) makes {outputs} outputs"
     instead = f"model.num_classes={facts.classes}" if "num_classes" in config.model else ""
     raise UserError(f"loss.weight={keys.spelled(weight)}", why, instead)
-
-
-def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: SingleSample | None) -> None:
-    """Refuse a run with a training batch of one sample, which batch norm (and whatever else needs two) does not take.
-
-    Raises:
-        UserError: the model trains with two samples, and not with one.
-    """
-    if one is None:
-        return
-    if isinstance(forward(model, facts, facts.shape, train=True), NotTaken):
-        return  # it wants a GPU
-    found = forward(model, facts, facts.shape, train=True, samples=1)
-    if isinstance(found, NotTaken):
-        raise UserError(
-            one.what,
-            f"{one.why}, and the model ({config.model.get('_target_')}) does not train with one: {found}",
-            one.instead,
-        )

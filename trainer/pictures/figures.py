@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.host import files
-from trainer.job.pictures.lettering import DPI, Ruler, families
+from trainer.pictures.lettering import DPI, Ruler, families
 
 
 def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> Any:

@@ -1,1 +1,0 @@
-"""The pictures that a run draws at its end: curves, confusion matrix, mistakes, servers."""
