@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 LONGEST_KEY = 100
-"""Letters; what is longer is not a mistyped key, and is not proposed as one."""
+"""Longest text, in characters, that can be a mistyped key."""
 QUOTED_KEY = re.compile(r"""(?<=[{,])(\s*)(["'])([^"']*)\2(\s*:)""")
-"""A key of a mapping in quotes, which Hydra's grammar has not."""
+"""A quoted key of a mapping, which Hydra's grammar does not have."""
 
 
 def _explain(vocabulary: Vocabulary, error: Exception) -> UserError:
@@ -47,7 +47,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _unreadable(vocabulary: Vocabulary) -> UserError | None:
-    """An override that is none, or that gives a group something else than an option."""
+    """The error for an override that cannot be parsed, or that gives a group no option."""
     for typed in vocabulary.overrides:
         override = vocabulary.parsed(typed)
         if override is None:
@@ -97,7 +97,7 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
 
 
 def _malformed_container(typed: str, name: str, value: str) -> UserError:
-    """A mapping or list that Hydra's grammar does not take on the command line."""
+    """The error for a mapping or list that Hydra's grammar does not accept on the command line."""
     plain = QUOTED_KEY.sub(r"\1\3\4", value)
     if plain != value and _is_readable(f"{name}={plain}"):
         return UserError(typed, "Hydra takes the keys of a mapping without quotes", quoted(f"{name}={plain}"))
@@ -122,7 +122,7 @@ def _is_readable(override: str) -> bool:
 
 
 def _broken_file(chain: list[BaseException]) -> UserError | None:
-    """A YAML file that is none."""
+    """The error for a file that is not YAML."""
     for error in chain:
         if mark := getattr(error, "problem_mark", None):
             place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
@@ -192,7 +192,7 @@ def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 
 def _no_training_said(vocabulary: Vocabulary) -> UserError:
-    """Saved weights are there and not the recipe that they were trained with: their run's folder has the config."""
+    """The error for saved weights without their recipe; the folder of their run has the config."""
     mode = next(o for o in vocabulary.overrides if o.startswith("mode="))
     weights = Path(str(vocabulary.typed_value("weights") or "."))
     why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
@@ -246,7 +246,7 @@ def _unknown(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 
 RESUMING = ("resume_from", "resume_from_checkpoint", "restore", "ckpt_path")
-"""Names under which others continue a training."""
+"""Keys of other projects for resuming a training."""
 Sentence = Callable[[Vocabulary, re.Match[str]], UserError]
 SENTENCES: tuple[tuple[str, Sentence], ...] = (
     (r"Could not (?:find|load) '(\S+)/([^'/]+)'", _no_option),
@@ -285,7 +285,7 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
         known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()
         near = keys.nearest_key(path, known, own_value)
         return UserError(what, "there is no such key", near and _set(near, value, file))
-    other = keys.MEANT.get(name, "")  # of options that are called alike: criteo for synthetic_criteo
+    other = keys.MEANT.get(name, "")  # of options with similar names: criteo for synthetic_criteo
     if other and (
         owners := [o for o in vocabulary.options(group) if o in option and other in vocabulary.option_keys(group, o)]
     ):
@@ -321,12 +321,12 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
 
 
 def _set(path: str, value: str, file: str) -> str:
-    """How to give a key a value: in a file only the key is named, its value is there."""
+    """The override that sets a key; for a file only the key."""
     return path if file else quoted(f"{path}={value}")
 
 
 def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> UserError | None:
-    """OmegaConf's errors, which know the key and its value."""
+    """The sentence for an error of OmegaConf, which has the key and its value."""
     from omegaconf import errors
 
     if lost := next((e for e in chain if isinstance(e, errors.InterpolationResolutionError)), None):
@@ -367,7 +367,7 @@ def _wrong_value(vocabulary: Vocabulary, path: str, error: Any, file: str, overr
 
 
 def _no_source(vocabulary: Vocabulary, path: str, text: str) -> UserError:
-    """A value that is taken from somewhere else, where there is nothing."""
+    """The error for a value whose interpolation leads nowhere."""
     holders = [o for o in vocabulary.overrides if "${" in o]
     what = vocabulary.typed(path) if path else (holders or ["the config"])[0]
     path = path or what.partition("=")[0]
@@ -391,7 +391,7 @@ def _no_source(vocabulary: Vocabulary, path: str, text: str) -> UserError:
 def sentences(app: Hydra, overrides: list[str], config_name: str = "config") -> Iterator[None]:
     """Context manager: errors of Hydra, OmegaConf and YAML become a UserError that names the key and what to type.
 
-    Hydra raises ValueError, TypeError and AttributeError too where an override is not what it expects.
+    Hydra raises ValueError, TypeError and AttributeError as well, at an unexpected override.
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

@@ -18,7 +18,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
     """Run this process as one of torchrun's ranks and return its exit code.
 
     Args:
-        parse: the command line's flags and overrides, asked of rank 0 alone.
+        parse: returns the flags and overrides; called on rank 0 only.
     """
     from trainer.launch import torchrun  # imports torch
 

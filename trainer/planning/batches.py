@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import is_each_once, sampler_name
 from trainer.errors import UserError
 from trainer.host import torchrun
 from trainer.planning.checked_config import Checked
@@ -15,7 +16,6 @@ from trainer.wording import counted
 
 AUTO = "auto"
 STRIDED, CONTIGUOUS = "strided", "contiguous"
-EACH_ONCE = "each_once"
 FIRST_TRY = 32
 """Samples per worker with which the search for the largest batch begins, and which a plan without one has."""
 
@@ -121,9 +121,9 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     if leased and blocks and "sampler.padding" in typed:
         why = "splits an epoch beforehand, and with this strategy workers lease blocks of work"
         raise UserError(blocks, why, "data.work=static (or sampler.padding=strided)")
-    if blocks and sampler.order != EACH_ONCE:
+    if blocks and not is_each_once(config):
         raise UserError(
-            blocks, f"takes each sample once, and sampler.order={sampler.order} does not", "sampler.padding=strided"
+            blocks, f"takes each sample once, and {sampler_name(config)} does not", "sampler.padding=strided"
         )
     if together is not None:
         return config.changed(sampler={"pad": False, "padding": STRIDED})
@@ -171,14 +171,14 @@ def single_sample(checked: Checked) -> SingleSample | None:
 def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
     """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an
     epoch that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
-    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+    from trainer.data.sampler import TrainingSampler, training_sampler, undivided_sampler
 
     samples, workers = checked.facts.train_samples, checked.workers
     if checked.leased:
         workers = 1
-        sampler = DistributedBatchSampler(samples, config.batch_size, drop_last=config.sampler.drop_last, pad=False)
+        sampler: TrainingSampler = undivided_sampler(config, samples, config.batch_size)
     else:
-        sampler = training_sampler(config, samples, config.batch_size, 0, workers)  # type: ignore[assignment]
+        sampler = training_sampler(config, samples, config.batch_size, 0, workers)
     limits = [config.limit_train_batches, config.max_steps and config.max_steps * checked.merge]
     limit = None if checked.leased else min((one for one in limits if one), default=None)
     cuts, ends = list(sampler.cuts())[:limit], 2 * checked.merge

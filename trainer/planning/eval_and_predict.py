@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.remote import is_address
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
@@ -217,7 +218,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
     reader = reader_of(source, facts)
     if reader is None and not source.sees_pictures:
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
-    found = _images(config) if reader is None else _rows(config, reader)
+    found = _images(config, source) if reader is None else _rows(config, reader)
     _check_output(config.predict.output)
     return found
 
@@ -247,17 +248,20 @@ def _check_split(config: RunConfig, facts: Facts) -> None:
     raise UserError(what, f"{facts.source} {what_is_there}", f"eval.split={other}" if there else "")
 
 
-def _images(config: RunConfig) -> LookedAt:
-    """The images of the folder, or the one image that is given."""
+def _images(config: RunConfig, source: DataSource) -> LookedAt:
+    """The images of the folder, or the one image that is given, or those that a table names."""
     from trainer.data.images.image_files import EXTENSIONS, is_image
     from trainer.data.images.listing import images_in
 
     class_names_of(Path(str(config.weights)))  # asked for again when the table is written
-    folder, again = Path(str(config.predict.input)), list[str]()
+    place = str(config.predict.input)
+    folder, again = Path(place), list[str]()
     if folder.is_file() and is_image(folder.name):
         files, folder = [folder.name], folder.absolute().parent
     elif folder.is_dir():
         files, again = images_in(folder)
+    elif (is_address(place) or folder.is_file()) and (found := source.pictures_of(place)):
+        return LookedAt(os.path.abspath(found[0]), tuple(found[1]), len(found[1]))
     else:
         there = "is neither a folder nor an image" if folder.exists() else "there is no such folder"
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")

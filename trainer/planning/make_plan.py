@@ -250,11 +250,10 @@ def _evaluation_length(checked: Checked) -> Length:
 
 def _count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
     """The number of batches per worker and epoch; if work is leased, the average rounded up."""
-    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+    from trainer.data.sampler import training_sampler, undivided_sampler
 
     if leased:
-        everything = DistributedBatchSampler(samples, batch_size, drop_last=config.sampler.drop_last, pad=False)
-        return ceil(len(everything) / workers)
+        return ceil(len(undivided_sampler(config, samples, batch_size)) / workers)
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import epoch_order
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware, torchrun
@@ -107,7 +108,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     with lacks:
         check_nonfinite(checked)
     with lacks:
-        check_batch_fits(config, facts.train_samples, workers)
+        check_batch_fits(config, len(epoch_order(config, facts.train_samples)), workers)
     return checked
 
 

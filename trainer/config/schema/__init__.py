@@ -12,6 +12,7 @@ from trainer.config.schema.data import (
     ArraysData,
     AugmentedData,
     Cifar10Data,
+    ClassBalancedSampler,
     CriteoData,
     CriteoRows,
     DataConfig,
@@ -25,9 +26,12 @@ from trainer.config.schema.data import (
     MnistJsonData,
     PicturesData,
     RandomImagesData,
+    RepeatedAugmentationSampler,
     SamplerConfig,
     ShardsData,
     SyntheticCriteoData,
+    TableData,
+    WeightedSampler,
 )
 from trainer.config.schema.declare import LONG, key
 from trainer.config.schema.model import (
@@ -188,6 +192,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         Flowers102Data,
         EmbeddedFlowersData,
         ImageFolderData,
+        TableData,
         ShardsData,
         ArraysData,
         Cifar10Data,
@@ -197,7 +202,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         CriteoData,
         SyntheticCriteoData,
     ),
-    "sampler": (SamplerConfig,),
+    "sampler": (SamplerConfig, ClassBalancedSampler, RepeatedAugmentationSampler, WeightedSampler),
     "task": (TaskConfig, AutoTask, ClassificationTask, BinaryTask, MultiLabelTask, RegressionTask),
     "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss, MseLoss, HuberLoss),
     "optimizer": (
@@ -240,7 +245,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 }
 
 
-OPEN_GROUPS = ("model", "data", "task", "loss", "optimizer", "scheduler", "strategy", "launch")
+OPEN_GROUPS = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "strategy", "launch")
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")
