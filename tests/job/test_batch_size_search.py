@@ -21,8 +21,9 @@ from tests import runs
 from trainer.errors import RunFailed, UserError
 from trainer.host import memory
 from trainer.host.memory import GIB
-from trainer.job.batch_size_search import MOST, largest, repeatable
+from trainer.job.batch_size_search import MOST, largest
 from trainer.planning import tracking_store
+from trainer.run_folder.repeat import repeatable
 from trainer.tracking import client
 from trainer.tracking.client import Ended
 from trainer.tracking.contract import TrackedRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -225,14 +225,3 @@ def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
     if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:
         return {}
     return {"launch": {"_target_": f"{Forkserver.__module__}.{Forkserver.__qualname__}"}}
-
-
-def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
-    """The overrides that repeat a command with this batch size and without a search; unchanged if ``size`` is None."""
-    from trainer.config.keys import key_of
-
-    if size is None:
-        return list(overrides)
-    override = f"{KEY}={size}"
-    replaced = [override if key_of(o) == KEY else o for o in overrides]
-    return replaced if override in replaced else [*replaced, override]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.remote import address_of
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import why
 from trainer.host import disk_speed
@@ -51,6 +50,8 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
             yield "  written in", _takes(ready, size)
             yield from _lacks_room(ready, size)
         if config.to is not None:
+            from trainer.checkpoint.remote import address_of
+
             yield "  copied to", address_of(config.to, Path(plan.paths.run_dir), plan.paths.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)

@@ -267,9 +267,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
         UserError: it cannot.
     """
     from trainer.job.claim_folder import wait_for_the_life_before
-    from trainer.job.fetch_checkpoints import check_copies, fetched
     from trainer.terminal.screen import Screen
-    from trainer.tracking.run_lookup import folder_of
 
     said: set[str] = set()
 
@@ -284,8 +282,18 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     goes_on = config.resume.path not in (None, FRESH)
     if goes_on and not (config.plan or plan.topology.node_rank):
         wait_for_the_life_before(run_dir, say)
+
+    def folder_of(run_id: str) -> Path:
+        from trainer.tracking import run_lookup
+
+        return run_lookup.folder_of(config.tracking, run_id)
+
+    if config.checkpoint.to is None and "://" not in (config.resume.path or ""):
+        return find_checkpoint(config, run_dir, say, folder_of)
+    from trainer.job.fetch_checkpoints import check_copies, fetched
+
     config = fetched(config, plan, say)
-    folder = find_checkpoint(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
+    folder = find_checkpoint(config, run_dir, say, folder_of)
     check_copies(config, plan, folder)
     return folder
 

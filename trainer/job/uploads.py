@@ -144,9 +144,7 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
     """
     config, plan = ready.checked.config, ready.plan
     to, run_dir = config.checkpoint.to, Path(plan.paths.run_dir)
-    if to is None or plan.topology.node_rank or not config.saves_checkpoints:
-        yield
-        return
+    assert to is not None
     remote = Remote(address_of(to, run_dir, plan.paths.whole_path))
     _give_up_others(ready, remote)
     uploads = Uploads(run_dir, remote, say, config.checkpoint.keep_last)

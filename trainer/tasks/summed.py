@@ -143,12 +143,12 @@ class Summed(Task):
         wanted = self.outputs(facts)
         if outputs is None or outputs.shape[1:] == (wanted,) or (wanted == 1 and outputs.dim() == 1):
             return
-        given = config.model.get("num_classes")
-        what = f"model.num_classes={given}" if given else f"model ({config.model.get('_target_')})"
+        num_classes = config.model.get("num_classes")
+        what = f"model.num_classes={num_classes}" if num_classes else f"model ({config.model.get('_target_')})"
         raise UserError(
             what,
             f"makes outputs ({_shape(outputs)}) for {facts.source}, and task={self.name} needs (N, {wanted})",
-            f"model.num_classes={wanted}" if given else "",
+            f"model.num_classes={wanted}" if num_classes else "",
         )
 
     def trial(self, facts: Facts, shape: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:
