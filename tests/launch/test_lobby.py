@@ -25,8 +25,7 @@ from trainer.host.signals import LEAVE, termination_raises
 from trainer.job import elastic
 from trainer.launch import lobby, lobby_store
 from trainer.launch.lobby import BEAT, HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
-from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Assignment, Deaths
 
 
 class World:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, first_line, why
@@ -20,7 +21,12 @@ from trainer.host.files import PRIVATE
 
 ASIDE = "ASIDE"
 OF_RUN = "run"
-PACKAGES = {"s3": "pip install 'trainer[s3]'", "s3a": "pip install 'trainer[s3]'"}
+PACKAGES = {
+    "s3": "pip install 'trainer[s3]'",
+    "s3a": "pip install 'trainer[s3]'",
+    "gs": "pip install 'trainer[gs]'",
+    "gcs": "pip install 'trainer[gs]'",
+}
 """Commands that install the package of a protocol."""
 USAGE = "s3://BUCKET/FOLDER or file:///FOLDER"
 LOCAL = ("file", "local")
@@ -45,6 +51,26 @@ def address_of(to: str, run_dir: Path, whole: bool) -> str:
     name = run_dir.relative_to(run_dir.anchor if whole else here)
     scheme, place = _parts(to)
     return f"{scheme}://{place}/{name.as_posix()}"
+
+
+def file_system(address: str, what: str, auto_mkdir: bool = False) -> tuple[Any, str]:
+    """The file system of an address, and the path in it.
+
+    Args:
+        what: the key and its value, for a refusal.
+
+    Raises:
+        UserError: there is no such protocol, or its package is not installed.
+    """
+    import fsspec
+
+    protocol = address.partition("://")[0]
+    options = {"auto_mkdir": True} if auto_mkdir and protocol in LOCAL else {}
+    try:
+        files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
+    except (ImportError, ValueError) as error:
+        raise UserError(what, first_line(error), PACKAGES.get(protocol, USAGE)) from error
+    return files, str(root)
 
 
 def _parts(address: str) -> tuple[str, str]:
@@ -85,16 +111,10 @@ class Remote:
     """
 
     def __init__(self, address: str) -> None:
-        import fsspec
-
         protocol, _ = _parts(address)
         self.local = protocol in LOCAL
-        options = {"auto_mkdir": True} if self.local else {}
         self.address = address
-        try:
-            self.files, self.root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"checkpoint.to={address}", first_line(error), PACKAGES.get(protocol, USAGE)) from error
+        self.files, self.root = file_system(address, f"checkpoint.to={address}", auto_mkdir=True)
 
     def found(self) -> list[str]:
         """Names of the whole checkpoints, the newest first.

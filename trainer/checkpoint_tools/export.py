@@ -72,7 +72,7 @@ def built(folder: Path, averaged: bool) -> nn.Module:
             model = skeleton.built(bare)
         except Exception as error:  # any error of the user's modules
             raise UserError(
-                str(folder.parent.parent / skeleton.FILE),
+                str(folder.parent.parent / store.SKELETON),
                 f"cannot be built: {first_line(error)}",
                 "the folder where the run was started, or PYTHONPATH=FOLDER of the model's module",
             ) from error

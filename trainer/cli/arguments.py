@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from trainer.cli import fleet_flags
 from trainer.config.keys import key_of
 from trainer.errors import UserError
 from trainer.host.text_checks import check_text
@@ -26,7 +25,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
         if word in ("--info", "-i") and re.match(r"[+~]|[\w./@-]+=", argv[place + 1]):
             argv = [*argv[:place], "--info=all", *argv[place + 1 :]]
-    fleet_flags.refuse(argv)
+    if any(word.startswith("--") for word in argv):
+        from trainer.cli import fleet_flags
+
+        fleet_flags.refuse(argv)
     args = argument_parser().parse_intermixed_args(argv)  # overrides may stand before and after flags
     if args.config_path:
         raise UserError("--config-path", "the vocabulary is trainer's own; yours is added to it", "--config-dir FOLDER")

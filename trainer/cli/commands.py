@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
+from trainer.cli.chosen import chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
-from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
@@ -65,7 +65,6 @@ def run_one(
     from trainer.job.ready import get_ready
     from trainer.launch.start import start_here
     from trainer.planning.tracking_store import MLFLOW, try_tracking
-    from trainer.tracking.client import tracking
     from trainer.tracking.trackers import check
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
@@ -76,7 +75,12 @@ def run_one(
 
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
             check(checked.config.tracking, run_dir)
-            trackers.append(stack.enter_context(tracking(recorded_by(checked.config))))
+            if not (recorded := recorded_by(checked.config)):
+                trackers.append(None)
+                return
+            from trainer.tracking.client import tracking
+
+            trackers.append(stack.enter_context(tracking(recorded)))
 
         if config.verbosity != "quiet":
             streams.wait_for("checking the config, the data and the model with PyTorch")

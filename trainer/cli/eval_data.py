@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.remote import is_address
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.wording import literal, override
@@ -74,8 +75,8 @@ def _is_pattern(path: str) -> bool:
 
 
 def _exists(path: str) -> bool:
-    """Whether a file or folder exists, or any for a pattern."""
-    if os.path.exists(path):
+    """Whether a file or folder exists, or any for a pattern; an address counts as one that does."""
+    if os.path.exists(path) or is_address(path):
         return True
     from trainer.data.sets.shards import braces
 
@@ -99,7 +100,8 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
     if not _exists(place):
         raise UserError(f"{asked} {command([place])}", "there is no such folder or file", f"{asked} FOLDER")
     if "path" in declared:
-        return {**data, **{key: literal(place) for key in ("path", "val_path", "test_path") if key in declared}}
+        whole: dict[str, Any] = {key: literal(place) for key in ("path", "val_path", "test_path") if key in declared}
+        return {**data, **whole, **({"split": None, "root": None} if "split" in data else {})}
     changed: dict[str, Any] = {"root": literal(place)}
     if "val" in declared:
         part = _measured(place) if split != "test" else None

@@ -10,7 +10,6 @@ from rich.text import Text
 from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
-from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
@@ -68,7 +67,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
         out.fact("guesses", shown(Path(output)), INDENT, "")
     for where in (str(one["where"]) for one in result.tracking.values() if one["id"] and one["where"]):
         out.fact("look", where, INDENT, "")
-    again = repeatable(overrides, result.chosen.get("batch_size"))
+    again = repeat.repeatable(overrides, result.chosen.get("batch_size"))
     if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):
         out.command("repeat", words, INDENT)
     else:

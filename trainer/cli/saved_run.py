@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.eval_data import other_data, own_data
 from trainer.config import schema
 from trainer.config.keys import is_of, key_of, leaves
@@ -29,9 +30,10 @@ from trainer.planning.plan import Plan, read_plan
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted, literal
 
-VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
 CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
+TRACKING = "/schema/TrackingConfig@tracking"
+"""The keys of all trackers, which no option of this group brings: several options can be chosen at once."""
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
 """Groups about how the training ran, not about what was trained; they get these options."""
 OF_THE_COMMAND = (
@@ -48,16 +50,6 @@ OF_THE_COMMAND = (
 )
 OF_OTHER_KEYS = re.compile(r"(?:[^$]|\$\{[\w.]+\})*")
 SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The primary config and the overrides for Hydra, and the words before them in the command that repeats the run."""
-
-    config_name: str
-    overrides: list[str]
-    flags: list[str]
-    verb: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,15 +71,13 @@ class Words:
         return f"python -m trainer {command([self.verb, str(run)])}"
 
     @staticmethod
-    def of(words: Sequence[str]) -> Words | None:
-        """Parse a command line; None if it is neither ``eval`` nor ``predict``.
+    def of(words: Sequence[str]) -> Words:
+        """Parse an ``eval`` or ``predict``.
 
         Raises:
             UserError: no run, nothing to predict, or more than one folder was typed.
         """
-        place = next((n for n, word in enumerate(words) if word in VERBS), None)
-        if place is None:
-            return None
+        place = next(n for n, word in enumerate(words) if word in VERBS)
         verb, after = words[place], list(words[place + 1 :])
         named = []
         while after and not _is_override(after[0]):
@@ -122,8 +112,8 @@ def _is_override(word: str) -> bool:
 
 
 @contextlib.contextmanager
-def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
-    """Context manager: yields what Hydra composes for a command line; ``eval`` and ``predict`` get the run's config.
+def chosen_of_run(words: Sequence[str], config_name: str | None, flags: Sequence[str]) -> Iterator[Chosen]:
+    """Context manager: yields what ``eval RUN`` or ``predict RUN`` asks for; the run's config is stored.
 
     The run's own modules can be imported inside.
 
@@ -131,9 +121,6 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
         UserError: RUN is no run, has no weights or no config, or its data are not found.
     """
     asked = Words.of(words)
-    if asked is None:
-        yield Chosen(config_name or "config", list(words), list(flags))
-        return
     if config_name is not None:
         raise UserError(f"--config-name {config_name}", f"{asked.verb} takes the config of the run", asked.command)
     path = _path(asked)
@@ -315,10 +302,12 @@ def _stored(config: Mapping[str, Any]) -> Iterator[str]:
     store: Any = ConfigStore.instance()
     name = f"run_{hash_of(json.dumps(config, default=str)):x}"
     groups = {**{group: OPTION for group in CARRIED}, **USUAL, "predict": OPTION}
-    defaults = ["schema", *({group: option} for group, option in groups.items()), "_self_"]
+    options = [{group: option} for group, option in groups.items()]
+    defaults = ["schema", TRACKING, *options, "_self_"]  # as in conf/config.yaml
     for group in (*CARRIED, "predict"):
         declared = option_of(group, str(config[group].get("_target_")))
-        node = {"defaults": [f"/schema/{declared.__name__}@_here_", "_self_"], **config[group]}
+        base = [] if group == "tracking" else [f"/schema/{declared.__name__}@_here_"]
+        node = {"defaults": [*base, "_self_"], **config[group]}
         store.store(group=group, name=OPTION, node=node, provider="the run's folder")
     root = {key: value for key, value in config.items() if key not in schema.GROUPS}
     store.store(name=name, node={"defaults": defaults, **root}, provider="the run's folder")

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -25,16 +25,21 @@ def begin() -> None:
     gc.disable()
 
 
-def run_command(main: Callable[[], int]) -> NoReturn:
-    """Run the command line of a module and end this process with its exit code."""
+@contextmanager
+def command() -> Iterator[list[int]]:
+    """Context manager around the command line of a module. It ends this process with the exit code that it yields.
+
+    A context manager is no frame on the stack of a run, on which a reader looks for the path to a step.
+    """
     begin()
     # A daemon may ignore SIGCHLD; its children inherit that, and could not wait for their own children.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    codes = [0]
     try:
-        code = main()
+        yield codes
     except SystemExit as end:  # argparse, after --help or --version
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    leave(code)
+        codes = [end.code if isinstance(end.code, int) else int(end.code is not None)]
+    leave(codes[-1])
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def prepared(ready: Ready) -> Ready:
     from trainer.terminal.bar import preparing
 
     checked = ready.checked
-    if checked.files or ready.digest:  # the data set itself is not looked at, or is prepared
+    if checked.files or ready.digest:  # the data set is not read, or is prepared already
         return ready
     with preparing(checked.config.verbosity) as show:
         facts = _prepared_facts(_with_measured(ready), show)
@@ -82,7 +82,7 @@ def fingerprinted(ready: Ready, tracked: bool) -> Ready:
 
 
 def _fingerprint(ready: Ready) -> str:
-    """The data's fingerprint; of mode=predict that of the files that are looked at.
+    """The data's fingerprint; in mode=predict, that of the files that are read.
 
     Raises:
         RunFailed: it cannot be taken; a source of the user's own may break where it is asked for one.

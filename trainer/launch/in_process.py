@@ -20,7 +20,7 @@ from trainer.host.addresses import LOOPBACK, free_port
 from trainer.host.notes_board import SealedBoard
 from trainer.launch.process import refused_by_machine
 from trainer.launch.process_reports import environment, leave_plan
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 

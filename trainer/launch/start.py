@@ -17,12 +17,11 @@ from trainer.host import addresses, machine_limits
 from trainer.host.files import if_the_disk_takes, replace_file
 from trainer.host.signals import Grace
 from trainer.launch.terms import terms
-from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
 from trainer.planning.find_checkpoint import can_go_on, has_begun
 from trainer.planning.hosts import hosts_of, listens_at
 from trainer.planning.launch_role import peers
-from trainer.planning.launcher import launcher_of
+from trainer.planning.launcher import Assignment, launcher_of
 from trainer.planning.plan import Plan
 from trainer.planning.run_secret import secret_of_hosts
 

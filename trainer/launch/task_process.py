@@ -17,7 +17,7 @@ from trainer.launch.meeting_place import Place
 from trainer.launch.process import Failure, returned, to_log
 from trainer.launch.started_process import Role
 from trainer.launch.tasks import BEGUN, place_of
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 
 
 def main(file: Path) -> int:

@@ -20,8 +20,7 @@ from trainer.host import json_text, private, torchrun
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import TooLong, within
 from trainer.launch.process import Failure
-from trainer.planning.assignment import Assignment
-from trainer.planning.launcher import Launcher
+from trainer.planning.launcher import Assignment, Launcher
 from trainer.visible import shortened
 
 if TYPE_CHECKING:

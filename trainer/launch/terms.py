@@ -7,8 +7,8 @@ from typing import Any
 
 from trainer.config.keys import is_of, leaves
 from trainer.config.run_config import RunConfig
-from trainer.planning.assignment import Assignment
 from trainer.planning.launch_role import plain_launch
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 
 OF_EACH_HOST = (

@@ -17,7 +17,7 @@ from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
 from trainer.launch.process_reports import environment, leave_plan
 from trainer.launch.torchrun_handover import Handover, handover
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.terminal import streams
 
 Start = Callable[[Assignment], dict[str, Any]]

@@ -20,10 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.checkpoint.store import SKELETON
 from trainer.host import private
-
-FILE = "skeleton.pkl"
-"""Name of the file in a run's folder."""
 
 
 def skeleton(module: nn.Module, secrets: Iterable[str] = ()) -> bytes | None:
@@ -56,7 +54,7 @@ def built(content: bytes) -> nn.Module:
 def of_run(run_dir: Path) -> bytes | None:
     """The skeleton in a run's folder; None: there is none, or another user can write it."""
     try:
-        return private.read_unshared(run_dir / FILE)
+        return private.read_unshared(run_dir / SKELETON)
     except OSError:
         return None
 

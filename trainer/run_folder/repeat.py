@@ -14,6 +14,7 @@ from trainer.host import torchrun
 from trainer.run_folder.lives import Life
 
 AUTO, FRESH = "auto", "resume=fresh"
+BATCH_SIZE = "data.batch_size"
 OF_RESUMING = ("resume", "resume.path", "resume.allow_changes")
 
 
@@ -44,6 +45,15 @@ def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], ru
         return []
     again = (*_without(overrides, OF_RESUMING), FRESH) if own else overrides
     return [*starter(), *(command([override]) for override in again)]
+
+
+def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
+    """The overrides that repeat a command with this batch size and without a search; unchanged if ``size`` is None."""
+    if size is None:
+        return list(overrides)
+    fixed = f"{BATCH_SIZE}={size}"
+    replaced = [fixed if key_of(o) == BATCH_SIZE else o for o in overrides]
+    return replaced if fixed in replaced else [*replaced, fixed]
 
 
 def _may_differ(life: Life) -> bool:
