@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import NoReturn
 
 from trainer.host import early_signals, interpreter  # all else is imported once signals are taken
 
@@ -67,10 +66,11 @@ def _answer(argv: list[str]) -> int:
         return 1
 
 
-def command() -> NoReturn:
+def command() -> None:
     """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line and end the process."""
     early_signals.take()
-    interpreter.run_command(main)
+    with interpreter.command() as codes:
+        codes.append(main())
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -98,7 +98,7 @@ def _dispatch(argv: list[str]) -> int:
     if "verbosity=quiet" not in args.overrides:
         streams.wait_for("reading the config")
     from trainer.cli import compose
-    from trainer.cli.saved_run import chosen
+    from trainer.cli.chosen import chosen
 
     asking = chosen(args.overrides, args.config_name, typed_flags(args))
     with compose.hydra_app(args.config_dir) as app, asking as asked:

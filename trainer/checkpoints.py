@@ -129,9 +129,10 @@ def _one(path: Path) -> Path:
     return store.one_in(path, lambda line: Screen().print(line))
 
 
-def command() -> NoReturn:
+def command() -> None:
     """Entry point of ``python -m trainer.checkpoints``: run the command line and end this process."""
-    interpreter.run_command(main)
+    with interpreter.command() as codes:
+        codes.append(main())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
 from trainer.checkpoint.removal_guard import not_removed_meanwhile
 from trainer.errors import RunFailed
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.pserver.server import server as server_module
 from trainer.weights.server_files import part_name
 from trainer.worker import train

@@ -1068,18 +1068,18 @@ IMAGES = [
     digits(
         "sampler=class_balanced sampler.shuffle=false",
         "sampler.shuffle=false",
-        "at random",
+        "orders the samples by itself",
         instead="sampler.shuffle=true",
     ),
     Case(
         "+recipe=resnet50_random sampler=class_balanced",
-        ("sampler.order=class_balanced", "no samples to choose"),
-        "sampler.order=each_once",
+        ("sampler=class_balanced", "no samples to choose"),
+        "sampler=each_once",
     ),
     digits(
         "sampler.padding=contiguous sampler=class_balanced",
         "sampler.padding=contiguous",
-        "sampler.order=class_balanced does not",
+        "sampler=class_balanced does not",
         instead="sampler.padding=strided",
     ),
     digits(

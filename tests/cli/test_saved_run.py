@@ -16,6 +16,7 @@ import pytest
 import trainer as package
 from tests.pictures import CLASSES, image_folder
 from tests.runs import read, trainer
+from trainer.cli.chosen import chosen
 from trainer.cli.saved_run import Words
 from trainer.errors import UserError
 from trainer.run_folder import tracking_file
@@ -193,9 +194,9 @@ def test_what_cannot_be_is_one_sentence(trained: Path, elsewhere: Path, words: s
 def test_words_are_told_from_overrides_and_paths_that_look_like_them(elsewhere: Path) -> None:
     os.makedirs("multirun/lr=0.1")
     asked = Words.of(["tracking=none", "eval", "multirun/lr=0.1", "data.batch_size=3"])
-    assert asked is not None
     assert (asked.run, asked.input, asked.overrides) == ("multirun/lr=0.1", "", ["tracking=none", "data.batch_size=3"])
-    assert Words.of(["mode=eval", "weights=predict"]) is None
+    with chosen(["mode=eval", "weights=predict"]) as overrides:
+        assert overrides.overrides == ["mode=eval", "weights=predict"]
 
 
 def test_the_plan_keeps_where_the_run_was_started_and_its_own_code(trained: Path) -> None:

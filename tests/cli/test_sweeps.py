@@ -43,12 +43,13 @@ def test_each_point_gets_the_keys_that_it_can_use(started: list[Ready], capsys: 
     )
     assert __main__.main(["-m", DIGITS, STRATEGIES, *keys, "tracking=none"]) == 0
     single, local_sgd, pserver = (ready.plan for ready in started)
-    assert [p.roles for p in (single, local_sgd, pserver)] == [{"worker": 1}, {"worker": 2}, {"server": 1, "worker": 2}]
+    roles = [p.topology.roles for p in (single, local_sgd, pserver)]
+    assert roles == [{"worker": 1}, {"worker": 2}, {"server": 1, "worker": 2}]
     assert [ready.checked.config.node("strategy").get("k_steps") for ready in started] == [None, 3, None]
-    assert [p.merge for p in (single, local_sgd, pserver)] == [2, 2, 2]
-    assert [o.partition(":")[0] for o in local_sgd.left_out] == ["launch.servers=1"]
-    assert [o.partition(":")[0] for o in pserver.left_out] == ["strategy.k_steps=3"]
-    assert {o.partition(":")[0] for o in single.left_out} == {*keys[:-1]}
+    assert [p.batches.merge for p in (single, local_sgd, pserver)] == [2, 2, 2]
+    assert [o.partition(":")[0] for o in local_sgd.remarks.left_out] == ["launch.servers=1"]
+    assert [o.partition(":")[0] for o in pserver.remarks.left_out] == ["strategy.k_steps=3"]
+    assert {o.partition(":")[0] for o in single.remarks.left_out} == {*keys[:-1]}
     assert "strategy.k_steps=3" not in capsys.readouterr().out.partition("strategy=single ")[2].partition("\n")[0]
 
 

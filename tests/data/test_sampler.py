@@ -13,12 +13,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
+from trainer.data.epoch_order import EpochOrder
+from trainer.data.sample_orders import RepeatedAugmentation
 from trainer.data.sampler import (
     DistributedBatchSampler,
     EvaluationSampler,
     EverybodysBatches,
     GlobalBatchSampler,
-    RepeatedAugmentation,
     TrainingSampler,
 )
 
@@ -240,7 +241,7 @@ def test_who_reads_for_everybody_reads_what_each_would_have_read(
     num_samples: int, global_batch_size: int, merge: int, world_size: int, drop_last: bool, epoch: int
 ) -> None:
     assume(global_batch_size >= merge * world_size)
-    order = RepeatedAugmentation(num_samples, 3)
+    order = EpochOrder(num_samples, 0, RepeatedAugmentation(3))
     everybody = sharing(
         world_size,
         epoch,
@@ -354,7 +355,7 @@ def test_contiguous_blocks_without_padding_count_every_sample_once(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"padding": "block"}, {"padding": "contiguous", "order": RepeatedAugmentation(10, 3)}]
+    "wrong", [{"padding": "block"}, {"padding": "contiguous", "order": EpochOrder(10, 0, RepeatedAugmentation(3))}]
 )
 def test_a_padding_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="padding is strided or contiguous"):

@@ -249,7 +249,7 @@ REFUSED = {
     "data.work=leased strategy=pserver_async": ("data.work=leased", "is a stream", "data.work=static"),
     "data.read=scatter": ("data.read=scatter", "is a stream", "data.read=each"),
     "sampler.shuffle=true": ("sampler.shuffle=true", "its own order", "data.shuffle_buffer=1000"),
-    "sampler=class_balanced": ("sampler.order=class_balanced", "no samples to choose from", "sampler.order=each_once"),
+    "sampler=class_balanced": ("sampler=class_balanced", "no samples to choose from", "sampler=each_once"),
     "sampler.shard=false": ("sampler.shard=false", "is a stream", "data.shard=none"),
     "sampler.padding=contiguous": ("sampler.padding=contiguous", "is a stream", "sampler.padding=strided"),
     "data.batch_size=auto": ("data.batch_size=auto", "again and again", "data.batch_size=32"),

@@ -100,7 +100,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "own" / "own_net.py").write_text(OWN)
     (folder / "own" / "vocabulary" / "tracking").mkdir(parents=True)
     (folder / "own" / "vocabulary" / "tracking" / "mine.yaml").write_text(
-        "defaults:\n  - mlflow\ntags:\n  service: {password: " + SIGN + "96Zq}\n"
+        "defaults:\n  - mlflow\n  - tensorboard\ntags:\n  service: {password: " + SIGN + "96Zq}\n"
     )
     overrides, canaries = planted()
     assert len(canaries) + 6 >= 30

@@ -15,7 +15,7 @@ import pytest
 
 import trainer as package
 from tests.pages import BLOCK, NAMED, blocks, write_files
-from tests.runs import ROOT, read, trainer
+from tests.runs import ROOT, read, script, trainer
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 
@@ -24,7 +24,7 @@ from trainer.config.instantiate import call_target
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's files in an empty folder outside the checkout."""
     folder = tmp_path_factory.mktemp("adding")
-    assert len(write_files("adding.md", folder)) == 17
+    write_files("adding.md", folder)
     return folder
 
 
@@ -36,7 +36,7 @@ def commands(page: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("number", [0, 1, 2, pytest.param(3, marks=pytest.mark.long), 4, 5])
 def test_the_page_about_adding_runs_as_it_stands(example: Path, number: int) -> None:
     command = commands("adding.md")[number]
     done = trainer(*command, "tracking=none", "hydra.run.dir=run", cwd=example, timeout=240)
@@ -78,6 +78,19 @@ def test_the_example_of_a_test_in_contributing_passes(tmp_path: Path) -> None:
     exec(code, example)
     [test] = [value for name, value in example.items() if name.startswith("test_")]
     test(tmp_path)
+
+
+def test_the_example_of_a_table_runs_as_it_stands(tmp_path: Path) -> None:
+    assert write_files("data.md", tmp_path) == ["make_table.py"]
+    text = (ROOT / "docs" / "data.md").read_text().partition("## Read a table\n")[2].partition("\n```")[0]
+    made = script((tmp_path / "make_table.py").read_text(), cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    (command,) = re.findall(r"^    python -m trainer (.*)$", text, re.MULTILINE)
+    done = trainer(*shlex.split(command), "tracking=none", "hydra.run.dir=run", cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = read(tmp_path / "run" / "plan.json")["data"]["facts"]
+    assert (facts["train_samples"], facts["val_samples"], facts["task"]) == (400, 100, "classification")
+    assert read(tmp_path / "run" / "classes.json") == [f"digit {number}" for number in range(10)]
 
 
 def source_of(name: str) -> Any:

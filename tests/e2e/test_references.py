@@ -262,10 +262,7 @@ def test_click_workers_read_all_rows_in_order_with_a_line_per_batch(tmp_path: Pa
             "+recipe=digits_lenet sampler.shard=false data.read=scatter strategy=collective launch.nproc=2",
             "sampler.shard=false.*data.read=each",
         ),
-        (
-            "+recipe=digits_lenet sampler.shard=false sampler=class_balanced",
-            "sampler.shard=false.*sampler.order=each_once",
-        ),
+        ("+recipe=digits_lenet sampler.shard=false sampler=class_balanced", "sampler.shard=false.*sampler=each_once"),
         ("+recipe=resnet50_flowers_demo data.train_split=tstid", "data.train_split=tstid.*data=flowers102"),
         ("+recipe=resnet50_flowers_demo data.train_resize=40", "data.train_resize=40.*data.image_size=48"),
         ("+recipe=digits_lenet data.normalize=none data.mean=[0.5]", "data.mean.*normalize=none"),

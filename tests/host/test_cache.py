@@ -76,7 +76,7 @@ def test_folder_that_others_can_write_is_refused_and_the_repair_is_told(root: Pa
     target = planted(root / "kind" / "abc")
     (root / at).chmod(mode)
     for ask in (lambda: known(target), lambda: made_once(target, make)):
-        if mode == 0o772 and cache._group_of_mine_alone((root / at).stat().st_gid):
+        if mode == 0o772 and cache._is_private_group((root / at).stat().st_gid):
             (root / at).chmod(0o777)
         with pytest.raises(UserError, match=rf"the cache {root / at}.*: can be written by other users") as caught:
             ask()

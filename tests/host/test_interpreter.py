@@ -74,7 +74,8 @@ def main():
         os._exit(3)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-interpreter.run_command(main)
+with interpreter.command() as codes:
+    codes.append(main())
 """
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"

@@ -14,7 +14,7 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.job import elastic
-from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _missed, _of_life
+from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _missed, _planned_for
 from trainer.job.ready import get_ready
 from trainer.launch.lobby import OVER, Guest, Host, Life
 
@@ -32,7 +32,7 @@ def test_updates_that_are_not_those_of_all_hosts_are_told(tmp_path: Path, hosts:
     with hydra_app() as app:
         ready = get_ready(commands.plain(compose(app, typed)), commands.typed_keys(typed), str(tmp_path))
     life = Life(2, hosts, tuple("abc"[: len(hosts)]), 29999, "")
-    said = _described(life, _of_life(ready, life), ready.plan)
+    said = _described(life, _planned_for(ready, life), ready.plan)
     assert ready.plan.length.total_steps == 30
     assert (f"; {2 * epoch} updates in total, not 30, and the learning rate" in said) == (epoch != 15)
 

@@ -140,10 +140,12 @@ def test_the_fingerprint_is_taken_once_by_the_parent_and_not_for_a_plan(
 def test_what_a_newer_trainer_tells_besides_is_left_out() -> None:
     told = json.loads(about(3))
     newer = {**told, "device": "tpu", "watched": {**told["watched"], "why": "it is the best"}}
-    assert store.told_by(json.dumps(newer).encode(), "checkpoint.json") == store.told_by(about(3), "checkpoint.json")
+    assert store.parse_about(json.dumps(newer).encode(), "checkpoint.json") == store.parse_about(
+        about(3), "checkpoint.json"
+    )
     for of_another_kind in ("[]", "7", '"text"', '{"watched": 7}', "null"):
         with pytest.raises(UserError, match="it cannot be read"):
-            store.told_by(of_another_kind.encode(), "checkpoint.json")
+            store.parse_about(of_another_kind.encode(), "checkpoint.json")
 
 
 def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
@@ -151,9 +153,9 @@ def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
 ) -> None:
     old = json.loads(about(3))
     del old["data"]
-    assert store.told_by(json.dumps(old).encode(), "checkpoint.json").data == ""
+    assert store.parse_about(json.dumps(old).encode(), "checkpoint.json").data == ""
     with pytest.raises(UserError, match="it tells a value of another kind"):
-        store.told_by(json.dumps({**old, "data": 3}).encode(), "checkpoint.json")
+        store.parse_about(json.dumps({**old, "data": 3}).encode(), "checkpoint.json")
     with monkeypatch.context() as patch:
         patch.setattr(prepared_data, "_fingerprint", lambda ready: "")
         trainer.run([*RUN, "data.root=images", "hydra.run.dir=old"])

@@ -12,7 +12,7 @@ from trainer.errors import Died, Interrupted, NotFinite, RunFailed
 from trainer.job import restarts
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 
 
 def ready(folder: Path, most: int = 3) -> Any:

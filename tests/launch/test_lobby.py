@@ -25,8 +25,7 @@ from trainer.host.signals import LEAVE, termination_raises
 from trainer.job import elastic
 from trainer.launch import lobby, lobby_store
 from trainer.launch.lobby import BEAT, HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
-from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Assignment, Deaths
 
 
 class World:
@@ -324,7 +323,7 @@ def test_host_with_another_secret_or_another_command_is_refused_and_nobody_hears
 def a_life(told: Path, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A job whose lives need no plan."""
     monkeypatch.setattr(guest, "next_life", lambda after: lobby.Life(after + 1, (0, 1), ("", guest.host.id), 1, ""))
-    monkeypatch.setattr(elastic, "_of_life", lambda ready, life: ready)
+    monkeypatch.setattr(elastic, "_planned_for", lambda ready, life: ready)
     monkeypatch.setattr(elastic, "_described", lambda *_: "")
     assignment = Assignment(None, None)  # type: ignore[arg-type]
     return SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(told))), assignment=assignment)

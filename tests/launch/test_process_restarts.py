@@ -24,7 +24,7 @@ from trainer.launch.process import Failure
 from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.start import _roles
 from trainer.launch.started_process import Role, StartedProcess
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Deaths
 from trainer.worker import coming_back
 
 

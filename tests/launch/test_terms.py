@@ -9,7 +9,7 @@ import pytest
 from tests.planning.test_assignment import MACHINE, MODEL
 from trainer.cli.compose import compose, hydra_app, plain
 from trainer.launch.terms import terms
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths
 from trainer.planning.validate import check

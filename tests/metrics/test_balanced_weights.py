@@ -94,7 +94,7 @@ def ready(folder: Path, *typed: str) -> Ready:
     [
         (["loss.weight=balanced", "+data.lacks=3"], "loss.weight=balanced", "class 3 has no sample"),
         (["loss.weight=balanced", "+data.hides=true"], "loss.weight=balanced", "no labels to count"),
-        (["sampler=class_balanced", "+data.hides=true"], "sampler.order=class_balanced", "no labels to count"),
+        (["sampler=class_balanced", "+data.hides=true"], "sampler=class_balanced", "no labels to count"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused_before_anything_is_written(

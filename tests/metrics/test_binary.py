@@ -16,7 +16,7 @@ from sklearn import metrics as truth
 from torch import nn
 
 from trainer.metrics import binary, ranking
-from trainer.metrics.binary import OLD_BUCKETS, OLD_LIMIT, BinaryObjective
+from trainer.metrics.binary import BinaryObjective
 
 NEAR = 1e-12
 LOGITS = st.lists(
@@ -195,17 +195,6 @@ def test_parts_of_an_epoch_add_up_in_any_order() -> None:
     for order in (range(7), [3, 1, 6, 0, 2, 5, 4]):
         found = task.summary(reduce(task.add, [vectors[k] for k in order]))
         assert found["auc"] == pytest.approx(area_by_ranks(labels, logits), abs=1e-12)
-
-
-def test_sums_of_a_checkpoint_with_histograms_are_read() -> None:
-    generator = np.random.default_rng(6)
-    logits, labels = generator.normal(size=500) * 9, generator.integers(2, size=500)
-    edges = np.linspace(-OLD_LIMIT, OLD_LIMIT, OLD_BUCKETS + 1)
-    clipped = logits.clip(-OLD_LIMIT, OLD_LIMIT)
-    histograms = [np.histogram(clipped[labels == label], edges)[0] for label in (1, 0)]
-    old = torch.from_numpy(np.concatenate([np.zeros(4), *histograms, [500.0]]))
-    found = BinaryObjective(nn.BCEWithLogitsLoss()).summary(old)
-    assert abs(found["auc"] - area_by_ranks(labels, logits)) <= found["auc_error"] < 0.02
 
 
 def test_no_samples_no_metrics_and_placeholders_do_not_count() -> None:

@@ -94,7 +94,7 @@ def test_a_skeleton_that_another_user_may_have_written_is_not_unpickled(
     other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check is of the file that is read: what had the name before and what has it later do not matter."""
-    path, asked = tmp_path / skeleton.FILE, saved_run.Words("eval", "RUN", "", [])
+    path, asked = tmp_path / skeleton.SKELETON, saved_run.Words("eval", "RUN", "", [])
     path.write_bytes(skeleton.skeleton(Tied()) or b"")
     path.chmod(0o600)
     model = {"_target_": "mine.Net"}

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from tests.pictures import needs
+from trainer.cli.arguments import typed_keys
 from trainer.cli.compose import compose, hydra_app, plain
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import CollectiveStrategy, DigitsData
-from trainer.planning.assignment import Assignment
+from trainer.job.ready import Ready, get_ready
 from trainer.planning.auto import Machine, ModelFacts
+from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
-from trainer.planning.plan import Paths
+from trainer.planning.plan import Paths, Plan
 from trainer.planning.validate import check
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml"))
@@ -38,6 +41,28 @@ def test_every_recipe_is_checked_unchanged_and_reaches_the_processes_unchanged(r
     )
     handed = Assignment(checked.config, plan, ("a.png",), ("s3cret",), ("torch",))
     assert Assignment.of(json.loads(json.dumps(handed.as_dict()))) == handed
+
+
+def test_plan_and_its_parts_have_at_most_12_fields_and_cannot_be_changed() -> None:
+    parts = [Plan, *(kind for kind in get_type_hints(Plan).values() if is_dataclass(kind))]
+    assert len(parts) == 11
+    for part in parts:
+        assert len(fields(part)) <= 12 and part.__dataclass_params__.frozen, part  # type: ignore[union-attr]
+
+
+def test_job_planned_again_is_the_job_of_that_command(tmp_path: Path) -> None:
+    def ready(*overrides: str) -> Ready:
+        with hydra_app() as app:
+            typed = ["+recipe=digits_lenet", "launch.nproc=2", *overrides]
+            return get_ready(plain(compose(app, typed)), typed_keys(typed), str(tmp_path))
+
+    searching = ready("data.batch_size=auto")
+    again, direct = searching.with_batch_size(18), ready("data.batch_size=18")
+    assert again.plan == direct.plan and again.checked.config == direct.checked.config
+    assert searching.plan.batches.size != 18, "the first one is as it was"
+    moved = again.in_folder(tmp_path / "other")
+    assert moved.plan == again.plan.changed(paths={"run_dir": f"{tmp_path}/other"})
+    assert moved.with_facts(replace(again.checked.facts, slow=True)).plan.paths == moved.plan.paths
 
 
 def test_keys_of_ones_own_stay_and_those_of_the_schema_are_typed() -> None:

@@ -125,15 +125,14 @@ ORDER = (
     refused("data.batch_size=8", said="an update has 8 samples, and had 16"),
 )
 STATES: dict[str, tuple[Changed, ...] | str] = {
-    "epoch": ORDER,
     "progress": ORDER,
     "model": (refused("model.num_classes=12", said="and this run's model has it as"),),
     "ema": (c("ema.decay=null", said="the moving average of the weights, which ema.decay=null does not need"),),
     "buffers": "those of the model, whose parameters are compared",
     "averaged_buffers": "those of the model",
     "own": "tests/strategies has those of each strategy",
-    "line": "sums of batches that were trained on, whatever comes",
-    "seen": "batches that were trained on, whatever comes",
+    "window": "sums of batches that were trained on, whatever comes",
+    "batches": "batches that were trained on, whatever comes",
     "randomness": (c("seed=4", said="the seed of the random generators: they go on as they were"),),
     "report": BEST,
     "early_stop": (
@@ -371,7 +370,7 @@ def test_memory_of_a_strategy_that_cannot_go_on_is_said(
 ) -> None:
     about, plan = (
         SimpleNamespace(config={"strategy": strategy}, strategy="own", update=0),
-        SimpleNamespace(strategy="own"),
+        SimpleNamespace(strategy=SimpleNamespace(name="own")),
     )
     [line] = changed_states({"strategy": now}, plan, about)  # type: ignore[arg-type]
     assert line.startswith(said)

@@ -277,9 +277,9 @@ def test_the_table_tells_how_work_is_handed_out() -> None:
 
 def test_max_steps_goes_beyond_epochs_or_ends_before() -> None:
     longer = planned(DIGITS, "epochs=1", "max_steps=100")
-    assert (longer.total_steps, longer.epochs) == (100, 3)
+    assert (longer.length.total_steps, longer.length.epochs) == (100, 3)
     shorter = planned(DIGITS, "epochs=12", "max_steps=45")
-    assert (shorter.total_steps, shorter.epochs) == (45, 2)
+    assert (shorter.length.total_steps, shorter.length.epochs) == (45, 2)
 
 
 @pytest.mark.parametrize("drop", [True, False])
@@ -520,7 +520,9 @@ def test_plan_tells_the_buckets_of_gradients() -> None:
     assert Plan.of(json.loads(json.dumps(plan.as_dict()))) == plan
     assert sum(planned(*two, "precision=fp64", "strategy.bucket_cap_mb=0.02").strategy.buckets.sizes) == 2 * size
     frozen = planned(*two, "optimizer.lr_factors={features.0: 0}")
-    assert sum(frozen.buckets.sizes) == size - 4 * (20 * 25 + 20), "the first convolution, 5 x 5, from 1 channel to 20"
+    assert sum(frozen.strategy.buckets.sizes) == size - 4 * (20 * 25 + 20), (
+        "the first convolution, 5 x 5, from 1 channel to 20"
+    )
     for others in (("compile=true",), ("strategy=local_sgd",), ("strategy=pserver_sync",)):
         assert planned(*two, *others).strategy.buckets is None
     assert planned(DIGITS).strategy.buckets is None and "  gradients" not in dict(plan_table.rows(planned(DIGITS)))

@@ -148,4 +148,4 @@ def test_run_that_may_be_insecure_says_so_in_its_plan_and_its_tags(
     plan_table.show_plan(plan)
     assert f"ATTENTION: {plan_table.INSECURE}" in capsys.readouterr().out
     one_host = planned("+recipe=digits_lenet", "strategy=pserver_async", "launch.servers=1", "launch.insecure=true")
-    assert not one_host.insecure and tags(one_host, [])["trainer.insecure"] == "no"
+    assert not one_host.topology.insecure and tags(one_host, [])["trainer.insecure"] == "no"

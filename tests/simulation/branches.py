@@ -19,7 +19,7 @@ PSERVER = Path("trainer/strategies/pserver")
 SIDES = {
     "server": (
         "machine",
-        "turns",
+        "request_queue",
         "answers",
         "members",
         "liveness",

@@ -32,9 +32,9 @@ from trainer.strategies.pserver.server import (
     saving,
     shard,
     sparse_table,
-    turns,
 )
 from trainer.strategies.pserver.server import totals as totals_module
+from trainer.strategies.pserver.server.request_queue import RequestQueue
 from trainer.strategies.pserver.worker import (
     async_and_ssp,
     client,
@@ -306,18 +306,18 @@ def heartbeats_are_ignored(original: Any, self: machine.Server, address: bytes, 
         original(self, address, message)
 
 
-@replaces(turns.Turns, "try_again")
-def what_waits_is_not_looked_at_again(_: Any, self: turns.Turns) -> None:
+@replaces(RequestQueue, "try_again")
+def what_waits_is_not_looked_at_again(_: Any, self: RequestQueue) -> None:
     pass
 
 
-@replaces(turns.Turns, "_patience_with")
-def who_waits_is_answered_after_ten_times_the_timeout(original: Any, self: turns.Turns, request: Message) -> float:
+@replaces(RequestQueue, "_patience_with")
+def who_waits_is_answered_after_ten_times_the_timeout(original: Any, self: RequestQueue, request: Message) -> float:
     return 10.0 * float(original(self, request))
 
 
-@replaces(turns.Turns, "try_again", of="who_waits_is_answered_after_ten_times_the_timeout")
-def _nothing_is_tried_again(_: Any, self: turns.Turns) -> None:
+@replaces(RequestQueue, "try_again", of="who_waits_is_answered_after_ten_times_the_timeout")
+def _nothing_is_tried_again(_: Any, self: RequestQueue) -> None:
     pass
 
 
@@ -551,13 +551,13 @@ def a_stop_counts_as_hanging(_: Any, self: lease_requests.LeaseRequests) -> None
     pass
 
 
-@replaces(turns.Turns, "_patience_with")
-def who_waits_for_a_worker_that_saves_has_no_more_patience(_: Any, self: turns.Turns, request: Message) -> float:
+@replaces(RequestQueue, "_patience_with")
+def who_waits_for_a_worker_that_saves_has_no_more_patience(_: Any, self: RequestQueue, request: Message) -> float:
     return self.patience_s
 
 
-@replaces(turns.Turns, "_spare_who_stands")
-def who_stands_still_for_a_checkpoint_is_awaited_at_other_meetings(_: Any, self: turns.Turns, now: float) -> None:
+@replaces(RequestQueue, "_spare_who_stands")
+def who_stands_still_for_a_checkpoint_is_awaited_at_other_meetings(_: Any, self: RequestQueue, now: float) -> None:
     pass
 
 

@@ -45,6 +45,7 @@ from trainer.strategies.pserver.server.machine import CHECK_S, Server
 IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
 NONSENSE_AT_ONCE = 4
+RUN_DIR = "/nowhere"
 DECLARED: dict[str, type[PserverDeclaration]] = {
     "async": builtin.PserverAsyncDeclaration,
     "ssp": builtin.PserverSspDeclaration,
@@ -62,10 +63,13 @@ def copied(message: Message) -> Message:
     return Message(m.verb, m.rank, m.incarnation, m.number, m.sequence, m.clock, m.flags, records)
 
 
+RUN_DIR = "/nowhere"
+
+
 def plan_of(workers: int, servers: int) -> Any:
     """What a server reads of the plan."""
     return SimpleNamespace(
-        paths=SimpleNamespace(run_dir="/nowhere"),
+        paths=SimpleNamespace(run_dir=RUN_DIR),
         model=SimpleNamespace(parameters=0),
         batches=SimpleNamespace(lr=1.0),
         length=SimpleNamespace(total_steps=1_000_000, steps_per_epoch=1000),
@@ -367,7 +371,7 @@ class SimulatedServer(Process):
         if self.stopped or parameters.shard is None or not parameters.ready or not member.present or not member.lives:
             return 0
         if any(
-            w.request.verb == Verb.SAVE for w in self.machine.turns.waiting
+            w.request.verb == Verb.SAVE for w in self.machine.requests.waiting
         ):  # done with the next message, whichever it is
             return 0
         for _ in range(NONSENSE_AT_ONCE):

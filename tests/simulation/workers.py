@@ -19,7 +19,7 @@ from tests.notes import Notes
 from tests.simulation.boards import FarBoard, FarStore, Store
 from tests.simulation.checkpoints import Checkpoints, Part
 from tests.simulation.scenario import Scenario
-from tests.simulation.servers import Plan, copied
+from tests.simulation.servers import RUN_DIR, copied
 from tests.simulation.stage import STAGE
 from tests.simulation.waits import PARTS_S, WRITES
 from tests.simulation.world import Process, Violation, World
@@ -48,7 +48,7 @@ KINDS: dict[str, type[PserverWorker]] = {
 }
 SHARED = 0
 """The row that every batch touches; each has one of its own as well."""
-RUN = Path(Plan.run_dir) / "checkpoints"
+RUN = Path(RUN_DIR) / "checkpoints"
 KILLED = "killed"
 LEAVES = Verb.BYE, False
 """The message of a worker that dies as it leaves."""

@@ -28,7 +28,7 @@ from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
 from trainer.launch.process import resolve
 from trainer.models.sync_batch_norm import synchronised
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol import snapshot

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
 from trainer.host.notes_board import SealedBoard
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies import builtin
 from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Seat, Strategy
 from trainer.strategies.process_group import ProcessGroup

@@ -27,7 +27,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed, UserError
 from trainer.optim.updater import Updater
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Declaration, MakeUpdater, Seat, Strategy, Traits
 
 ADDRESS = "toy_server/address"

@@ -19,6 +19,7 @@ from trainer.cli.commands import plain
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import UserError
 from trainer.job.ready import get_ready
+from trainer.tasks.regression import Regression
 
 HERE = Path(__file__).parent
 RUN = [
@@ -112,6 +113,20 @@ def test_predict_writes_numbers_or_the_names_of_a_set(trained: tuple[str, Path, 
     assert np.mean(exact) == pytest.approx(metrics["val/exact"])
 
 
+class Mean(Regression):
+    """Sums that are means."""
+
+    def sums(self, outputs: Any, labels: Any) -> Any:
+        return super().sums(outputs, labels) / len(labels)
+
+
+class Strange(Regression):
+    """A metric that it does not say."""
+
+    def summary(self, sums: Any, samples: float) -> dict[str, float]:
+        return {**super().summary(sums, samples), "odd": 1.0}
+
+
 REFUSED: list[tuple[list[str], str]] = [
     (
         ["data.labels=side", "task=regression"],
@@ -122,7 +137,7 @@ REFUSED: list[tuple[list[str], str]] = [
         "loss=cross_entropy: needs a class for each sample, and task=regression has none",
     ),
     (["data.labels=place", "model.num_classes=3"], "model.num_classes=3: makes outputs (N, 3) for squares"),
-    (["data.labels=place", "sampler=class_balanced"], "sampler.order=class_balanced: needs a class for each sample"),
+    (["data.labels=place", "sampler=class_balanced"], "sampler=class_balanced: needs a class for each sample"),
     (["data.labels=place", "loss=mse", "+loss.reduction=sum"], "loss.reduction=sum: is the sum over a batch"),
     (
         ["data.labels=place", "best.metric=val/acc1"],
@@ -133,6 +148,8 @@ REFUSED: list[tuple[list[str], str]] = [
         "loss.pos_weight=balanced: needs",
     ),
     (["data.labels=traits", "loss=binary_cross_entropy", "loss.pos_weight=[1,2]"], "has 2 factors for 3 labels"),
+    (["data.labels=place", "task._target_=tests.tasks.test_runs.Mean"], "its sums (M,) of a batch are not those of"),
+    (["data.labels=place", "task._target_=tests.tasks.test_runs.Strange"], "its summary has odd, which is not among"),
     (["data.labels=traits", "task=multi_label", "task.threshold=1"], "task.threshold=1.0: must be less than 1"),
 ]
 

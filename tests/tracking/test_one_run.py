@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 
 from tests.pace import wait_for
 from tests.runs import mlflow_runs, read, start, trainer
+from tests.tracking.test_trackers import in_tensorboard
 from trainer import __version__, checkpoints
 from trainer.checkpoint import store
 from trainer.run_folder import lives
@@ -25,12 +26,14 @@ from trainer.tracking import reopened_run, run_lookup
 from trainer.tracking.contract import TrackedRun
 from trainer.tracking.describe import _lived
 
+TRACKERS = ("mlflow", "tensorboard")
 TYPED = (
     "+recipe=digits_lenet",
     "epochs=1",
     "execution.log_every=1",
     "checkpoint.every_steps=10",
     "checkpoint.background=false",
+    "tracking=[mlflow,tensorboard]",
     "tracking.log_model=false",
     "tracking.system_every_s=null",
     "callbacks=[{_target_: tests.faults.gate.Gate, at: 27, until: go}]",
@@ -45,7 +48,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     run = folder / "run"
     process = start(*TYPED, "hydra.run.dir=run", cwd=folder)
     try:
-        wait_for(lambda: position(run).sent_bytes and b'"step": 26' in sent(run), 90, "sent")
+        wait_for(lambda: all(b'"step": 26' in sent(run, name) for name in TRACKERS), 90, "sent")
     finally:
         process.kill()
         process.wait()
@@ -55,9 +58,10 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
-def sent(run: Path) -> bytes:
-    """The points that the server has acknowledged."""
-    return (run / "metrics.jsonl").read_bytes()[: position(run).sent_bytes]
+def sent(run: Path, name: str) -> bytes:
+    """The points that a tracker has acknowledged."""
+    size = position(run, name).sent_bytes
+    return (run / "metrics.jsonl").read_bytes()[:size] if size else b""
 
 
 def in_file(run: Path) -> Counter[tuple[str, int]]:
@@ -95,6 +99,17 @@ def test_mlflow_has_one_run_with_every_point_once(resumed: tuple[Path, str]) -> 
         and began == sorted(began)
         and began[0] <= told[0][2] <= began[1] <= told[1][2]
     )
+
+
+def test_tensorboard_has_every_point_once_in_the_same_folder(resumed: tuple[Path, str]) -> None:
+    folder, shown = resumed
+    run = folder / "run"
+    assert in_tensorboard(run) == in_file(run)
+    assert len(list((run / "tensorboard").glob("events.out.tfevents.*"))) == 2, "one file of each life"
+    assert "tensorboard --logdir run/tensorboard" in shown
+    tracking = read(run / "result.json")["tracking"]
+    assert {name: (one["unsent"], one["error"]) for name, one in tracking.items()} == dict.fromkeys(TRACKERS, (0, ""))
+    assert read(run / "status.json")["tracking"] == tracking
 
 
 def test_the_tag_counts_the_lives_before_the_last_command() -> None:
@@ -165,10 +180,9 @@ def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp
     more = ["epochs=2", "max_steps=48", "resume.allow_changes=true"]
     done = trainer(*typed, *more, "hydra.run.dir=copy", cwd=tmp_path)
     said = " ".join(done.stdout.split())
-    assert (
-        f"{tmp_path}/copy is a copy of {tmp_path}/run, which has the mlflow run {first.info.run_id}; this "
-        f"folder gets runs of its own, with all points"
-    ) in said, done.stdout + done.stderr
+    assert (f"{tmp_path}/copy is a copy of {tmp_path}/run, which has the mlflow run {first.info.run_id}, ") in said, (
+        done.stdout + done.stderr
+    )
     before, other = sorted(mlflow_runs(tmp_path), key=lambda run: run.info.run_id != first.info.run_id)
     assert at_server(tmp_path, before) == points and before.data.tags["trainer.run_dir"] == str(tmp_path / "run")
     assert at_server(tmp_path, other) == in_file(tmp_path / "copy")

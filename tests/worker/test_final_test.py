@@ -157,7 +157,7 @@ def test_without_validations_the_model_at_the_end_is_tested_and_with_test_false_
     assert not NAMES & set(result.metrics)
     assert dict(rows(Plan.of(read(tmp_path / "none" / "plan.json"))))["  test"] == "not measured (test=false)"
     streams = Plan.of(read(tmp_path / "run" / "plan.json"))
-    streams = replace(streams, facts=replace(streams.facts, test_samples=0, iterable=True))
+    streams = streams.changed(data={"facts": replace(streams.data.facts, test_samples=0, iterable=True)})
     assert dict(rows(streams))["  test"].endswith(", if the data source opens test samples")
 
 

@@ -1,8 +1,8 @@
-"""A folder of files that is there whole or not at all, wherever the machine stops.
+"""A folder of files that exists complete or not at all, whenever the machine stops.
 
-Files are written into ``<folder>.partial``, each with a seal (its size and checksum) beside it. Once all are there, a
-marker that holds all seals is written, and ``.partial`` takes the folder's name. An older folder of that name steps
-aside as ``<folder>.previous`` until then, where :func:`whole` finds it should the machine stop in between.
+Files are written into ``<folder>.partial``, each with a seal (its size and checksum) beside it. When all are there, a
+marker with all seals is written, and ``.partial`` is renamed to the folder's name. An older folder of that name is
+``<folder>.previous`` until then; :func:`whole` finds it if the machine stops in between.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ MARKER = "COMPLETE"
 
 
 LONGEST_NAME = 255
-"""Bytes of a file's name."""
+"""Longest file name, in bytes."""
 TIMES = 10
-"""A folder is removed or replaced so often at most: others may leave a note in it, or replace it, meanwhile."""
+"""Most tries to remove or replace a folder, while other processes write into it or replace it."""
 
 
 def begin(folder: Path) -> Path:
-    """Before anybody writes: forget files of a folder that was never completed. Returns the folder."""
+    """Before a folder is written: remove files of an earlier, incomplete write. Returns the folder."""
     for _ in range(TIMES):
         remove(partial_of(folder))
         if not partial_of(folder).exists():
@@ -45,11 +45,11 @@ def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
     """Write one file of a durable folder, with its seal. The folder exists after :func:`complete` only.
 
     Args:
-        folder: an older one there stays as it is until then.
-        write_to: is given the path of a temporary file.
+        folder: an older folder of that name stays as it is until then.
+        write_to: called with the path of a temporary file, which it writes.
 
     Raises:
-        UserError: the folder holds something else.
+        UserError: there is a folder of that name with other content.
     """
     check_own(folder)
     partial = partial_of(folder)
@@ -57,13 +57,13 @@ def write(folder: Path, name: str, write_to: Callable[[Path], Any]) -> None:
         raise UserError(str(partial), "it is a link, which is not followed", f"rm {quoted(str(partial))}")
     make_folder(partial)
     path = partial / name
-    seal_of(path).unlink(missing_ok=True)  # the old seal must not vouch for the new file, nor the other way round
+    seal_of(path).unlink(missing_ok=True)  # an old seal must never lie beside a new file
     durable(path, write_to)
     durable_text(seal_of(path), json.dumps(fingerprint(path)))
 
 
 def adopt(folder: Path, name: str, seal: Mapping[str, Any]) -> None:
-    """Seal a file that is a link to a file of another sealed folder, without reading it again."""
+    """Seal a file that is a hard link to a sealed file, without reading it again."""
     path = partial_of(folder) / name
     sync(path)
     sync(path.parent)
@@ -71,10 +71,10 @@ def adopt(folder: Path, name: str, seal: Mapping[str, Any]) -> None:
 
 
 def seals(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of these files of the folder to come.
+    """The seals of written files of a folder to come, by name.
 
     Raises:
-        UserError: one was not written to its end.
+        UserError: a file is incomplete.
     """
     partial = partial_of(folder)
     for name in names:
@@ -87,34 +87,33 @@ def seals(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def is_written(folder: Path, name: str) -> bool:
-    """Whether this file of the folder to come was written to its end."""
+    """Whether a file of the folder to come is complete."""
     path = partial_of(folder) / name
     return path.is_file() and seal_of(path).is_file()
 
 
 def complete(folder: Path, names: Sequence[str], version: int, place: Path | None = None) -> None:
-    """Make a durable folder of the files that were written: all of them, under its name, at once. Called once, at the
-    end.
+    """Write the marker and rename the folder: all written files appear at once. Called once, at the end.
 
     Args:
-        version: of the files' format, which :func:`whole` asks for. place: the folder that it becomes, where several
-        may write one and each under a name of its own; None: ``folder``.
+        version: of the files' format, which :func:`whole` compares.
+        place: the final folder, if ``folder`` is one of several names for it; None: ``folder``.
 
     Raises:
-        UserError: one is missing or damaged, or the place holds something else.
+        UserError: a file is missing or damaged, or there is a folder of that name with other content.
     """
     place = place or folder
     check_own(place)
     partial = partial_of(folder)
     durable_text(partial / MARKER, _marker(seals(folder, names), version))
-    for path in partial.iterdir():  # seals, and files of somebody who did not get to the end
+    for path in partial.iterdir():  # seals, and incomplete files
         if path.name not in (*names, MARKER):
             path.unlink(missing_ok=True)
     put_in_place(partial, place)
 
 
 def put_in_place(partial: Path, folder: Path) -> None:
-    """The folder to come, in which all files are synced, takes its name; one of that name steps aside until then."""
+    """Rename a folder whose files are synced to its final name; an older one is ``.previous`` meanwhile."""
     previous = previous_of(folder)
     sync(partial)
     for left in reversed(range(TIMES)):
@@ -132,15 +131,16 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 
 def whole(folder: Path, version: int, verify: bool = True, but: str = "") -> Path:
-    """The complete folder of that name, or the one before it where the machine stopped while it was replaced. Where it
-    is replaced just now, the new one.
+    """Check a durable folder; returns it, or its ``.previous`` if the machine stopped while it was replaced.
+
+    A folder that is replaced meanwhile is checked again.
 
     Args:
-        verify: also read every file once and compare its checksum; sizes are always compared.
-        but: a file that is not looked at.
+        verify: also compare each file's checksum; sizes are always compared.
+        but: name of a file that is not checked.
 
     Raises:
-        UserError: there is none, it is incomplete or damaged, or of another format version; it names the file.
+        UserError: the folder is missing, incomplete, damaged, or of another format version; the error names the file.
     """
     for _ in range(TIMES - 1):
         markers = marker_of(folder), marker_of(previous_of(folder))
@@ -170,7 +170,7 @@ def _whole(folder: Path, version: int, verify: bool, but: str) -> Path:
 
 
 def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
-    """The files of a durable folder, as its marker tells them: name -> size and checksum.
+    """The seals in a folder's marker, by file name.
 
     Raises:
         UserError: the marker is missing or damaged, or of another format version.
@@ -194,8 +194,7 @@ def files(folder: Path, version: int) -> Mapping[str, dict[str, Any]]:
 
 
 def is_name(name: object) -> bool:
-    """Whether that can be the name of a file in a folder: no path, not the folder itself or the one above, of 255 bytes
-    at most."""
+    """Whether a value is a valid file name: no path, not ``.`` or ``..``, at most 255 bytes."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         return False
     try:
@@ -205,13 +204,13 @@ def is_name(name: object) -> bool:
 
 
 def bytes_of(folder: Path, name: str = "") -> int:
-    """The size in bytes of a folder with all its files, or of the file ``name`` in it; 0 of what is not there."""
+    """The bytes of all files in a folder, or of its file ``name``; 0 for missing ones."""
     paths = [folder / name] if name else list(folder.iterdir()) if folder.is_dir() else []
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def marker_of(folder: Path) -> bytes:
-    """The content of a folder's marker, which tells it from every other; empty: it has none that can be read."""
+    """The content of a folder's marker, which differs between folders; empty: it cannot be read."""
     try:
         return (folder / MARKER).read_bytes()
     except OSError:
@@ -219,45 +218,44 @@ def marker_of(folder: Path) -> bytes:
 
 
 def check_own(folder: Path) -> None:
-    """Refuse to write a durable folder in place of one that is there, holds something, and has no marker.
+    """Refuse to replace a folder that has content and no marker.
 
     Raises:
-        UserError: there is such a folder.
+        UserError: the folder is such a one.
     """
     if folder.exists() and not (folder / MARKER).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(str(folder), "it holds something that is not a snapshot", "a new or empty folder")
 
 
 def refused(path: Path, why: str) -> UserError:
-    """The error for a file of a sealed checkpoint folder that cannot be used: why, and that a complete one holds
-    COMPLETE."""
+    """The error for a file of a durable folder that cannot be used."""
     return UserError(str(path), why, f"the folder of a complete snapshot, one that holds {MARKER}")
 
 
 def partial_of(folder: Path) -> Path:
-    """The folder ``NAME.partial`` in which a checkpoint's files are written until it is sealed."""
+    """The folder in which a folder's files are written until it is complete."""
     return folder.with_name(f"{folder.name}.partial")
 
 
 def previous_of(folder: Path) -> Path:
-    """Where an older folder of that name steps aside."""
+    """The name of an older folder while it is replaced."""
     return folder.with_name(f"{folder.name}.previous")
 
 
 def seal_of(path: Path) -> Path:
-    """Where size and checksum of a file wait for the marker."""
+    """The file with the seal of a file, until the marker is written."""
     return path.with_suffix(".seal")
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file."""
+    """The seal of a file: its size and checksum."""
     with path.open("rb") as file:
         checksum = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     return {"bytes": path.stat().st_size, "blake2b": checksum}
 
 
 def make_folder(folder: Path) -> None:
-    """Make a checkpoint's folder and those that it is in, with fsync; they may be there."""
+    """Make a folder and its parents, with fsync; they may exist."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -265,7 +263,7 @@ def make_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint's folder with all in it, a file, or a link itself; what cannot be removed stays."""
+    """Remove a folder with its content, a file, or a link itself; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -274,13 +272,12 @@ def remove(path: Path) -> None:
 
 
 def durable_text(path: Path, text: str) -> None:
-    """Write a text file beside a checkpoint with fsync and rename, as :func:`durable`."""
+    """Write a text file as :func:`durable` does."""
     durable(path, lambda temporary: temporary.write_text(text))
 
 
 def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
-    """Write a checkpoint's file with fsync and rename: under its name the whole file is on the disk, or none.
-    It is for its owner's eyes alone, as the run's config.yaml is."""
+    """Write a file with fsync and rename, so that it exists complete or not at all. Only its owner can read it."""
     temporary = path.with_name(f"{path.name}.{secrets.randbelow(10**12)}.tmp")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE))
     write_to(temporary)
@@ -290,7 +287,7 @@ def durable(path: Path, write_to: Callable[[Path], Any]) -> None:
 
 
 def sync(path: Path) -> None:
-    """fsync of a checkpoint's file, or of the names in its folder."""
+    """Call fsync for a file, or for the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

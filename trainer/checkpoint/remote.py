@@ -1,8 +1,8 @@
 """Copies of a run's checkpoints at an address of fsspec (``s3://bucket/runs``, ``file:///backup``).
 
-ADDRESS/RUN/step-000000120/         the files of the checkpoint, COMPLETE of them last
+ADDRESS/RUN/step-000000120/         the files of the checkpoint; COMPLETE is written last
 ADDRESS/RUN/step-000000120/run/     the small files of the run's folder at that time
-ADDRESS/RUN/step-000000120/ASIDE    this copy is of a training that was given up
+ADDRESS/RUN/step-000000120/ASIDE    marks a copy that was given up
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, first_line, why
@@ -20,25 +21,30 @@ from trainer.host.files import PRIVATE
 
 ASIDE = "ASIDE"
 OF_RUN = "run"
-PACKAGES = {"s3": "pip install 'trainer[s3]'", "s3a": "pip install 'trainer[s3]'"}
-"""What brings the package of a protocol."""
+PACKAGES = {
+    "s3": "pip install 'trainer[s3]'",
+    "s3a": "pip install 'trainer[s3]'",
+    "gs": "pip install 'trainer[gs]'",
+    "gcs": "pip install 'trainer[gs]'",
+}
+"""Commands that install the package of a protocol."""
 USAGE = "s3://BUCKET/FOLDER or file:///FOLDER"
 LOCAL = ("file", "local")
 
 
 def is_address(path: str) -> bool:
-    """Whether this names a place as fsspec does, and not a folder of this machine."""
+    """Whether a path is an address of fsspec, and no folder of this machine."""
     return "://" in path
 
 
 def address_of(to: str, run_dir: Path, whole: bool) -> str:
-    """Where the copies of a run's checkpoints are.
+    """The address of the copies of a run's checkpoints.
 
     Args:
-        whole: by the whole path of its folder, as the user has named it; else by the path from the working directory.
+        whole: name the run by the absolute path of its folder; otherwise by its path from the working directory.
 
     Raises:
-        UserError: there is no such place.
+        UserError: ``to`` names no bucket or folder.
     """
     here = Path.cwd()
     whole = whole or not run_dir.is_relative_to(here)
@@ -47,11 +53,31 @@ def address_of(to: str, run_dir: Path, whole: bool) -> str:
     return f"{scheme}://{place}/{name.as_posix()}"
 
 
-def _parts(address: str) -> tuple[str, str]:
-    """Scheme and place.
+def file_system(address: str, what: str, auto_mkdir: bool = False) -> tuple[Any, str]:
+    """The file system of an address, and the path in it.
+
+    Args:
+        what: the key and its value, for a refusal.
 
     Raises:
-        UserError: it names no place.
+        UserError: there is no such protocol, or its package is not installed.
+    """
+    import fsspec
+
+    protocol = address.partition("://")[0]
+    options = {"auto_mkdir": True} if auto_mkdir and protocol in LOCAL else {}
+    try:
+        files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
+    except (ImportError, ValueError) as error:
+        raise UserError(what, first_line(error), PACKAGES.get(protocol, USAGE)) from error
+    return files, str(root)
+
+
+def _parts(address: str) -> tuple[str, str]:
+    """Scheme and place of an address.
+
+    Raises:
+        UserError: the address names no bucket or folder.
     """
     scheme, _, place = address.partition("://")
     if not place.strip("/"):
@@ -60,11 +86,11 @@ def _parts(address: str) -> tuple[str, str]:
 
 
 class Unreachable(UserError):
-    """The error for an address that fails for now; what is there may be whole."""
+    """The error for an address that does not answer now; its checkpoints may be whole."""
 
 
 class Retired(UserError):
-    """The error for a copy that was found, and that the run which wrote it has removed since."""
+    """The error for a copy that its run has removed since it was found."""
 
     def __init__(self, place: str) -> None:
         super().__init__(
@@ -81,20 +107,14 @@ class Remote:
         address: the folder of a run's copies.
 
     Raises:
-        UserError: there is no such protocol, or its package is not installed.
+        UserError: the protocol is unknown, or its package is not installed.
     """
 
     def __init__(self, address: str) -> None:
-        import fsspec
-
         protocol, _ = _parts(address)
         self.local = protocol in LOCAL
-        options = {"auto_mkdir": True} if self.local else {}
         self.address = address
-        try:
-            self.files, self.root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"checkpoint.to={address}", first_line(error), PACKAGES.get(protocol, USAGE)) from error
+        self.files, self.root = file_system(address, f"checkpoint.to={address}", auto_mkdir=True)
 
     def found(self) -> list[str]:
         """Names of the whole checkpoints, the newest first.
@@ -112,7 +132,7 @@ class Remote:
         return durable_folder.MARKER in files and ASIDE not in files
 
     def marker(self, name: str) -> bytes:
-        """The content of a checkpoint's COMPLETE, which tells each file's checksum; empty: there is none."""
+        """The content of a checkpoint's COMPLETE, with the seal of each file; empty: there is none."""
         with self._errors_explained():
             try:
                 return bytes(self.files.cat_file(self._at(name, durable_folder.MARKER)))
@@ -120,10 +140,10 @@ class Remote:
                 return b""
 
     def about(self, name: str) -> store.About:
-        """What a checkpoint's ``checkpoint.json`` tells.
+        """Read a checkpoint's ``checkpoint.json``.
 
         Raises:
-            UserError: it cannot be read; Retired: it is gone.
+            UserError: it cannot be read. Retired: the copy is gone.
         """
         with self._errors_explained(name):
             text = self.files.cat_file(self._at(name, store.ABOUT))
@@ -133,7 +153,7 @@ class Remote:
         """Bytes of a checkpoint's own files.
 
         Raises:
-            UserError: its COMPLETE cannot be read; Retired: it is gone.
+            UserError: its COMPLETE cannot be read. Retired: the copy is gone.
         """
         if not (marker := self.marker(name)):
             raise Retired(f"{self.address}/{name}")
@@ -145,14 +165,14 @@ class Remote:
             ) from error
 
     def put(self, folder: Path, run_dir: Path, names: Sequence[str], moves: Callable[[], None] = lambda: None) -> None:
-        """Copy a whole checkpoint there; what is there of that name is replaced.
+        """Copy a whole checkpoint to the address; a copy of that name is replaced.
 
         Args:
-            names: of the files of the run's folder that go with it, those that are there.
-            moves: called now and then while bytes go there.
+            names: files of the run's folder that are copied as well, if they exist.
+            moves: called while bytes are sent.
 
         Raises:
-            Exception: whatever the file system raises; the copy then is none.
+            Exception: any error of the file system; then there is no copy.
         """
         from fsspec import Callback
 
@@ -166,15 +186,15 @@ class Remote:
             moves()
 
     def _private(self, *names: str) -> str:
-        """Where a copy goes; in a folder of this machine its file is there already, for its owner's eyes alone."""
+        """The place of a copy; on this machine an empty file that only its owner can read is made first."""
         place = self._at(*names)
         return _made(Path(place)) if self.local else place
 
     def fetch(self, step: str, checkpoints: Path) -> Path:
-        """Copy a checkpoint from there to its place among a run's checkpoints.
+        """Copy a checkpoint from the address into a run's folder of checkpoints.
 
         Raises:
-            UserError: it is damaged, or the address cannot be reached; Retired: it is gone.
+            UserError: it is damaged, or the address cannot be reached. Retired: the copy is gone.
         """
         folder = checkpoints / step
         unfinished = durable_folder.partial_of(durable_folder.begin(folder))
@@ -194,7 +214,7 @@ class Remote:
         return store.check(folder, verify=False)
 
     def fetch_run(self, step: str, run_dir: Path, names: Sequence[str]) -> None:
-        """Copy the files of the run's folder that went with a checkpoint, those that are there.
+        """Copy the files of the run's folder that were copied with a checkpoint.
 
         Raises:
             UserError: the address cannot be reached.
@@ -206,22 +226,22 @@ class Remote:
                 durable_folder.durable(run_dir / name, partial(Path.write_bytes, data=content))
 
     def set_aside(self, name: str) -> None:
-        """A checkpoint of a training that is given up is no longer found."""
+        """Mark a checkpoint as given up, so that it is no longer found."""
         with self._errors_explained():
             self.files.pipe_file(self._at(name, ASIDE), b"")
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint; what is there of it, should the removal stop in between, is none."""
+        """Remove a checkpoint. COMPLETE goes first, so that an interrupted removal leaves no checkpoint."""
         with contextlib.suppress(FileNotFoundError):
             self.files.rm_file(self._at(name, durable_folder.MARKER))
         with contextlib.suppress(FileNotFoundError):
             self.files.rm(self._at(name), recursive=True)
 
     def try_writing(self) -> None:
-        """Write and remove a small file, which no other run that tries it has.
+        """Write and remove a small file with a random name.
 
         Raises:
-            UserError: that cannot be done.
+            UserError: the file cannot be written.
         """
         path = self._at(f".writable-{secrets.token_hex(8)}")
         with self._errors_explained():
@@ -239,7 +259,7 @@ class Remote:
 
     @contextlib.contextmanager
     def _errors_explained(self, step: str = "") -> Iterator[None]:
-        """What the file system raises is told as a UserError: each has exceptions of its own.
+        """Context manager: any error of the file system becomes a UserError; each system has exceptions of its own.
 
         Args:
             step: the checkpoint that is read, which its run may remove meanwhile.
@@ -256,7 +276,7 @@ class Remote:
 
 
 def _made(path: Path) -> str:
-    """An empty file, into which a copy is written, for its owner's eyes alone as what is copied. Returns its path."""
+    """Make an empty file that only its owner can read, for a copy. Returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.touch(PRIVATE)
@@ -264,7 +284,7 @@ def _made(path: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why a remote folder for checkpoints cannot be used, in one line."""
+    """An error of a remote folder as one line."""
     if isinstance(error, UserError):
         return f"{error.what}: {error.why}"
     said = first_line(error)
@@ -272,11 +292,10 @@ def reason(error: BaseException) -> str:
 
 
 def named(address: str) -> tuple[Remote, str]:
-    """The :class:`Remote` of a run's copied checkpoints and the name of one: of the newest where the address is the
-    run's.
+    """The :class:`Remote` of a run's copies, and the name of the addressed checkpoint: the newest one of a run.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such checkpoint.
     """
     run, _, asked = address.rstrip("/").rpartition("/")
     if not store.NAME.fullmatch(asked):

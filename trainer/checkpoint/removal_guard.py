@@ -1,4 +1,4 @@
-"""Reads a checkpoint of another run, which goes on and removes its older ones."""
+"""Guards the reading of another run's checkpoint, which that run may remove meanwhile."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.errors import RunFailed
 
 @contextmanager
 def not_removed_meanwhile(resume: str, run_dir: Path) -> Iterator[None]:
-    """Context manager: a checkpoint that is read is whole from the beginning to the end, unless it is the run's own.
+    """Context manager: the checkpoint that is read inside exists until the end; a run's own one is not checked.
 
     Args:
-        resume: its folder; empty: none is read. run_dir: of the run that reads.
+        resume: folder of the checkpoint; empty: none is read. run_dir: of the run that reads it.
 
     Raises:
-        RunFailed: it was removed meanwhile; what was read of it may be a part.
+        RunFailed: the checkpoint was removed meanwhile, so that only a part of it may have been read.
     """
     folder, error = Path(resume), None
     if not resume or folder.parent == run_dir / CHECKPOINTS:

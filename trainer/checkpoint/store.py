@@ -36,6 +36,8 @@ GIVEN_UP = "aside-"
 ABOUT, LATEST = "checkpoint.json", "latest"
 BEST = "best.safetensors"
 """The best weights so far: in ``checkpoints/`` those of the run, in a checkpoint those of its time."""
+SKELETON = "skeleton.pkl"
+"""In the run folder: the user's own model without weights."""
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a run's folder."""
 NAME = re.compile(r"step-(\d{9,})")

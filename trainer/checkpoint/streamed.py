@@ -1,4 +1,4 @@
-"""A safetensors file that is written piece by piece, so that no tensor of it has to be in memory as a whole."""
+"""Writes a safetensors file piece by piece, so that no tensor has to be in memory as a whole."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 
 KINDS = {"float64": "F64", "float32": "F32", "int64": "I64", "int32": "I32", "uint8": "U8", "bool": "BOOL"}
-"""safetensors' names of types."""
+"""Names of dtypes in safetensors files."""
 PIECE = 4 << 20
-"""Bytes of a piece, about."""
+"""Approximate bytes of a piece."""
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """A tensor whose values are looked up while they are written.
+    """A tensor whose values are made while they are written.
 
     Attributes:
-        shape: its own. pieces: makes its values, cut along the first dimension, in their order.
+        shape, dtype: of the tensor. pieces: makes its values in order, cut along the first dimension.
     """
 
     shape: tuple[int, ...]
@@ -31,25 +31,25 @@ class Streamed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its values."""
+        """The bytes of the tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
     def whole(self) -> np.ndarray:
-        """All values at once."""
+        """The whole tensor as one array."""
         made = np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *self.pieces()])
         return made.reshape(self.shape)
 
 
 def of(array: np.ndarray) -> Streamed:
-    """A tensor to write piece by piece: an array that is there, and is not copied."""
+    """A tensor to write: an array, which is not copied."""
     return Streamed(array.shape, array.dtype, lambda: [array])
 
 
 def rows_of(array: np.ndarray, places: Callable[[], np.ndarray], count: int) -> Streamed:
-    """A tensor to write piece by piece: rows of an array (N, ...), copied when their piece is written.
+    """A tensor to write: ``count`` rows of an array (N, ...), copied when their piece is written.
 
     Args:
-        places: (count,) which rows, asked for when the first are written.
+        places: returns the indices of the rows (count,); called when writing begins.
     """
     return Streamed((count, *array.shape[1:]), array.dtype, partial(_row_pieces, array, places))
 
@@ -65,9 +65,9 @@ def write(path: Path, tensors: Mapping[str, Streamed], metadata: Mapping[str, st
     """Write a safetensors file piece by piece.
 
     Raises:
-        OSError: the disk is full, or will not have it.
+        OSError: the file cannot be written.
     """
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each begins where its type may
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # each is aligned
     head: dict[str, object] = {"__metadata__": dict(metadata)}
     ends = [0]
     for name in names:

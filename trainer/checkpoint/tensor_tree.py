@@ -1,5 +1,8 @@
-"""Nested states (dicts, lists, tuples, numbers, texts, tensors, arrays) as one safetensors file. Reading it runs no
-code."""
+"""Nested states (dicts, lists, tuples, numbers, texts, tensors, arrays) as one safetensors file; no code is run.
+
+The tensors are those of the file. The rest is JSON in its metadata (``tree``): plain values are themselves, and all
+others are ``[kind, ...]``, such as ``["tensor", NAME]`` or ``["dict", [[KEY, VALUE], ...]]``.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from trainer.host import json_text
 
 PLAIN = (str, int, float, bool, type(None))
 DEEPEST = 100
-"""Levels of a state that are written and read."""
+"""Deepest nesting of a state."""
 LARGEST = 10**4000
-"""Python reads no longer numbers."""
+"""Python parses no longer numbers."""
 KINDS = frozenset(
     (
         torch.float64,
@@ -42,18 +45,17 @@ KINDS = frozenset(
         torch.uint8,
     )
 )
-"""What safetensors can hold of torch."""
+"""Dtypes of torch that safetensors can hold."""
 
 
 class Packed:
-    """A state, copied: what happens to its tensors afterwards changes nothing here.
+    """A copy of a nested state, ready to be written.
 
     Args:
-        state: dicts (with keys that are texts, numbers or tuples of them), lists and tuples of plain values, tensors
-            and numpy arrays.
+        state: dicts (keys: texts, numbers, tuples of them), lists and tuples of plain values, tensors and numpy arrays.
 
     Raises:
-        TypeError: something else is in it; it says where.
+        TypeError: the state holds something else; the message says where.
     """
 
     def __init__(self, state: Any) -> None:
@@ -62,22 +64,22 @@ class Packed:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The bytes of the file, without safetensors' header."""
         return sum(t.nbytes for t in self.tensors.values()) + len(self.text)
 
     def write(self, path: Path) -> None:
-        """Write it as a file.
+        """Write the file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         try:
             save_file(self.tensors, path, metadata={"format": "pt", "tree": self.text})
-        except SafetensorError as error:  # also of a full disk
+        except SafetensorError as error:  # a full disk, too
             raise OSError(why(error)) from error
 
     def _plain(self, node: Any, path: str, depth: int) -> Any:
-        """What JSON can hold of it; of all that is no plain value, ``[kind, ...]``."""
+        """The node as JSON; tensors are kept in ``self.tensors``."""
         if isinstance(node, torch.Tensor):
             return ["tensor", self._keep(node, path), *_order(node)]
         if isinstance(node, np.ndarray):
@@ -134,7 +136,7 @@ def _tensor_of(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
 
 
 def _place(path: str) -> str:
-    """Where in the state: ``model.conv1.weight``."""
+    """The place in the state as messages show it: ``model.conv1.weight``."""
     return path.removeprefix(".") or "state"
 
 
@@ -145,11 +147,11 @@ def _not_held(path: str, what: str) -> TypeError:
 def read(path: Path, keys: Collection[str] | None = None) -> Any:
     """Read a nested state (dicts, lists, tensors) from the safetensors file that it was written to.
 
-    Its tensors are copied out of the file. There they begin at any eighth byte, and matrix products round otherwise on
-    memory that begins elsewhere than torch's own: a run that goes on would not end as one that was never stopped.
+    Tensors are copied out of the file, where they are aligned to 8 bytes. Matrix products on memory with another
+    alignment than torch's own round differently, so a resumed run would not equal an undisturbed one.
 
     Args:
-        keys: of a dict, these alone are read; None: all.
+        keys: read only these keys of the outermost dict; None: all.
 
     Raises:
         UserError: it is no such file.
@@ -177,7 +179,7 @@ def outline(path: Path, keys: Collection[str]) -> Any:
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file from outside is one sentence."""
+    """Context manager: an error while a file is read becomes a UserError."""
     try:
         yield
     except RecursionError as error:
@@ -187,10 +189,10 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _parts(node: Any, kind: str = "") -> list[Any]:
-    """What follows the kind, which is to be a list; without a kind, the node itself.
+    """The list after the kind of a node; without a kind, the node itself, a list.
 
     Raises:
-        ValueError: it is not so.
+        ValueError: the node is of another kind, or there is no list.
     """
     if kind and not (isinstance(node, list) and len(node) == 2 and node[0] == kind):
         raise ValueError(f"there is no {kind}")
@@ -201,10 +203,10 @@ def _parts(node: Any, kind: str = "") -> list[Any]:
 
 
 class _Unpacking:
-    """Builds a state from its tree. A tensor is read once: a small file does not become a large state.
+    """Builds a state from its tree. Each tensor may occur once, so that a small file cannot become a large state.
 
     Args:
-        tensor: reads one by its name.
+        tensor: reads a tensor by its name.
     """
 
     def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
@@ -212,10 +214,10 @@ class _Unpacking:
         self.seen: set[str] = set()
 
     def node(self, node: Any, depth: int) -> Any:
-        """What a node of the tree stands for.
+        """The part of the state for a node of the tree.
 
         Raises:
-            ValueError: it stands for nothing; others come from what it leads to.
+            ValueError: the node is invalid. Values inside may raise other errors.
         """
         if isinstance(node, PLAIN):
             return node
@@ -238,7 +240,7 @@ class _Unpacking:
         return tuple(values) if kind == "tuple" else values
 
     def once(self, name: str) -> torch.Tensor:
-        """The tensor of that name."""
+        """Read a tensor for the first time."""
         if name in self.seen:
             raise ValueError("a tensor is named twice")
         self.seen.add(name)
@@ -246,8 +248,10 @@ class _Unpacking:
 
 
 def _order(tensor: torch.Tensor) -> list[list[int]]:
-    """The axes from the outermost in memory to the innermost, where they lie otherwise than usual, as with
-    channels_last."""
+    """The axes in the order of memory, outermost first, as one item; no item if the tensor is contiguous.
+
+    With channels_last the order is not that of the shape.
+    """
     if tensor.is_contiguous() or not tensor.numel():
         return []
     strides = tensor.stride()
@@ -256,7 +260,7 @@ def _order(tensor: torch.Tensor) -> list[list[int]]:
 
 
 def _ordered(tensor: torch.Tensor, axes: list[int] | None = None) -> torch.Tensor:
-    """The same with its axes in that order in memory."""
+    """The tensor with its axes in that order in memory."""
     if axes is None:
         return tensor
     if sorted(axes) != list(range(tensor.dim())):

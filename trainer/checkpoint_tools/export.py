@@ -30,14 +30,14 @@ from trainer.worker.model import save
 
 ONNX = ("onnx", "onnxscript")
 CLOSE = 1e-4
-"""How far the arithmetic of a program may be from the model's, of the greatest output."""
+"""Greatest relative difference between a program's outputs and the model's."""
 
 
 def exported(folder: Path, out: Path, kind: str, averaged: bool) -> None:
     """Write the model of a checkpoint to the file ``out``, in the format ``kind``; ``averaged``: its EMA weights.
 
     Raises:
-        UserError: it cannot be written so.
+        UserError: the model cannot be written in that format.
     """
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UserError(str(out), "is a folder" if out.is_dir() else f"there is no folder {out.parent}", "a file")
@@ -62,7 +62,7 @@ def built(folder: Path, averaged: bool) -> nn.Module:
     """Build the model of a checkpoint's config and load the checkpoint's weights, which keep their dtypes.
 
     Raises:
-        UserError: they do not go together.
+        UserError: the weights do not fit the model.
     """
     about = store.about(folder)
     if (bare := skeleton.of_run(folder.parent.parent)) is None:
@@ -70,9 +70,9 @@ def built(folder: Path, averaged: bool) -> nn.Module:
     else:
         try:
             model = skeleton.built(bare)
-        except Exception as error:  # whatever importing the user's classes raises
+        except Exception as error:  # any error of the user's modules
             raise UserError(
-                str(folder.parent.parent / skeleton.FILE),
+                str(folder.parent.parent / store.SKELETON),
                 f"cannot be built: {first_line(error)}",
                 "the folder where the run was started, or PYTHONPATH=FOLDER of the model's module",
             ) from error
@@ -90,7 +90,7 @@ def built(folder: Path, averaged: bool) -> nn.Module:
 
 
 def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
-    """A program that gives what the model gives; returns what is told of it."""
+    """Write the exported program of a model; returns a note about its exactness."""
     inputs = _example_inputs(folder.parent.parent, next(model.parameters()).dtype)
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -101,7 +101,7 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
             program = torch.export.export(model, (inputs,), dynamic_shapes=(shapes,))
             content, found = (_as_onnx if kind == "onnx" else _as_pt2)(program, inputs)
             differs = "" if isinstance(found, str) else _difference(found, wanted)
-    except Exception as error:  # whatever torch.export makes of a model of the user's
+    except Exception as error:  # any error of torch.export with a user's model
         raise UserError(
             str(folder),
             f"torch.export cannot make a program of its model: {first_line(error)[:200]}",
@@ -118,7 +118,7 @@ def _program(model: nn.Module, folder: Path, out: Path, kind: str) -> str:
 
 
 def _as_pt2(program: torch.export.ExportedProgram, inputs: Any) -> tuple[bytes, torch.Tensor]:
-    """The content of a .pt2 file, and what a program that is read from it gives."""
+    """The content of a .pt2 file, and the outputs of the program read from it."""
     content = io.BytesIO()
     torch.export.save(program, content)
     content.seek(0)
@@ -126,7 +126,7 @@ def _as_pt2(program: torch.export.ExportedProgram, inputs: Any) -> tuple[bytes, 
 
 
 def _as_onnx(program: torch.export.ExportedProgram, inputs: Any) -> tuple[bytes, torch.Tensor | str]:
-    """The content of an .onnx file, and what ONNX's own evaluator makes of it, or why it cannot."""
+    """The content of an .onnx file, and the outputs of ONNX's reference evaluator, or why it has none."""
     from onnx.reference import ReferenceEvaluator
 
     made: Any = torch.onnx.export(program, dynamo=True, verbose=False)
@@ -137,12 +137,12 @@ def _as_onnx(program: torch.export.ExportedProgram, inputs: Any) -> tuple[bytes,
         values = [tensor.numpy() for tensor in tree_leaves(inputs)]
         [output] = evaluator.run(None, dict(zip(evaluator.input_names, values, strict=True)))
         return content.getvalue(), torch.from_numpy(output)
-    except Exception as error:  # an operator or a type that the evaluator does not have
+    except Exception as error:  # an operator or type that the evaluator lacks
         return content.getvalue(), f"onnx.reference cannot run it: {first_line(error)[:200]}"
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
-    """By how much a program's outputs differ from the model's; empty: by no more than rounding."""
+    """The difference between a program's outputs and the model's; empty: only rounding."""
     if found.shape != wanted.shape:
         return f"in its outputs' shape: {tuple(found.shape)} and not {tuple(wanted.shape)}"
     difference = float((found - wanted).abs().max())
@@ -154,7 +154,7 @@ def _example_inputs(run: Path, dtype: torch.dtype) -> Any:
     """Two samples to trace the exported model with, from the run's example.npz; else noise of the shape in plan.json.
 
     Raises:
-        UserError: the run's folder does not tell their shapes.
+        UserError: the run's folder has neither.
     """
     try:
         spec = json_text.read(run / example.SPEC)

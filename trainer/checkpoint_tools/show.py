@@ -1,5 +1,4 @@
-"""``python -m trainer.checkpoints list``, ``show``, ``verify`` and ``fetch``: checkpoints here or at an address,
-without torch."""
+"""``python -m trainer.checkpoints list``, ``show``, ``verify`` and ``fetch``; needs no torch."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ def _cells(about: store.About) -> tuple[str, str, str, str]:
 
 
 def _cells_of(folder: Path) -> tuple[str, str, str, str]:
-    """The same of a folder; of a damaged one the step alone."""
+    """The cells of a checkpoint's folder; a damaged one has only the step."""
     step = folder.name.removeprefix("step-").lstrip("0") or "0"
     try:
         about = store.about(store.check(folder, verify=False))
@@ -73,7 +72,7 @@ def _latest(checkpoints: Path) -> str:
 
 
 def _is_retired(folder: Path) -> bool:
-    """Whether a run that goes on has removed this checkpoint since it was found."""
+    """Whether a running run has removed this checkpoint since it was found."""
     return folder not in store.found(folder.parent)
 
 
@@ -93,7 +92,7 @@ def _damaged(error: UserError) -> str:
 def verified(path: Path) -> int:
     """Check every file of every checkpoint of a run, and print the result. Returns exit code 1 if one is damaged.
 
-    Those that the run, which may go on, removes meanwhile are not damaged.
+    Checkpoints that a running run removes meanwhile are not damaged.
     """
     screen, broken = Screen(), 0
     for folder in store.all_in(path):
@@ -139,7 +138,7 @@ def shown(folder: Path) -> int:
 
 
 def _age(folder: Path) -> str:
-    """The time since a checkpoint was completed, as text such as ``5 min``; '' if it never was."""
+    """The time since a checkpoint was completed, as ``5 min``; '' if it is incomplete."""
     marker = folder / durable_folder.MARKER
     if not marker.is_file():
         return ""
@@ -151,7 +150,7 @@ def _age(folder: Path) -> str:
 
 
 def position(about: store.About) -> Mapping[str, Any]:
-    """What ``show`` and ``diff`` tell of a checkpoint's progress: step, epoch, update, samples, strategy, ..."""
+    """The facts about a checkpoint that ``show`` and ``diff`` print: step, epoch, update, samples, strategy, ..."""
     names = ("step", "epoch", "update", "samples", "strategy", "workers", "global_batch_size")
     return {**{name: getattr(about, name) for name in names}, about.watched.metric: about.watched.value}
 
@@ -175,7 +174,7 @@ def fetched(address: str, run_dir: Path) -> int:
     """Fetch a checkpoint from its remote address, with its run's files, into a local run folder. Returns exit code 0.
 
     Raises:
-        UserError: there is none, a run still works in that folder, or the folder holds what is not at the address.
+        UserError: there is none, a run works in that folder, or the folder holds files that the address lacks.
     """
     remote, step = named(address)
     run_dir = run_dir.expanduser().absolute()
@@ -194,10 +193,10 @@ def fetched(address: str, run_dir: Path) -> int:
 
 
 def _check_its_own(remote: Remote, run_dir: Path) -> None:
-    """What a folder holds is of the run at the address, and its newest checkpoint is there, too: nothing is lost.
+    """Check that a folder is of the run at the address, and that the address has the folder's newest checkpoint.
 
     Raises:
-        UserError: the run's files would be written over by those of another run, or by older ones.
+        UserError: the files of another run, or newer ones, would be overwritten.
     """
     there = store.remains(run_dir / store.CHECKPOINTS)
     own_marker = durable_folder.marker_of(there[0]) if there else b""

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from trainer.cli import fleet_flags
 from trainer.config.keys import key_of
 from trainer.errors import UserError
 from trainer.host.text_checks import check_text
@@ -20,14 +19,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Parse the command line of ``python -m trainer`` with argparse: Hydra's flags, and the overrides.
 
     Raises:
-        UserError: an unknown flag, one of fleetrun's, one that does not go together with another, or a word that is not
-            UTF-8.
+        UserError: a flag is unknown, one of fleetrun's, or contradicts another; or a word is not UTF-8.
     """
     _check_words(argv)
     for place, word in enumerate(argv[:-1]):  # what --info shows may be left out, and what follows is an override then
         if word in ("--info", "-i") and re.match(r"[+~]|[\w./@-]+=", argv[place + 1]):
             argv = [*argv[:place], "--info=all", *argv[place + 1 :]]
-    fleet_flags.refuse(argv)
+    if any(word.startswith("--") for word in argv):
+        from trainer.cli import fleet_flags
+
+        fleet_flags.refuse(argv)
     args = argument_parser().parse_intermixed_args(argv)  # overrides may stand before and after flags
     if args.config_path:
         raise UserError("--config-path", "the vocabulary is trainer's own; yours is added to it", "--config-dir FOLDER")
@@ -53,7 +54,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _check_package(package: str) -> None:
-    """``--package`` names a part of the config, by its first part at least; Hydra ends the process otherwise."""
+    """Refuse a ``--package`` whose first part is not in the config; Hydra would end the process."""
     from trainer.config import keys, schema
 
     known = ["_global_", "hydra", *(k.path for k in keys.keys(schema.Config))]
@@ -63,7 +64,7 @@ def _check_package(package: str) -> None:
 
 
 def _check_completion(overrides: list[str]) -> None:
-    """``--shell-completion`` takes one of three words and a shell; a query comes from the shell itself."""
+    """Refuse ``--shell-completion`` with other words than Hydra knows; a query comes from the shell itself."""
     verb, _, shell = (overrides or [""])[0].partition("=")
     if verb not in ("install", "uninstall", "query") or shell not in ("bash", "zsh", "fish"):
         raise UserError(
@@ -78,8 +79,7 @@ def _check_completion(overrides: list[str]) -> None:
 
 
 def _as_key(flag: str, value: str) -> str:
-    """The override that somebody means who typed a flag: ``--plan`` is ``plan=true``, ``--lr 0.1`` is
-    ``optimizer.lr=0.1``."""
+    """The override for an unknown flag: ``plan=true`` for ``--plan``, ``optimizer.lr=0.1`` for ``--lr 0.1``."""
     from trainer.config import keys
 
     name = flag.lstrip("-").replace("-", "_")
@@ -132,7 +132,7 @@ TEXT_WITH_COMMAS = (
 
 
 def typed_flags(args: argparse.Namespace) -> list[str]:
-    """Return ``--config-dir`` and ``--config-name`` as typed: the flags that the command which repeats a run needs."""
+    """Return ``--config-dir`` and ``--config-name`` as typed, for the command that repeats the run."""
     flags = (("--config-dir", args.config_dir), ("--config-name", args.config_name))
     return [word for flag, value in flags if value for word in (flag, str(value))]
 
@@ -141,7 +141,7 @@ def hydra_overrides(overrides: list[str]) -> list[str]:
     """Rewrite typed overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, and texts with commas are quoted.
 
     Raises:
-        UserError: one is not UTF-8.
+        UserError: an override is not UTF-8.
     """
     _check_words(overrides)
     overrides = [f"resume.path={o.removeprefix('resume=')}" if o.startswith("resume=") else o for o in overrides]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
+from trainer.cli.chosen import chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
-from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def run(overrides: Sequence[str]) -> Result:
-    """What ``trainer.run`` does: run a command line from Python and return the run's result."""
+    """Run a command line from Python and return the run's result (``trainer.run``)."""
     if any(o in ("-m", "--multirun") for o in overrides):
         raise UserError("-m", "a sweep is for the command line", "python -m trainer -m ...")
     with streams.guarded(), compose.hydra_app() as app:
@@ -52,12 +52,12 @@ def run_one(
     """Compose the config of one job, check it, and run it in Hydra's run folder.
 
     Args:
-        start: starts the run's processes; those of this host if left out.
-        flags: those that stand before the overrides in the command that repeats it.
-        composed_with: overrides that come from elsewhere, as torchrun's, and are no part of that command.
+        start: starts the run's processes; None: on this host.
+        flags: before the overrides, in the command that repeats the run.
+        composed_with: further overrides that are not in that command, such as torchrun's.
     """
     config = compose.compose(app, [*overrides, *composed_with], config_name)
-    # What follows is imported now: a command line that Hydra refuses is answered without it.
+    # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.claim_folder import claim
@@ -65,7 +65,6 @@ def run_one(
     from trainer.job.ready import get_ready
     from trainer.launch.start import start_here
     from trainer.planning.tracking_store import MLFLOW, try_tracking
-    from trainer.tracking.client import tracking
     from trainer.tracking.trackers import check
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
@@ -76,7 +75,12 @@ def run_one(
 
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
             check(checked.config.tracking, run_dir)
-            trackers.append(stack.enter_context(tracking(recorded_by(checked.config))))
+            if not (recorded := recorded_by(checked.config)):
+                trackers.append(None)
+                return
+            from trainer.tracking.client import tracking
+
+            trackers.append(stack.enter_context(tracking(recorded)))
 
         if config.verbosity != "quiet":
             streams.wait_for("checking the config, the data and the model with PyTorch")
@@ -100,7 +104,7 @@ def run_one(
 def _executed(
     config: DictConfig, ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None
 ) -> Result:
-    """Run the job in its folder. What follows are the last lines; those of a run that broke are printed here."""
+    """Run the job in its folder; prints the last lines of a run that failed."""
     from trainer.cli.last_lines import say_broken
     from trainer.host import early_signals
     from trainer.job.claim_folder import held
@@ -121,8 +125,7 @@ def _executed(
 
 @contextlib.contextmanager
 def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
-    """Context manager: an error of the run gets a note, which is shown after it as the last line: how the run goes
-    on."""
+    """Context manager: an error of the run gets a note, the last line of the output: how to resume the run."""
     from trainer.cli.last_lines import how_to_go_on
 
     try:
@@ -134,13 +137,13 @@ def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
 
 
 def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
-    """Refuse ``resume=auto`` where each command has a folder of its own, named by the time: no run would ever go on.
+    """Refuse ``resume=auto`` if the folder's name is made of the time: each command would begin a new run.
 
     Args:
-        key: of the folder; folder: this command's.
+        key: of the folder. folder: this command's.
 
     Raises:
-        UserError: with the newest folder beside it that a run could go on in.
+        UserError: the message has the newest folder beside it that can be resumed.
     """
     from trainer.checkpoint import store
     from trainer.cli.last_lines import short
@@ -155,8 +158,7 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
 
 
 def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:
-    """Whether the user has named the run's folder, and not just a place for new ones.
-    Where a config names it, resume=auto means it: the next life finds there what this one leaves."""
+    """Whether the user has named the run's folder, by an override, or in a config with resume=auto."""
     if (ready.resume is not None and ready.resume.here) or "hydra.run.dir" in typed_keys(overrides):
         return True
     return ready.checked.config.resume.path in (AUTO, FRESH) and not compose.named_by_time(config, "hydra.run.dir")
@@ -172,7 +174,7 @@ def show_only(ready: Ready) -> Result:
     more = [*rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
     is_debug = ready.checked.config.verbosity == "debug"
     with streams.answering():
-        show_plan(ready.plan, "debug" if is_debug else "normal", more)  # it was asked for, also with quiet
+        show_plan(ready.plan, "debug" if is_debug else "normal", more)  # also with verbosity=quiet
     return planned(ready)
 
 
@@ -189,7 +191,7 @@ def recorded_by(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:
 
 
 def leave_hydra_files(config: DictConfig, run_dir: Path) -> None:
-    """``.hydra/`` as Hydra leaves it: the composed config, Hydra's own, the overrides."""
+    """Write ``.hydra/`` as Hydra does: the composed config, Hydra's own config, the overrides."""
     compose.place(config, run_dir)
     subdir = config.hydra.output_subdir
     if subdir is None:

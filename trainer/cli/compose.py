@@ -40,7 +40,7 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
     error text and creates the run's folder before anything can be checked.
 
     Raises:
-        UserError: there is no folder ``config_dir``.
+        UserError: the folder ``config_dir`` does not exist.
     """
     from hydra import version
     from hydra._internal.hydra import Hydra
@@ -70,12 +70,12 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
         _learn_secrets(app)
         yield app
     finally:
-        # Plugins are no part of the state, and set_state would look for them again, all over the disk.
+        # Keep the plugins: set_state would search the disk for them again.
         GlobalHydra.set_state(outer | {"instances": outer.pop("instances") | {Plugins: Plugins.instance()}})
 
 
 def _learn_secrets(app: Hydra) -> None:
-    """Every config that Hydra composes, for a job, a sweep or ``--cfg``, tells this process what it must not show."""
+    """Learn the secrets of every config that Hydra composes, for a job, a sweep or ``--cfg``."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -121,7 +121,7 @@ def compose(app: Hydra, overrides: list[str], config_name: str = "config", multi
             f"the working folder {here}", "holds ${, which Hydra reads as a key", "a folder whose path holds none"
         )
     with sentences(app, overrides, config_name):
-        with warnings.catch_warnings():  # of a folder that is not there, which is refused below
+        with warnings.catch_warnings():  # about a missing folder, which is refused below
             warnings.filterwarnings("ignore", ".* is not available", UserWarning)
             config = app.compose_config(config_name, overrides, run_mode=mode)
         hydra_features.check_composed(config, multirun)
@@ -146,10 +146,10 @@ def only(config: DictConfig, hydra: bool) -> Iterator[None]:
 
 
 def _check_schema(app: Hydra, config: DictConfig) -> None:
-    """Each schema is taken in where its keys belong.
+    """Check that each schema is included at the place of its keys.
 
     Raises:
-        UserError: a file of the user's names one without ``@_here_``.
+        UserError: a file of the user's includes a schema without ``@_here_``.
     """
     loader: Any = app.config_loader
     for group in schema.GROUPS:
@@ -164,8 +164,7 @@ def _check_schema(app: Hydra, config: DictConfig) -> None:
 
 
 def _folder(config: DictConfig, key: str) -> Any:
-    """What a config names by a key such as ``hydra.run.dir``; what is wrong with ``name``, which is in it, is said of
-    ``name``."""
+    """The folder of a key such as ``hydra.run.dir``; an error in ``name``, a part of it, is reported for ``name``."""
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationResolutionError
 
@@ -177,8 +176,7 @@ def _folder(config: DictConfig, key: str) -> Any:
 
 
 def check_sources(config: DictConfig) -> None:
-    """Raise OmegaConf's own error, which :func:`trainer.cli.explain.sentences` explains, for an interpolation that
-    leads nowhere."""
+    """Raise OmegaConf's error for an invalid interpolation (:func:`trainer.cli.explain.sentences` explains it)."""
     from omegaconf import OmegaConf
 
     with only(config, hydra=False):
@@ -186,11 +184,10 @@ def check_sources(config: DictConfig) -> None:
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """Turn the config that Hydra has composed into a plain dict with all interpolations resolved, without the ``hydra``
-    node.
+    """Turn a composed config into a plain dict with all interpolations resolved, without the ``hydra`` node.
 
     Raises:
-        UserError: an interpolation that leads nowhere, or a value that is not UTF-8, as from the environment.
+        UserError: an interpolation is invalid, or a value, as from the environment, is not UTF-8.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -207,8 +204,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def place(config: DictConfig, folder: Path | None = None) -> None:
-    """Make a composed config the one that ``${hydra:...}`` reads; ``hydra.runtime.output_dir`` is its folder, if it is
-    known."""
+    """Make a composed config the source of ``${hydra:...}``; ``folder`` becomes ``hydra.runtime.output_dir``."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict, read_write
 
@@ -219,14 +215,14 @@ def place(config: DictConfig, folder: Path | None = None) -> None:
 
 
 def names_whole(config: DictConfig, key: str) -> bool:
-    """Whether a composed config names that folder by a path from the root."""
+    """Whether a composed config has an absolute path for that folder."""
     from omegaconf import OmegaConf
 
     return os.path.isabs(str(OmegaConf.select(config, key)))
 
 
 def named_by_time(config: DictConfig, key: str) -> bool:
-    """Whether a composed config makes that folder's name of the time, as Hydra's usual ones are."""
+    """Whether a composed config makes that folder's name of the time, as Hydra does by default."""
     from omegaconf import OmegaConf
 
     above, _, last = key.rpartition(".")
@@ -235,10 +231,10 @@ def named_by_time(config: DictConfig, key: str) -> bool:
 
 
 def named_folder(config: DictConfig, key: str) -> Path:
-    """The folder that a composed config names for a run or a sweep, by a key such as ``hydra.run.dir``.
+    """The folder of a run or sweep in a composed config, by a key such as ``hydra.run.dir``.
 
     Raises:
-        UserError: it names none, or an address; or that folder, the working folder or trainer's own is not UTF-8.
+        UserError: there is no folder or an address; or a path (also the working folder's, trainer's) is not UTF-8.
     """
     for what, where in (("the working folder", os.getcwd()), ("the folder of trainer's own files", str(PACKAGE))):
         check_text(f"{what} {where}", where, "a folder whose path is UTF-8")  # Hydra's files name both

@@ -1,5 +1,4 @@
-"""Says which file of the user's Hydra cannot read as it was meant, and how to mend it: its encoding, a BOM, no
-``@package``."""
+"""Finds the user's config file that Hydra misreads, and how to mend it: encoding, BOM, missing ``@package``."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ HEADER = "# @package _global_"
 
 
 def not_utf8(vocabulary: Vocabulary, chain: Iterable[BaseException]) -> UserError | None:
-    """The refusal of a config file that is not UTF-8, if that is what went wrong."""
+    """The refusal of a config file that is not UTF-8; None: that is not the error."""
     error = next((e for e in chain if isinstance(e, UnicodeDecodeError)), None)
     if error is None:
         return None
@@ -33,7 +32,7 @@ def not_utf8(vocabulary: Vocabulary, chain: Iterable[BaseException]) -> UserErro
 
 
 def not_global(vocabulary: Vocabulary) -> UserError | None:
-    """The refusal of the chosen recipe, or of one that it extends, whose keys do not go to the whole config."""
+    """The refusal of the chosen recipe, or of one that it extends, without ``@package _global_``."""
     for name in vocabulary.recipe.strip("[]").split(","):
         for recipe in _with_extended(vocabulary, name.strip(), frozenset()):
             file = _file(vocabulary, f"recipe/{recipe}.yaml")
@@ -64,7 +63,7 @@ def _with_extended(vocabulary: Vocabulary, recipe: str, seen: frozenset[str]) ->
 
 
 def _folders(vocabulary: Vocabulary) -> list[Path]:
-    """Where Hydra looks for config files, in its order."""
+    """The folders of Hydra's search path, in its order."""
     found = [element.path for element in vocabulary.loader.get_search_path().get_path()]
     return [Path(path.removeprefix("file://")) for path in found if path and path.startswith("file://")]
 

@@ -1,5 +1,4 @@
-"""Finds the data of ``eval RUN [DATA]`` and ``predict RUN INPUT``: those of the run, from wherever the command is
-typed, or DATA."""
+"""Finds the data of ``eval RUN [DATA]`` and ``predict RUN INPUT``: the run's own data, from any folder, or DATA."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.remote import is_address
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.wording import literal, override
@@ -20,16 +20,16 @@ PATHS = ("root", "path", "val_path", "test_path")
 def own_data(
     data: Mapping[str, Any], started_in: str, typed: Sequence[str], asked: str, refuse: bool
 ) -> dict[str, Any]:
-    """The run's data: relative paths and patterns lead from the folder where the run was started.
+    """The run's data, with relative paths and patterns from the folder in which the run was started.
 
     Args:
-        started_in: that folder; '' for a run that does not know it.
-        typed: keys that the user has typed: they lead from here.
+        started_in: that folder; '' if it is not known.
+        typed: keys that the user has typed; their paths are relative to the working folder.
         asked: the command without its overrides, for advice.
-        refuse: that such a path names files here as well. (A prediction reads none of these.)
+        refuse: refuse a path that also exists in the working folder. (A prediction reads none of these.)
 
     Raises:
-        UserError: it does.
+        UserError: there is such a path.
     """
     changed: dict[str, Any] = {}
     for key, value in data.items():
@@ -56,13 +56,12 @@ def _is_here(started_in: str) -> bool:
         return True
     try:
         return os.path.samefile(started_in, ".")
-    except OSError:  # it is gone
+    except OSError:  # the folder is gone
         return True
 
 
 def _there(path: Any, started_in: str) -> Any:
-    """The whole path of what a run named from the folder where it was started, if it is there and is not the same
-    here."""
+    """The absolute path of a run's relative path, if it exists there and is not the same file here."""
     if not isinstance(path, str) or "://" in path or os.path.isabs(os.path.expanduser(path)):
         return path
     there = os.path.join(glob.escape(started_in) if _is_pattern(path) else started_in, path)
@@ -76,8 +75,8 @@ def _is_pattern(path: str) -> bool:
 
 
 def _exists(path: str) -> bool:
-    """Whether there is such a file or folder, or any that the pattern means."""
-    if os.path.exists(path):
+    """Whether a file or folder exists, or any for a pattern; an address counts as one that does."""
+    if os.path.exists(path) or is_address(path):
         return True
     from trainer.data.sets.shards import braces
 
@@ -85,15 +84,14 @@ def _exists(path: str) -> bool:
 
 
 def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> dict[str, Any]:
-    """The run's data source, which reads DATA: of files all, of a folder its images of that split, or all.
+    """The run's data source for DATA: all rows of files, or the images of a split of a folder.
 
     Args:
-        place: DATA. asked: the command without DATA, for advice. split: ``val`` or ``test``, as typed. Where a folder
-        has no validation images, those of its test are measured, or all that
-            it has.
+        place: DATA. asked: the command without DATA, for advice.
+        split: ``val`` or ``test``, as typed. A folder without validation images gives its test images, or all.
 
     Raises:
-        UserError: the data source reads no folder or file of the user's, or there is no such place.
+        UserError: the data source reads no folder or file of the user's, or DATA does not exist.
     """
     target = str(data.get("_target_"))
     declared = {key for key in ("root", "path", "val", "val_path", "test_path", "on_missing") if key in data}
@@ -102,7 +100,8 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
     if not _exists(place):
         raise UserError(f"{asked} {command([place])}", "there is no such folder or file", f"{asked} FOLDER")
     if "path" in declared:
-        return {**data, **{key: literal(place) for key in ("path", "val_path", "test_path") if key in declared}}
+        whole: dict[str, Any] = {key: literal(place) for key in ("path", "val_path", "test_path") if key in declared}
+        return {**data, **whole, **({"split": None, "root": None} if "split" in data else {})}
     changed: dict[str, Any] = {"root": literal(place)}
     if "val" in declared:
         part = _measured(place) if split != "test" else None
@@ -111,8 +110,7 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
 
 
 def _measured(place: str) -> str | None:
-    """The part of a folder that is measured whole: ``.`` is all of it; None: it has training and validation images, as
-    a run's has."""
+    """The part of a folder that is measured: ``.`` is all of it; None: it has training and validation images."""
     from trainer.data.images.listing import class_folders
     from trainer.data.images.split_folders import split_folders
 

@@ -1,4 +1,4 @@
-"""Refuses the flags of ``fleetrun`` and ``paddle.distributed.launch``, and names the config key that does the same."""
+"""Refuses the flags of ``fleetrun`` and ``paddle.distributed.launch``, and names the equal config keys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KEYS = {
     "rank": "launch.node_rank={}",
     "max_restart": "launch.max_restarts={}",
 }
-"""What does the same, with the place of the flag's value."""
+"""The equal override for each flag, with a place for the value."""
 COUNTED = {"servers": "launch.servers={}", "workers": "launch.workers={}"}
-"""The same where the value is a number."""
+"""The equal override for a number."""
 QUOTES = "\"'"
 GPUS = ("gpus", "selected_gpus", "devices")
 MODES = {"collective": "strategy=collective", "ps": "strategy=pserver_async"}
@@ -52,14 +52,14 @@ VALUES = {
     "servers": "ADDRESS:PORT,...",
     "workers": "ADDRESS:PORT,...",
 }
-"""What stands for a value that was not typed; else N."""
+"""Placeholders for missing values; for others N."""
 
 
 def refuse(argv: Sequence[str]) -> None:
     """Refuse a command line that has flags of ``fleetrun``.
 
     Raises:
-        UserError: there is one; with the keys that do the same as all of them.
+        UserError: there is one; the message has the equal keys for all of them.
     """
     typed = list(_flags(argv))
     if not typed:
@@ -74,7 +74,7 @@ def refuse(argv: Sequence[str]) -> None:
 
 
 def _flags(argv: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Name, value and spelling of each that is one of Fleet's."""
+    """Name, value and spelling of each flag of Fleet."""
     for place, word in enumerate(argv):
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_")
@@ -92,7 +92,7 @@ def _is_value(word: str) -> bool:
 
 
 def _keys(name: str, value: str) -> str:
-    """What to type; empty: nothing."""
+    """The equal override; empty: none is needed."""
     value = value.strip(QUOTES)
     if name in GPUS:
         return f"launch.nproc={len([gpu for gpu in value.split(',') if gpu]) or 'N'}"

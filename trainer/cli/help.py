@@ -60,7 +60,7 @@ def show_help(argv: Sequence[str] = ()) -> None:
 
 
 def _print_row(left: str, right: str) -> None:
-    """Two columns; what is too long goes on in the second one."""
+    """Print two columns; long texts continue in the second one."""
     column = 40
     lines = textwrap.wrap(right, WIDTH - column, break_on_hyphens=False) or [""]
     if len(left) > column - 4:

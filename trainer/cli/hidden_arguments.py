@@ -9,14 +9,13 @@ from pathlib import Path
 from trainer.config.redact import starred
 
 ARGUMENTS = slice(45, 47)
-"""Of the fields of /proc/self/stat that follow the name, where the arguments begin and end."""
+"""Fields after the name in /proc/self/stat: begin and end of the arguments in memory."""
 
 
 def cover() -> None:
     """Overwrite the secrets in this process's command-line arguments with stars, where the system allows it.
 
-    From the start of the process until now they could be seen; a value from the environment (``${oc.env:NAME}``) never
-    can.
+    Before this call they were visible; a value from the environment (``${oc.env:NAME}``) never is.
     """
     try:
         start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[ARGUMENTS])
@@ -29,7 +28,7 @@ def cover() -> None:
 
 
 def _starred(argument: bytes) -> bytes:
-    """The same number of bytes."""
+    """An argument with stars for its secrets, of the same number of bytes."""
     return starred(os.fsdecode(argument), lambda hidden: "*" * len(os.fsencode(hidden))).encode(
         "utf-8", "surrogateescape"
     )

@@ -1,4 +1,4 @@
-"""Refuses features of Hydra that a run would not have: it says what to use in their place."""
+"""Refuses features of Hydra that runs do not have, and says what to use instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USED = (
     "hydra.sweeper.max_batch_size",
     "hydra.job.config.override_dirname",
 )
-"""Keys of Hydra's that do here what they do in Hydra."""
+"""Keys of Hydra that work as in Hydra."""
 ONE_AFTER_THE_OTHER = (
     "there is no such option here: a sweep runs its jobs one after the other; for several at a time start several "
     "commands, each with a part of the values"
@@ -64,21 +64,21 @@ FEATURES: dict[str, tuple[tuple[Any, ...], str, str]] = {
         "hydra/sweeper=basic",
     ),
 }
-"""By key: the values that ask for nothing, and why it is refused, and what to type instead."""
+"""By key: the values without effect, why others are refused, and what to type instead."""
 OPTIONS = {
     "hydra/launcher": ("basic", ONE_AFTER_THE_OTHER),
     "hydra/sweeper": ("basic", GRID),
     "hydra/job_logging": ("none", OWN_LOG),
     "hydra/hydra_logging": ("none", OWN_LOG),
 }
-"""By group of Hydra's: the option that it has here, and why there is no other."""
+"""By group of Hydra: its only option here, and why there is no other."""
 
 
 def check_typed(overrides: Sequence[str], sweep: bool) -> None:
-    """Refuse what is typed for Hydra and would do nothing, before Hydra composes a config.
+    """Refuse typed overrides of Hydra that would have no effect, before Hydra composes a config.
 
     Raises:
-        UserError: the first one of these.
+        UserError: for the first one.
     """
     for override in overrides:
         key, _, value = override.partition("=")
@@ -86,7 +86,7 @@ def check_typed(overrides: Sequence[str], sweep: bool) -> None:
         if key in OPTIONS:
             if value != OPTIONS[key][0]:
                 raise refused(key, value)
-        elif key == "hydra.job.env_copy":  # Hydra would fail where there is no such variable
+        elif key == "hydra.job.env_copy":  # Hydra would fail if the variable is missing
             raise UserError(override, *FEATURES[key][1:])
         elif sweep and key == "hydra.run.dir":
             why = "is for a single run; a sweep has a folder with one for each job"
@@ -99,7 +99,7 @@ def check_typed(overrides: Sequence[str], sweep: bool) -> None:
 
 
 def refused(group: str, option: str) -> UserError:
-    """The refusal of an option of a group of Hydra's that trainer does not use."""
+    """The refusal of an option in a group of Hydra."""
     usual, why = OPTIONS[group]
     return UserError(f"{group}={option}", why, f"{group}={usual}")
 
@@ -108,7 +108,7 @@ def check_composed(config: DictConfig, sweep: bool) -> None:
     """Refuse features of Hydra that a composed config asks for, also from a file.
 
     Raises:
-        UserError: the first one of these.
+        UserError: for the first one.
     """
     from omegaconf import OmegaConf
 
@@ -128,13 +128,13 @@ def check_composed(config: DictConfig, sweep: bool) -> None:
 
 
 def _is_hydras(key: str) -> bool:
-    """Whether Hydra has such a key; it refuses others itself."""
+    """Whether Hydra has a key; Hydra refuses unknown keys itself."""
     from hydra.conf import HydraConf
 
     node: Any = HydraConf
     for part in re.split("[./]", key)[1:]:
         inner = getattr(node, "__dataclass_fields__", None)
-        if inner is None:  # any key may be in there
+        if inner is None:  # it may have any key
             return True
         if part not in inner:
             return False

@@ -46,6 +46,8 @@ def _stored(name: str, declared: type, opened: bool) -> ConfigNode:
     from omegaconf import OmegaConf
 
     node = _open(declared) if opened else OmegaConf.structured(declared)
+    if "trackers" in node:  # tracking.trackers.NAME._target_=... needs no plus
+        OmegaConf.set_struct(node.trackers, False)
     return ConfigNode(name=name, node=node, group="schema", package=None, provider="trainer")
 
 

@@ -1,4 +1,4 @@
-"""Prints the last lines of a run: its result, its folder, how to look at it, and the command that repeats it."""
+"""Prints the last lines of a run: its result, folder, tracking page, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from rich.text import Text
 from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
-from trainer.job.batch_size_search import repeatable
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
@@ -34,14 +33,14 @@ LEFT = {
     "eval": ("confusion.png", "mistakes.png", "scatter.png", "labels.png", "per_class.csv"),
     "predict": ("predictions.csv",),
 }
-"""What a run may leave that is worth looking at, by mode."""
+"""Files of a run that the last lines name, by mode."""
 EARLY = ("early stop", "stopped by a callback")
-"""How the reason begins why a run ended before its last epoch."""
+"""Beginnings of the reasons for an end before the last epoch."""
 INDENT = 10
 
 
 def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
-    """Print a run's last lines: its result, its folder, how to look at it, and the command that repeats it."""
+    """Print a run's last lines: its result, folder, tracking page, and the command that repeats it."""
     out = Screen()
     out.print(Text.assemble(("\ndone", "bold green"), f" {_done(result, ready)}"))
     if result.stand_in:
@@ -60,7 +59,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
             style="bold yellow",
         )
     early = result.ended.startswith(EARLY)
-    if early and ready.checked.config.verbosity == "quiet":  # else the first worker has said so
+    if early and ready.checked.config.verbosity == "quiet":  # otherwise the first worker has printed it
         out.print(result.ended, style="bold yellow")
     folder = Path(result.run_dir)
     out.fact("results", f"{shown(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
@@ -68,7 +67,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
         out.fact("guesses", shown(Path(output)), INDENT, "")
     for where in (str(one["where"]) for one in result.tracking.values() if one["id"] and one["where"]):
         out.fact("look", where, INDENT, "")
-    again = repeatable(overrides, result.chosen.get("batch_size"))
+    again = repeat.repeatable(overrides, result.chosen.get("batch_size"))
     if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):
         out.command("repeat", words, INDENT)
     else:
@@ -96,8 +95,8 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
 
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:
-    """The last line after that error: the command that resumes the run, or that a pre-empted run without a checkpoint
-    begins again."""
+    """The last line after an error: the command that resumes the run; a pre-empted run without a checkpoint begins
+    again."""
     if not (resumes := how_to_resume(ready, overrides)) and isinstance(error, RunPreempted):
         without = "there is no checkpoint yet" if ready.plan.mode == "train" else "nothing is kept of it"
         return f"{without}: the same command begins the run again"
@@ -119,8 +118,7 @@ def say_broken(ready: Ready) -> None:
 
 
 def _of_worker(plan: Plan, result: Result) -> str:
-    """Of which worker the updates are, where each takes as many as it gets work for; with those planned for each on
-    average."""
+    """The worker whose updates are shown, if workers do different numbers of updates, and the planned average."""
     if not plan.updates_of or plan.topology.workers == 1 or result.ended.startswith(EARLY):
         return plan.updates_of
     return f"{plan.updates_of} ({plan.length.total_steps} per worker on average: whoever is faster gets more work)"
@@ -147,7 +145,7 @@ def _done(result: Result, ready: Ready) -> str:
 
 
 def _left(folder: Path, mode: str) -> list[str]:
-    """Names of what is there to look at."""
+    """Names of the existing files worth a look."""
     found = [name for name in (*LEFT[mode], "result.json") if (folder / name).exists()]
     return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
 
@@ -161,7 +159,6 @@ def short(path: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path for a run's last lines: quoted for a shell where that is needed, and no flag if its name begins with a
-    dash."""
+    """A path for a run's last lines: quoted for a shell, and not read as a flag if it begins with a dash."""
     written = short(path)
     return one_line(quoted(f"./{written}" if written.startswith("-") else written))

@@ -1,7 +1,7 @@
 """``python -m trainer eval RUN [DATA]`` and ``predict RUN INPUT``: the config comes from the folder of the run.
 
-The values of the run become one more option of each group, ``as_in_run``, in Hydra's store. So what follows on the
-command line is checked, and changes the config, as it does after a recipe.
+The values of the run become one more option of each group, ``as_in_run``, in Hydra's store. So overrides after RUN are
+checked, and change the config, as after a recipe.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.eval_data import other_data, own_data
 from trainer.config import schema
 from trainer.config.keys import is_of, key_of, leaves
@@ -29,11 +30,12 @@ from trainer.planning.plan import Plan, read_plan
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted, literal
 
-VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
 CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
+TRACKING = "/schema/TrackingConfig@tracking"
+"""The keys of all trackers, which no option of this group brings: several options can be chosen at once."""
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
-"""Groups that say how the training ran, not what was trained."""
+"""Groups about how the training ran, not about what was trained; they get these options."""
 OF_THE_COMMAND = (
     "mode",
     "weights",
@@ -51,19 +53,8 @@ SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What Hydra composes: the primary config, the overrides, and the words before these in the command that repeats
-    it."""
-
-    config_name: str
-    overrides: list[str]
-    flags: list[str]
-    verb: str = ""
-
-
-@dataclass(frozen=True)
 class Words:
-    """An ``eval`` or ``predict`` as typed; ``input`` is '' where none was typed."""
+    """A typed ``eval`` or ``predict``; ``input`` is '' if none was typed."""
 
     verb: str
     run: str
@@ -72,23 +63,21 @@ class Words:
 
     @property
     def command(self) -> str:
-        """The command without what follows RUN."""
+        """The command up to RUN."""
         return self.command_of(self.run)
 
     def command_of(self, run: Any) -> str:
-        """The same of another RUN."""
+        """The command up to another RUN."""
         return f"python -m trainer {command([self.verb, str(run)])}"
 
     @staticmethod
-    def of(words: Sequence[str]) -> Words | None:
-        """Take the words of a command line apart; None if it has neither verb.
+    def of(words: Sequence[str]) -> Words:
+        """Parse an ``eval`` or ``predict``.
 
         Raises:
-            UserError: it names no run, nothing to predict, or more than one folder.
+            UserError: no run, nothing to predict, or more than one folder was typed.
         """
-        place = next((n for n, word in enumerate(words) if word in VERBS), None)
-        if place is None:
-            return None
+        place = next(n for n, word in enumerate(words) if word in VERBS)
         verb, after = words[place], list(words[place + 1 :])
         named = []
         while after and not _is_override(after[0]):
@@ -123,19 +112,15 @@ def _is_override(word: str) -> bool:
 
 
 @contextlib.contextmanager
-def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
-    """Context manager: yields what these words of a command line ask for; for ``eval`` and ``predict`` the run's config
-    is stored.
+def chosen_of_run(words: Sequence[str], config_name: str | None, flags: Sequence[str]) -> Iterator[Chosen]:
+    """Context manager: yields what ``eval RUN`` or ``predict RUN`` asks for; the run's config is stored.
 
     The run's own modules can be imported inside.
 
     Raises:
-        UserError: RUN is no run, has no weights or no config, or its data are elsewhere.
+        UserError: RUN is no run, has no weights or no config, or its data are not found.
     """
     asked = Words.of(words)
-    if asked is None:
-        yield Chosen(config_name or "config", list(words), list(flags))
-        return
     if config_name is not None:
         raise UserError(f"--config-name {config_name}", f"{asked.verb} takes the config of the run", asked.command)
     path = _path(asked)
@@ -168,7 +153,7 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
 
 
 def _path(asked: Words) -> Path:
-    """What RUN names: a run's folder, or a checkpoint or file in it; an MLflow run id stands for its folder."""
+    """The path of RUN: a run's folder, a checkpoint or file in it, or the folder of an MLflow run id."""
     if os.path.exists(asked.run):
         return Path(asked.run)
     from trainer.planning.find_checkpoint import RUN_ID
@@ -185,7 +170,7 @@ def _path(asked: Words) -> Path:
 
 
 def _run_of(path: Path, asked: Words) -> Path:
-    """The folder of the run that the path is, or lies in."""
+    """The run folder that the path is, or lies in."""
     real = Path(os.path.abspath(path))
     for folder in (real, *real.parents[:2]):
         if (folder / "config.yaml").is_file() and (folder / "plan.json").is_file():
@@ -211,7 +196,7 @@ def _plan(run: Path) -> Plan:
 
 
 def _config(run: Path, asked: Words) -> dict[str, Any]:
-    """The finished config; what it took from other keys it still does, so that overrides reach both."""
+    """The run's finished config, with the interpolations of the composed one, so that overrides reach both keys."""
     finished = _mapping(run / "config.yaml")
     composed = run / ".hydra" / "config.yaml"
     config: dict[str, Any] = _with_links(finished, _mapping(composed) if composed.is_file() else {})
@@ -234,8 +219,7 @@ def _mapping(file: Path) -> dict[str, Any]:
 
 
 def _with_links(finished: Any, composed: Any) -> Any:
-    """The finished value, or the composed one where that is taken from other keys, or where the finished one is
-    hidden."""
+    """The finished value; or the composed one if that is an interpolation, or if the finished one is hidden."""
     if isinstance(finished, Mapping):
         others = composed if isinstance(composed, Mapping) else {}
         return {key: _with_links(value, others.get(key)) for key, value in finished.items()}
@@ -254,7 +238,7 @@ def _with_links(finished: Any, composed: Any) -> Any:
 
 
 def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
-    """A run that evaluated or predicted has the config of a training, and none of its weights."""
+    """Refuse a run that evaluated or predicted: it has no weights."""
     if config.get("mode") == "train" or any(key_of(o) == "weights" for o in asked.overrides):
         return
     weights = Path(str(config.get("weights")))
@@ -268,7 +252,7 @@ def _finished(config: Mapping[str, Any], asked: Words, plan: Plan, path: Path) -
     """The config of the command: the run's, without what is of the training's own command, and with what was typed.
 
     Raises:
-        UserError: a value is hidden in the run's folder, and none was typed instead.
+        UserError: a value is hidden in the run's folder, and was not typed.
     """
     typed = [key_of(o) for o in asked.overrides]
     kept = {key: value for key, value in config.items() if key not in OF_THE_COMMAND}
@@ -295,13 +279,12 @@ def _data(data: Mapping[str, Any], asked: Words, started_in: str, typed: list[st
 
 
 def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str, Any]:
-    """The run's model, without building its class again where the run has left a skeleton; one that is changed is
-    built."""
+    """The run's model from the run's skeleton, if there is one; a changed model is built from its class."""
     path = run / SKELETON
     if any(is_of(key_of(override), ["model"]) for override in asked.overrides):
         return model
     try:
-        private.read_unshared(path)  # it is a pickle, and read again where the model is built
+        private.read_unshared(path)  # the check; the pickle is read where the model is built
     except OSError:
         return model
     return {**model, "_target_": AS_BUILT, "skeleton_file": literal(str(path))}
@@ -312,17 +295,19 @@ def _as_built(model: Mapping[str, Any], run: Path, asked: Words) -> Mapping[str,
 
 @contextlib.contextmanager
 def _stored(config: Mapping[str, Any]) -> Iterator[str]:
-    """Context manager: the config is in Hydra's store, as a primary config and an option of each group; yields its
+    """Context manager: put a config into Hydra's store, as primary config and as option of each group; yields its
     name."""
     from hydra.core.config_store import ConfigStore
 
     store: Any = ConfigStore.instance()
     name = f"run_{hash_of(json.dumps(config, default=str)):x}"
     groups = {**{group: OPTION for group in CARRIED}, **USUAL, "predict": OPTION}
-    defaults = ["schema", *({group: option} for group, option in groups.items()), "_self_"]
+    options = [{group: option} for group, option in groups.items()]
+    defaults = ["schema", TRACKING, *options, "_self_"]  # as in conf/config.yaml
     for group in (*CARRIED, "predict"):
         declared = option_of(group, str(config[group].get("_target_")))
-        node = {"defaults": [f"/schema/{declared.__name__}@_here_", "_self_"], **config[group]}
+        base = [] if group == "tracking" else [f"/schema/{declared.__name__}@_here_"]
+        node = {"defaults": [*base, "_self_"], **config[group]}
         store.store(group=group, name=OPTION, node=node, provider="the run's folder")
     root = {key: value for key, value in config.items() if key not in schema.GROUPS}
     store.store(name=name, node={"defaults": defaults, **root}, provider="the run's folder")

@@ -20,13 +20,13 @@ def show(app: Hydra, args: argparse.Namespace, config_name: str) -> None:
 
     with sentences(app, args.overrides, config_name):
         if args.cfg:
-            if args.cfg == "job":  # a value that no run would take is said, and not shown
+            if args.cfg == "job":  # report an invalid value instead of showing it
                 shown = app.compose_config(config_name, args.overrides, run_mode=RunMode.RUN)
                 plain: Any = OmegaConf.to_container(shown, resolve=False)
                 key_checks.check_values(plain)
             app.show_cfg(config_name, args.overrides, args.cfg, args.package, args.resolve)
         elif args.info:
-            compose.compose(app, args.overrides, config_name)  # what is wrong is said before anything is shown
+            compose.compose(app, args.overrides, config_name)  # report errors before anything is shown
             app.show_info(args.info, config_name, args.overrides)
         else:
             app.shell_completion(config_name, args.overrides)

@@ -1,4 +1,4 @@
-"""Runs a sweep: checks all points, runs the jobs one after the other, and prints a table of their results."""
+"""Runs a sweep: checks all points, runs the jobs one by one, and prints a table of their results."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from trainer.tracking.contract import TrackedRun
 
 FLUSH_S = 10.0
-"""How long the end of a sweep waits for what MLflow has not taken yet."""
+"""Longest wait at the end of a sweep for points that MLflow does not have yet."""
 
 
 def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
-    """Run every point of a sweep, one after the other, each in its own folder and MLflow run under one parent run.
+    """Run every point of a sweep, one by one, each in its own folder and MLflow run under one parent run.
 
-    All points are checked before the first one starts. A job that fails is recorded and the others are done.
+    All points are checked before the first one starts. A failed job is recorded, and the others run.
     """
     checked = _check(app, overrides, config_name, flags)
     return checked.show_plans() if checked.points[0].ready.checked.config.plan else checked.run()
@@ -67,7 +67,7 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     """Compose a sweep and check its folder and all its points, without starting anything.
 
     Raises:
-        UserError: it cannot run.
+        UserError: the sweep cannot run.
     """
     master = compose_sweep(app, overrides, config_name)
     with sentences(app, overrides, config_name):
@@ -84,12 +84,12 @@ class Sweep:
     """A sweep that has passed every check and can run.
 
     Attributes:
-        master: its config, as Hydra composed it for all of its jobs.
-        overrides: as typed; flags: those that stand before them in the command that repeats it.
-        folder: where its jobs have their folders.
-        jobs: the overrides of each job; points: each of them checked.
-        swept: the keys of which it takes several values.
-        ended: its jobs so far.
+        master: the config that Hydra composed for all jobs.
+        overrides: as typed. flags: before them in the command that repeats the sweep.
+        folder: of the jobs' folders.
+        jobs: the overrides of each job. points: the checked jobs.
+        swept: keys with several values.
+        ended: the jobs so far.
     """
 
     master: DictConfig
@@ -123,7 +123,7 @@ class Sweep:
                 self.tracker.open(self.folder, self._tracked(), secrets_of(first.checked.config))
             status = "KILLED"
             try:
-                with termination_raises(lambda: True):  # between two jobs, which take signals themselves
+                with termination_raises(lambda: True):  # between two jobs, which handle signals themselves
                     early_signals.leave_to_job()
                     self._run_jobs()
                 status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
@@ -134,7 +134,7 @@ class Sweep:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a sweep that was in this folder before goes on."""
+        """Whether this command resumes a sweep in this folder."""
         return any(one.ready.checked.config.resume.path == AUTO for one in self.points)
 
     def _tracked(self) -> TrackedRun:
@@ -156,7 +156,7 @@ class Sweep:
         )
 
     def _values(self) -> dict[str, str]:
-        """For each key that is swept, its values, without secrets, as the parameters of the sweep's own run."""
+        """The values of each swept key, without secrets, as parameters of the sweep's MLflow run."""
         from trainer.config.keys import key_of
         from trainer.tracking.describe import public
 
@@ -176,7 +176,7 @@ class Sweep:
             raise Interrupted(BY_CTRL_C) from None
 
     def _job(self, point: Point) -> None:
-        """Run one job. One that fails is noted; one that is interrupted ends the sweep."""
+        """Run one job. A failure is recorded; an interruption ends the sweep."""
         overrides, where = point.overrides, str(self.folder / point.subdir)
         shown = tuple(text(override) for override in overrides)
         ready: Ready | None = None
@@ -206,14 +206,14 @@ class Sweep:
         self._end(shown, result, ready)
 
     def _announce(self, overrides: list[str]) -> None:
-        """The job's number, and what it has that others have not."""
+        """Print the job's number, and the overrides in which it differs from others."""
         from trainer.config.keys import key_of
 
         shown = [o for o in overrides if key_of(o) in self.swept] or overrides
         Screen().print(f"\n--- job {len(self.ended)} of {len(self.jobs)}: {command(shown)}")
 
     def _ready(self, point: Point, where: str) -> Ready:
-        """The next job, checked once more: the machine may have changed since."""
+        """Check the next job again: the machine may have changed."""
         compose.place(point.config, Path(where))
         planned = point.ready.plan
         ready = get_ready(plain(point.config), typed_keys(point.overrides), where, whole=planned.paths.whole_path)
@@ -221,7 +221,7 @@ class Sweep:
         return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
     def _break(self, ready: Ready | None) -> None:
-        """Say what a job that was begun has left."""
+        """Print the last lines of a job that was begun."""
         if ready is not None:
             say_broken(ready)
 
@@ -229,7 +229,7 @@ class Sweep:
         self.ended.append(sweep_table.Row(shown, result, ready.plan.objective.best if ready is not None else ""))
 
     def _close(self, status: str) -> None:
-        """The table of all jobs, those included that were not started, and the end of the MLflow run."""
+        """Print the table of all jobs, also of those that did not start, and end the MLflow run."""
         waiting = (sweep_table.waiting(text(o) for o in left) for left in self.jobs[len(self.ended) :])
         every = [*self.ended, *waiting]
         closing = Closing(lambda line: Screen().print(line))
@@ -250,12 +250,12 @@ class Sweep:
 
 
 def _cut(error: Interrupted | KeyboardInterrupt) -> Interrupted:
-    """What ends the sweep where that ends a job."""
+    """The error that ends the sweep after this error of a job."""
     if isinstance(error, AskedToLeave):  # before the job had begun
         return RunPreempted(NOTHING_NEW.format(error))
     return error if isinstance(error, Interrupted) else Interrupted(str(error) or BY_CTRL_C)
 
 
 def _left(begun: Ready | None, where: str, status: str, error: str) -> Result:
-    """The result of a job that broke; of one that had not begun, what lies in its folder is another run's."""
+    """The result of a failed job; if it had not begun, a result.json in its folder is another run's."""
     return read_result(where, status, error) if begun is not None else Result(status, where, error=error)

@@ -1,4 +1,4 @@
-"""Composes the config of a sweep with Hydra, without what only some of its points can take."""
+"""Composes the config of a sweep with Hydra, without overrides that only some points accept."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> DictConfig:
-    """Compose the config of a sweep, without the overrides that only single points can take.
+    """Compose the config of a sweep, without overrides that only some points accept.
 
     Raises:
-        UserError: as :func:`compose`.
+        UserError: see :func:`trainer.cli.compose.compose`.
     """
     later: list[str] = []
     while True:
@@ -35,7 +35,7 @@ def compose_sweep(app: Hydra, overrides: list[str], config_name: str) -> DictCon
 
 @contextlib.contextmanager
 def _without(app: Hydra, later: list[str]) -> Iterator[None]:
-    """Context manager: Hydra composes a sweep without the overrides ``later``, which its points get all the same."""
+    """Context manager: Hydra composes a sweep without the overrides ``later``, which only the points get."""
     loader: Any = app.config_loader
     whole = loader.load_configuration
 

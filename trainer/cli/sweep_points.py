@@ -1,4 +1,4 @@
-"""Lists and checks the points of a sweep, and finds which of the sweep's overrides a point cannot take."""
+"""Lists and checks the points of a sweep, and finds the overrides that a point does not accept."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
-"""What names the jobs' folders where nothing else is said."""
+"""The default names of the jobs' folders."""
 
 OWN_FILES = ("multirun.yaml", "sweep.csv", "metrics.jsonl", "tracking.json")
-"""What a sweep writes beside the jobs' folders."""
+"""Files that a sweep writes beside the jobs' folders."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Point:
     """A point of a sweep: a job that has passed every check.
 
     Attributes:
-        overrides: those of the sweep's overrides that it has a use for.
-        config: as Hydra composed it; ready: the checked job.
-        subdir: its folder, seen from the sweep's folder.
+        overrides: those of the sweep's overrides that the job accepts.
+        config: composed by Hydra. ready: the checked job.
+        subdir: the job's folder, relative to the sweep's.
     """
 
     overrides: list[str]
@@ -59,11 +59,10 @@ def expand(master: DictConfig) -> list[list[str]]:
 
 
 def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[Point]:
-    """Check every point of a sweep, each without the overrides that only other points can take, and all beside each
-    other.
+    """Check every point of a sweep, each without the overrides that only other points accept, and all together.
 
     Raises:
-        UserError: a point cannot run, two are the same or have one folder, or no point has a use for an override.
+        UserError: a point cannot run, two are equal or share a folder, or no point accepts an override.
     """
     points: list[Point] = []
     refusals: list[dict[str, UserError]] = []
@@ -97,10 +96,10 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
 
 
 def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) -> None:
-    """Each point is another run, in a folder of its own.
+    """Check that all points differ, in folders of their own.
 
     Raises:
-        UserError: two are the same or share a folder, or a folder holds another one or the sweep's own files.
+        UserError: two points are equal or share a folder, or a folder contains another one or the sweep's files.
     """
     runs: dict[str, int] = {}
     owner: dict[str, int] = {}
@@ -130,26 +129,25 @@ def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) ->
 
 
 def _job(number: int, jobs: list[list[str]]) -> str:
-    """A job's number, and what it has that others have not."""
+    """A job's number, and the overrides in which it differs from others."""
     common = set.intersection(*map(set, jobs))
     own = [o for o in jobs[number] if o not in common]
     return f"job {number}" + (f" ({command(own)})" if own else "")
 
 
 def _in_job(what: str, job: list[str], jobs: list[list[str]]) -> str:
-    """What is wrong, and in which job."""
+    """An error's key, with the job in which it occurs."""
     others = [[o for o in one if o != what] for one in jobs]
     return f"{what} in {_job(jobs.index(job), others)}"
 
 
 def _strange(overrides: list[str], error: UserError, kept: set[str]) -> list[str]:
-    """Those of the overrides that a refusal calls of no use beside the others, but for some that are kept."""
+    """The overrides that an error reports as useless beside the others, except ``kept``."""
     return [o for o in overrides if key_of(o) in error.unusable and o not in kept]
 
 
 def _decisive(jobs: list[list[str]]) -> set[str]:
-    """Overrides that are swept over while the options that have a use for them stay: left out, two points were the
-    same."""
+    """Overrides without which two points would be equal."""
     common = set.intersection(*map(set, jobs)) if jobs else set()
     swept = {o for job in jobs for o in job if o not in common}
     groups = {key_of(o) for o in swept}
@@ -157,7 +155,7 @@ def _decisive(jobs: list[list[str]]) -> set[str]:
 
 
 def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> Point:
-    """Check a job as it will run, in its own folder, from whose checkpoints it may resume."""
+    """Check a job as it will run, in its own folder, whose checkpoints it may resume."""
     key = "hydra.sweep.dir"
     folder, whole = compose.named_folder(master, key), compose.names_whole(master, key)
     with sentences(app, overrides):
@@ -174,7 +172,7 @@ def _subdir(config: DictConfig, number: int) -> str:
     """The name of a job's folder.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not valid.
     """
     from omegaconf import OmegaConf, open_dict, read_write
 
@@ -190,8 +188,7 @@ def _subdir(config: DictConfig, number: int) -> str:
 
 
 def swept_keys(master: DictConfig) -> set[str]:
-    """The config keys in which the points of a sweep differ: those with several values, typed or in the sweeper's
-    config."""
+    """The config keys with several values, typed or in the sweeper's config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))

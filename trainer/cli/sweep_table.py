@@ -20,10 +20,10 @@ from trainer.wording import counted
 
 METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 SPARE = ("val/acc5", "train/loss", "val/loss", "val/acc1", "val/auc")
-"""Those that a narrow terminal has no room for, the first one first; the watched metric has a column of its own."""
+"""Columns that a narrow terminal leaves out, in this order; the watched metric has its own column."""
 NOT_STARTED = "not started"
 MOST_FOLDERS = 6
-"""Folders of jobs that the last line names."""
+"""Most folders of jobs that the last line names."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Row:
     """One job's row in a sweep's table: its overrides, its result, and the name of its watched metric.
 
     Attributes:
-        overrides: as they may be shown; result: how it ended; watched: the metric by which its best model was chosen.
+        overrides: without secrets. result: of the job. watched: the metric that marks its best model.
     """
 
     overrides: tuple[str, ...]
@@ -40,13 +40,13 @@ class Row:
 
     @property
     def best(self) -> float | None:
-        """The best value of this job's watched metric; None where it has none."""
+        """The best value of this job's watched metric; None: it has none."""
         value = self.result.best.get(self.watched)
         return None if value is None or math.isnan(value) else value
 
 
 def waiting(overrides: Iterable[str]) -> Row:
-    """The table row of a sweep's job that was never started."""
+    """The row of a job that was never started."""
     return Row(tuple(overrides), Result(NOT_STARTED, ""))
 
 
@@ -118,8 +118,7 @@ def _linked(text: str, job: Row) -> str:
 def leave_best(jobs: Sequence[Row], folder: Path) -> None:
     """Write the best job's metric as a point of the sweep's own run: MLflow's list shows it in the jobs' column.
 
-    Its step is the job's number. The list shows the value of the highest step, so after points of an earlier life it is
-    a higher one.
+    Its step is the job's number, or a higher one after points of an earlier life: the list shows the highest step.
     """
     best = best_of(jobs)
     if best is None:
@@ -140,7 +139,7 @@ def show_sweep(jobs: Sequence[Row], sweep_dir: Path, subdirs: Sequence[str]) -> 
     """Print the table of a sweep's jobs and metrics, and write it as sweep.csv.
 
     Args:
-        subdirs: the jobs' folders, seen from the sweep's folder.
+        subdirs: the jobs' folders, relative to the sweep's.
     """
     columns, rows = _table(jobs)
     spare = [columns.index(name) for name in SPARE if name in columns]
@@ -151,6 +150,6 @@ def show_sweep(jobs: Sequence[Row], sweep_dir: Path, subdirs: Sequence[str]) -> 
 
 
 def _folders(sweep_dir: Path, subdirs: Sequence[str]) -> str:
-    """The jobs' folders, as a shell takes them: all of a few, else the first and the last ones."""
+    """The jobs' folders for a shell: all, or of many the first and the last ones."""
     names = list(subdirs) if len(subdirs) <= MOST_FOLDERS else [*subdirs[: MOST_FOLDERS - 2], "...", subdirs[-1]]
     return ", ".join(name if name == "..." else shown(sweep_dir / name) for name in names)

@@ -18,7 +18,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
     """Run this process as one of torchrun's ranks and return its exit code.
 
     Args:
-        parse: the command line's flags and overrides, asked of rank 0 alone.
+        parse: returns the flags and overrides; called on rank 0 only.
     """
     from trainer.launch import torchrun  # imports torch
 
@@ -27,7 +27,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
 
 def _run(args: argparse.Namespace, start: Start) -> None:
     from trainer.cli import commands, compose
-    from trainer.cli.saved_run import chosen
+    from trainer.cli.chosen import chosen
 
     if args.multirun or args.cfg or args.info:
         raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")

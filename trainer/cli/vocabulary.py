@@ -1,4 +1,4 @@
-"""What a command line can contain: the groups, options and keys on Hydra's search path, the user's own included."""
+"""The groups, options and keys of a command line: all on Hydra's search path, also the user's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Vocabulary:
 
         try:
             return OverridesParser.create().parse_overrides([typed])[0]
-        except (HydraException, ValueError):  # of a number with more digits than Python reads
+        except (HydraException, ValueError):  # or a number with too many digits for Python
             return None
 
     def typed(self, path: str) -> str:
@@ -64,7 +64,7 @@ class Vocabulary:
         try:
             config = self.loader.load_configuration(self.config_name, others, RunMode.MULTIRUN)
             return OmegaConf.select(config, path)
-        except Exception:  # something else is wrong, too
+        except Exception:  # another error
             return None
 
     @property
@@ -89,7 +89,7 @@ class Vocabulary:
         groups = [o for o in self.overrides if o.lstrip("+~").partition("=")[0].partition("@")[0] in self.groups]
         try:
             found = self.loader.compute_defaults_list(self.config_name, groups, RunMode.MULTIRUN)
-        except Exception:  # a choice itself is wrong; then no option can be named
+        except Exception:  # a choice is wrong
             return {}
         return {k: str(v) for k, v in found.overrides.known_choices.items() if v is not None}
 
@@ -124,7 +124,7 @@ class Vocabulary:
         return loaded.header["package"] if loaded is not None else None
 
     def _keys(self, path: str) -> Iterator[str]:
-        """Keys of a config file and of those that its defaults list takes in at the same place."""
+        """The keys of a config file, and of files that its defaults list includes at the same place."""
         from omegaconf import DictConfig
 
         loaded = self.loader.repository.load_config(path)

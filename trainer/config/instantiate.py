@@ -14,18 +14,17 @@ from trainer.config import schema
 from trainer.errors import UserError, first_line
 
 EXTRAS = ("timm",)
-"""Packages that come with an extra of their name."""
+"""Packages that an extra of their name installs."""
 NESTED = (*schema.CONSTRUCTED, "callbacks", "metrics")
-"""Where a mapping with a ``_target_`` may be an argument of another one; in the data, ``data.transforms`` has its own
-reader."""
+"""Groups in which a mapping with a ``_target_`` may be an argument of another (``data.transforms`` is read apart)."""
 OWN_INIT = "has an __init__ of its own that does not keep the keys. Leave __init__ alone: the keys are in self.config"
 FETCHED: dict[str, dict[str, Any]] = {
     "timm": {"pretrained": False, "checkpoint_path": ""},
     "torchvision": {"weights": None},
 }
-"""Arguments by which others' models get weights that were trained before, with the values for none."""
+"""Arguments of other packages' models that load pretrained weights, with the value for none."""
 BUILT_ANYWHERE = ("trainer", *FETCHED)
-"""Packages whose models :func:`for_saved_weights` builds without fetching or reading weights."""
+"""Packages whose models :func:`for_saved_weights` builds without pretrained weights."""
 
 
 def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None = None, **kwargs: Any) -> Any:
@@ -33,10 +32,10 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
     Keys in ``schema.not_arguments`` are left out.
 
     Args:
-        kind: what the result must be an instance of.
+        kind: class of the result.
 
     Raises:
-        UserError: there is no such target, or it does not take these arguments, or refuses them.
+        UserError: the target does not exist, or does not take these arguments.
     """
     target, what = locate(node["_target_"], f"{key}._target_"), f"{key}._target_={node['_target_']}"
     left_out = ("_target_", *schema.not_arguments(key, node, required_by(target)))
@@ -77,7 +76,7 @@ def call_target(node: Mapping[str, Any], key: str, *args: Any, kind: type | None
 
 
 def _made(value: Any, key: str) -> Any:
-    """An argument in which every mapping with a ``_target_`` is called, as by Hydra's instantiate."""
+    """An argument, in which each mapping with a ``_target_`` is replaced by its result, as Hydra's instantiate does."""
     if isinstance(value, Mapping):
         made = {k: _made(v, f"{key}.{k}") for k, v in value.items()}
         return call_target(made, key) if isinstance(value.get("_target_"), str) else made
@@ -87,10 +86,10 @@ def _made(value: Any, key: str) -> Any:
 
 
 def _check_class(target: type, what: str, key: str, kind: type) -> None:
-    """A class is of the kind that is wanted, and has all of its methods.
+    """Check that a class is a subclass of ``kind``, and has all of its methods.
 
     Raises:
-        UserError: it is not, or lacks some.
+        UserError: it is not, or lacks methods.
     """
     if not issubclass(target, kind):
         if target.__new__ is object.__new__:
@@ -109,7 +108,7 @@ def _named(kind: type) -> str:
 def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) -> str | None:
     """Find the argument that makes a call fail: the call works without it. None if no single argument is to blame.
 
-    Not tried where weights would be fetched each time.
+    It is not tried if each call would download weights.
     """
     if any(arguments.get(name) for name in ("weights", "pretrained", "checkpoint_path")):
         return None
@@ -122,9 +121,9 @@ def blamed(call: Callable[[dict[str, Any]], Any], arguments: Mapping[str, Any]) 
 
 
 def _default(target: Any, key: str, name: str) -> str:
-    """How to give an argument the value that the target's own definition has for it; empty where none is seen.
+    """The override that gives an argument the target's default; empty if there is none.
 
-    Not of models, whose defaults are for other data.
+    Models are left out, as their defaults are for other data.
     """
     if key == "model":
         return ""
@@ -139,10 +138,10 @@ def _default(target: Any, key: str, name: str) -> str:
 
 
 def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the model's config node, to be instantiated without fetching pretrained weights, as saved ones follow.
+    """Return the model's config node without pretrained weights, for a model into which saved weights are loaded.
 
-    A target that fetches weights says which other one builds the same model without, as ``without_pretrained``; timm
-    and torchvision have an argument for it.
+    A target that downloads weights names another target without them in ``without_pretrained``; timm and torchvision
+    have an argument for it.
     """
     target = str(node["_target_"])
     plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
@@ -153,15 +152,15 @@ def for_saved_weights(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def needs_skeleton(node: Mapping[str, Any]) -> bool:
-    """Whether building the model again may fetch or read pretrained weights for all that is known: it is the user's
-    own, or of a package that :func:`for_saved_weights` does not know, and names no ``without_pretrained``."""
+    """Whether building the model again may load pretrained weights: it is the user's, or of a package that
+    :func:`for_saved_weights` does not know, and names no ``without_pretrained``."""
     target = str(node["_target_"])
     plain = getattr(locate(target, "model._target_"), "without_pretrained", None)
     return not isinstance(plain, str) and target.replace(":", ".").partition(".")[0] not in BUILT_ANYWHERE
 
 
 def required_by(target: Any) -> list[str]:
-    """The arguments without which a class or function cannot be called; none where nobody can tell."""
+    """The required arguments of a class or function; empty if its signature is not known."""
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
@@ -174,7 +173,7 @@ def locate(target: str, key: str = "_target_") -> Any:
     """Import the object that ``package.module.name`` or ``package.module:name`` names.
 
     Raises:
-        UserError: there is none; with the nearest match.
+        UserError: it does not exist; the message has the nearest match.
     """
     parts = target.replace(":", ".").split(".")
     for cut in range(len(parts) - 1, 0, -1):
@@ -199,7 +198,7 @@ def locate(target: str, key: str = "_target_") -> Any:
 
 
 def no_module(key: str, target: str) -> UserError:
-    """The error for a ``_target_`` whose package is not installed, nor in the working directory or on PYTHONPATH."""
+    """The error for a ``_target_`` whose package cannot be found."""
     package, _, rest = target.partition(".")
     if package in EXTRAS:
         return UserError(

@@ -45,7 +45,7 @@ MEANT = {
     "val": "val_path",
     "val_files": "val_path",
 }
-"""Names of keys that others use for what is ours."""
+"""Names of other projects for our keys."""
 OF_OTHERS = {
     "logger": ("what metrics go to is the group tracking", "tracking=[mlflow,tensorboard]"),
     "trainer": (
@@ -54,10 +54,10 @@ OF_OTHERS = {
     ),
     "datamodule": ("the data are a group of their own", "data=OPTION"),
 }
-"""Groups of other projects: how this one differs, and what to type instead."""
+"""Groups of other projects: the difference, and what to type instead."""
 LIMITS = ("ge", "gt", "le", "lt")
 MOST = 10**12
-"""The limit of whole numbers that have no other: products of several still fit."""
+"""The limit of whole numbers without another limit, so that products do not overflow."""
 LONGEST_VALUE = 200
 MOST_BITS = 4000
 SHORT = {bool: "true|false", str: "text", int: "int", float: "float", list: "list", dict: "mapping"}
@@ -69,9 +69,9 @@ class Key:
 
     Attributes:
         path: from the root, e.g. ``data.batch_size``.
-        kind: bool, int, float, str, list or dict; None where the schema leaves the type open.
+        kind: bool, int, float, str, list or dict; None: any.
         optional: null is a value.
-        unit: e.g. ``samples``; empty where there is none.
+        unit: e.g. ``samples``; empty: none.
         rule: ``ge``, ``gt``, ``le`` (limits of a number or None) and ``choices``.
     """
 
@@ -129,11 +129,11 @@ class Key:
 
     @property
     def numbers(self) -> bool:
-        """Whether this key is a list of numbers (and not of anything else, as ``data.transforms`` is)."""
+        """Whether this key is a list of numbers (``data.transforms``, for example, is not)."""
         return self.kind is list and any(self.rule.get(name) is not None for name in LIMITS)
 
     def _wrong_items(self, values: list[Any]) -> str:
-        """Why a list of numbers cannot be that one: how many there are, and each of them."""
+        """Why this key refuses a list of numbers: their count, or one of them."""
         length = self.rule.get("length")
         if length is not None and len(values) != length:
             return f"must be {length} numbers, not {len(values)}"
@@ -151,7 +151,7 @@ class Key:
         """What to type for this key instead of a refused value; '' if nothing can be proposed.
 
         Args:
-            usual: what it is where nobody gives it, as in a recipe; None: the default.
+            usual: the value without the override, as from a recipe; None: the default.
         """
         usual = self.default if usual is None or self.refuse(usual) else usual
         if self.choices:
@@ -161,7 +161,7 @@ class Key:
         return f"{self.path}={spelled(self._example(value, usual))}"
 
     def _example(self, value: Any, usual: Any) -> Any:
-        """A value that it takes, near to a refused one: the limit that was crossed where there is no default."""
+        """An accepted value near to a refused one: the default, or the limit that was exceeded."""
         if self.kind is bool:
             return TRUTH.get(nearest(spelled(value).lower(), TRUTH), usual)
         if self.kind is int and (number := _whole(value)) is not None and not self.refuse(number):
@@ -299,7 +299,7 @@ def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
     The same name elsewhere in the run comes first, then a similar name beside it, then a similar last part anywhere.
 
     Args:
-        value: that it has to take; None: any.
+        value: which the key must accept; None: any.
     """
     known = [key for key in known if value is None or _takes(key, value)]
     parent, _, leaf = path.rpartition(".")
@@ -316,20 +316,20 @@ def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:
 
 
 def _takes(path: str, value: Any) -> bool:
-    """Whether the config key ``path`` accepts a value in any section, as far as the schema tells."""
+    """Whether the config key ``path`` accepts a value in any section."""
     declared = [key for section in sections() for key in section.keys if key.path == path]
     return not declared or any(not key.refuse(_as_hydra(key, value)) for key in declared)
 
 
 def _as_hydra(key: Key, value: Any) -> Any:
-    """A value as OmegaConf makes one for a key: numbers are texts, and 1 and yes are true."""
+    """A value as OmegaConf converts it for a key: numbers become texts, 1 and yes become true."""
     if key.kind is bool:
         return {"1": True, "0": False, **TRUTH}.get(str(value).lower(), value)
     return str(value) if key.kind is str and isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def _alike(name: str, other: str) -> bool:
-    """They are like each other also without the words that both begin or end with: image_size is no batch_size."""
+    """Whether two names are alike without their common first and last words: image_size is not like batch_size."""
     parts, theirs = name.split("_"), other.split("_")
     while parts and theirs and parts[-1] == theirs[-1]:
         parts, theirs = parts[:-1], theirs[:-1]
@@ -339,7 +339,7 @@ def _alike(name: str, other: str) -> bool:
 
 
 def _whole(value: Any) -> int | None:
-    """The whole number that a text or a float is, as 1e3; None where it is none."""
+    """A text or float such as 1e3 as a whole number; None if it is none."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -356,7 +356,7 @@ def _kind(hint: Any) -> tuple[type | None, bool]:
 
 
 def _wrong_text(value: str) -> str:
-    """No path, name or address is empty, or holds what no terminal shows."""
+    """Why a text is refused: it is empty, or has control characters; '' if it is accepted."""
     if not value.strip():
         return "must not be empty"
     control = next((c for c in value if unicodedata.category(c) == "Cc"), "")
@@ -368,11 +368,11 @@ def _number(limit: float) -> str:
 
 
 ENDINGS = ("sses", "ches", "shes", "xes")
-"""Of plurals that have es behind the singular."""
+"""Endings of plurals with ``es``."""
 
 
 def _units(unit: str, number: float) -> str:
-    """`` samples``, `` sample`` for one; nothing where there is no unit."""
+    """The unit after a number: `` samples``, `` sample`` for one, or nothing."""
     if number == 1:
         unit = unit[:-2] if unit.endswith(ENDINGS) else unit.removesuffix("s")
     return f" {unit}" if unit else ""
@@ -393,7 +393,7 @@ def leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def is_of(key: str, groups: Iterable[str]) -> bool:
-    """Whether a dotted key is one of these, or in one of these groups."""
+    """Whether a dotted key is one of ``groups``, or in one of them."""
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 

@@ -1,4 +1,4 @@
-"""Finds the folders that hold the user's own classes which a config names, without importing these."""
+"""Finds the folders of the user's own classes in a config, without importing them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def own_code(config: RunConfig) -> list[str]:
-    """The folders of ``sys.path`` from which the modules of the config's ``_target_``s come, without installed
-    packages."""
+    """The folders of ``sys.path`` that hold modules of the config's ``_target_``s, without installed packages."""
     searched = {os.path.realpath(entry or "."): None for entry in sys.path}
     found: dict[str, None] = {}
     for target in _targets(config.plain()):

@@ -1,4 +1,4 @@
-"""The finished config as typed, frozen objects of the schema's classes, made once from what Hydra has composed."""
+"""The finished config as typed, frozen objects of the schema's classes, made once from Hydra's composed config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RunConfig(schema.Config):
 
     Attributes:
         model, loss, optimizer: ``_target_`` and arguments of its constructor.
-        extra: of groups whose ``_target_`` is a user's own class, the keys that the schema does not know.
+        extra: keys outside the schema, of groups whose ``_target_`` is a user's own class.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -105,8 +105,7 @@ def _hints(declared: Any) -> dict[str, Any]:
 
 
 def yaml_text(data: Any, allow_unicode: bool = False) -> str:
-    """Return data as YAML like ``yaml.safe_dump``, keys in their order.
-    By libyaml, which takes a tenth of the time, where PyYAML was built with it."""
+    """Return data as YAML like ``yaml.safe_dump``, keys in their order; by libyaml, if PyYAML has it (10x faster)."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

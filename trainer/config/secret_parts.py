@@ -133,20 +133,20 @@ def _fields(text: str) -> Iterator[SecretPart]:
     done = at = depth = line_start = 0
     first = len(text) - len(text.lstrip())
     for found in FIELD.finditer(text):
-        place, start = found.start(), found.end()
+        place, start, (_, plain_name, equals, colon, _, quoted_name) = found.start(), found.end(), found.groups()
         depth += text.count("{", at, place) - text.count("}", at, place)
         line_start, at = text.rfind("\n", at, place) + 1 or line_start, place
-        name = re.split(r"[./@]", found["name"] or found["quoted"])[-1]
+        name = re.split(r"[./@]", plain_name or quoted_name)[-1]
         if start < done or not sounds_secret(name, _glimpse(text, start)):
             continue
         strong, kind = means_secret(name), "="
-        if found["equals"]:
+        if equals:
             end = _end_of_override(text, place, start, place <= first)
-        elif text[start] in "[{" or found["quoted"]:
+        elif text[start] in "[{" or quoted_name:
             end, kind = _end(text, start), "[" if text[start] in "[{" else "="
-        elif found["colon"] is None:
+        elif colon is None:
             end, kind, strong = _end(text, start), "--", strong or name.lower().endswith(("-pass", "_pass"))
-        elif text[line_start:place][:200].strip(" \t") in ("", "-") and re.fullmatch(r":[ \t]+", found["colon"]):
+        elif text[line_start:place][:200].strip(" \t") in ("", "-") and re.fullmatch(r":[ \t]+", colon):
             end, kind = LINE.match(text, start).end(), ":"  # type: ignore[union-attr]
         elif depth > 0 and (inside := INSIDE.match(text, start)):
             end, kind = inside.end(), ":"

@@ -1,4 +1,4 @@
-"""Checks a ``_target_`` by reading its source files, because importing torch to refuse a typing error takes seconds."""
+"""Checks a ``_target_`` by reading its source files: importing torch to refuse a typing error takes seconds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trainer.wording import quoted
 def check_target(target: str, key: str) -> None:
     """Refuse a ``_target_`` that does not exist, without importing it.
 
-    What cannot be decided that way (compiled modules, names made at run time) passes; ``locate`` decides it later.
+    Targets in compiled modules, and names made at run time, pass; ``locate`` checks them later.
 
     Raises:
-        UserError: there is no such module or name.
+        UserError: the module or name does not exist.
     """
     parts = target.replace(":", ".").split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
@@ -45,7 +45,7 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
     """Read the source of a ``_target_``, and refuse keys that its constructor does not take.
 
     Raises:
-        UserError: with the nearest argument, or, for a key that an option brought along, how to take it away.
+        UserError: an argument is unknown; the message has the nearest one, or how to remove a key of an option.
     """
     accepted = parameters(str(node["_target_"]))
     if accepted is None:
@@ -63,7 +63,7 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
 
 
 def parameters(target: str) -> list[str] | None:
-    """The argument names that a class or function takes, read from its source; None if the source does not tell."""
+    """The argument names of a class or function, read from its source; None: they cannot be read."""
     *module, name = target.replace(":", ".").split(".")
     file, used = _source_file(module)
     found = _definition(file, name, set()) if file is not None and used == len(module) else None
@@ -102,12 +102,12 @@ def _parsed(file: Path) -> ast.Module:
 
 @functools.lru_cache(64)
 def _tree(source: str) -> ast.Module:
-    """Parsed once: the file of a target is asked for the target and for its arguments."""
+    """Parse a source; cached, as it is needed for the target and for its arguments."""
     return ast.parse(source)
 
 
 def _source_file(parts: list[str]) -> tuple[Path | None, int]:
-    """The source file of the longest module path that ``parts`` begins with, and how many parts that is."""
+    """The source file of the longest module path at the beginning of ``parts``, and the number of its parts."""
     path: list[str] | None = None
     file: Path | None = None
     for number, _ in enumerate(parts):
@@ -122,7 +122,7 @@ def _source_file(parts: list[str]) -> tuple[Path | None, int]:
 
 
 def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Where a module is; of a top-level one all finders are asked (editable installs bring their own)."""
+    """The spec of a module; for a top-level one, from all finders (editable installs have their own)."""
     if path is not None:
         return importlib.machinery.PathFinder.find_spec(name, path)
     try:
@@ -132,7 +132,7 @@ def _spec(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec |
 
 
 def _names(file: Path, visited: set[Path]) -> set[str] | None:
-    """Names that a module may define, star imports followed; None: cannot be told."""
+    """Names that a module may define, also by star imports; None: not known."""
     if file in visited:
         return set()
     visited.add(file)
@@ -157,7 +157,7 @@ def _names(file: Path, visited: set[Path]) -> set[str] | None:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    """Whether a module makes names while it runs, in ways that its source does not show."""
+    """Whether a module makes names at run time that its source does not show."""
     if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):
         return True
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]

@@ -10,88 +10,23 @@ import numpy as np
 
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind, reordered
+from trainer.data.epoch_order import EpochOrder, epoch_order
+from trainer.data.sample_orders import EachOnce
 
 CONTIGUOUS = "contiguous"
 PADDINGS = ("strided", CONTIGUOUS)
 
 
-class Order:
-    """The order of the samples in an epoch: each sample once, shuffled or as stored."""
-
-    def __init__(self, num_samples: int, seed: int = 0, shuffle: bool = True) -> None:
-        self.num_samples = num_samples
-        self.seed = seed
-        self.shuffle = shuffle
-
-    def __len__(self) -> int:
-        """Addresses in an epoch."""
-        return self.num_samples
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        """(len,) addresses of that epoch: a sample's number, plus ``num_samples`` for each earlier use of it."""
-        if self.shuffle:
-            return np.random.default_rng((self.seed, epoch)).permutation(self.num_samples)
-        return np.arange(self.num_samples)
-
-
-class ClassBalanced(Order):
-    """sampler=class_balanced: an epoch of as many samples as there are, every class equally often (within one).
-
-    A class's samples are used in turn, in a new order each time round; so a rare class's are repeated, each time with
-    another augmentation, and a frequent class's take several epochs' turns.
-
-    Args:
-        labels: (N,) of the samples.
-    """
-
-    def __init__(self, labels: np.ndarray, seed: int = 0) -> None:
-        super().__init__(len(labels), seed)
-        self.members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        lots = np.random.default_rng((self.seed, epoch))
-        share, rest = divmod(self.num_samples, len(self.members))
-        extra = set(lots.permutation(len(self.members))[:rest].tolist())
-        chosen = []
-        for number, members in enumerate(self.members):
-            wanted = share + (number in extra)
-            rounds = [
-                lots.permutation(members) + reorder * self.num_samples for reorder in range(-(-wanted // len(members)))
-            ]
-            chosen.append(np.concatenate(rounds)[:wanted] if rounds else members[:0])
-        return lots.permutation(np.concatenate(chosen))
-
-
-class RepeatedAugmentation(Order):
-    """sampler=repeated_augmentation: some samples, each several times, augmented differently (Hoffer et al., 2020).
-
-    An epoch has as many addresses as there are samples, so it sees one sample in ``repeats``; as in DeiT, a sample's
-    copies come next to each other, and so to different workers.
-    """
-
-    def __init__(self, num_samples: int, repeats: int, seed: int = 0) -> None:
-        super().__init__(num_samples, seed)
-        self.repeats = repeats
-
-    def __call__(self, epoch: int) -> np.ndarray:
-        order = super().__call__(epoch)[: -(-self.num_samples // self.repeats)]
-        copies = order[:, None] + self.num_samples * np.arange(self.repeats)[None, :]
-        return copies.reshape(-1)[: self.num_samples]
-
-
-class Again(Order):
+class Again(EpochOrder):
     """sampler.shard=false: every worker reads all samples of an order, with augmentation of its own.
 
     Args:
         rank: the worker; its addresses lie beyond those of the workers before it.
     """
 
-    def __init__(self, order: Order, rank: int) -> None:
-        super().__init__(order.num_samples)
-        self.whole, self.beyond = order, rank * order.num_samples
-
-    def __len__(self) -> int:
-        return len(self.whole)
+    def __init__(self, order: EpochOrder, rank: int) -> None:
+        super().__init__(order.samples)
+        self.whole, self.beyond = order, rank * order.samples
 
     def __call__(self, epoch: int) -> np.ndarray:
         return self.whole(epoch) + self.beyond
@@ -108,14 +43,14 @@ class TrainingSampler(ABC):
     """
 
     def __init__(
-        self, num_samples: int, rank: int, world_size: int, seed: int, shuffle: bool, order: Order | None
+        self, num_samples: int, rank: int, world_size: int, seed: int, shuffle: bool, order: EpochOrder | None
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} workers")
         self.num_samples = num_samples
         self.rank = rank
         self.world_size = world_size
-        self.whole = order or Order(num_samples, seed, shuffle)
+        self.whole = order or EpochOrder(num_samples, seed, EachOnce(shuffle))
         self.epoch = 0
         self.rewinds: tuple[Rewind, ...] = ()
         self.reordered_batches = 1, len(self.whole)
@@ -215,15 +150,17 @@ class DistributedBatchSampler(TrainingSampler):
         shuffle: bool = True,
         drop_last: bool = False,
         pad: bool = True,
-        order: Order | None = None,
+        order: EpochOrder | None = None,
         padding: str = "strided",
     ) -> None:
         if padding not in PADDINGS or (order and padding == CONTIGUOUS):
             raise ValueError(f"padding is {' or '.join(PADDINGS)}, and {CONTIGUOUS} has an order of its own")
         self.batch_size, self.drop_last, self.padding = batch_size, drop_last, padding
-        self.missing = -num_samples % world_size if pad else 0
+        length = num_samples if order is None else len(order)
+        self.missing = -length % world_size if pad else 0
+        self.padded_length = length + self.missing
         if padding == CONTIGUOUS:
-            order = Order(num_samples + self.missing, seed, shuffle)
+            order = EpochOrder(self.padded_length, seed, EachOnce(shuffle))
         super().__init__(num_samples, rank, world_size, seed, shuffle, order)
 
     def order(self) -> np.ndarray:
@@ -240,12 +177,12 @@ class DistributedBatchSampler(TrainingSampler):
         return range(begin, end)
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.num_samples + self.missing, self.world_size * self.batch_size)
+        whole, rest = divmod(self.padded_length, self.world_size * self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
-        samples, together = self.num_samples + self.missing, self.world_size * self.batch_size
-        return ((i * together, min((i + 1) * together, samples), 0) for i in range(len(self)))
+        together = self.world_size * self.batch_size
+        return ((i * together, min((i + 1) * together, self.padded_length), 0) for i in range(len(self)))
 
 
 class GlobalBatchSampler(TrainingSampler):
@@ -275,7 +212,7 @@ class GlobalBatchSampler(TrainingSampler):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        order: Order | None = None,
+        order: EpochOrder | None = None,
     ) -> None:
         super().__init__(num_samples, rank, world_size, seed, shuffle, order)
         if global_batch_size < merge * world_size:
@@ -285,7 +222,7 @@ class GlobalBatchSampler(TrainingSampler):
         self.drop_last = drop_last
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.num_samples, self.global_batch_size)
+        whole, rest = divmod(len(self.whole), self.global_batch_size)
         return whole * self.merge + (0 if self.drop_last else self._batches(rest))
 
     def _batches(self, samples: int) -> int:
@@ -293,8 +230,8 @@ class GlobalBatchSampler(TrainingSampler):
         return -(-samples * self.merge // self.global_batch_size)
 
     def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
-        for start in range(0, self.num_samples, self.global_batch_size):
-            samples = min(self.global_batch_size, self.num_samples - start)
+        for start in range(0, len(self.whole), self.global_batch_size):
+            samples = min(self.global_batch_size, len(self.whole) - start)
             if self.drop_last and samples < self.global_batch_size:
                 return
             batches = self._batches(samples)
@@ -323,24 +260,45 @@ class EverybodysBatches:
 
 
 def training_sampler(
-    config: RunConfig, samples: int, batch_size: int, rank: int, workers: int, order: Order | None = None
+    config: RunConfig, samples: int, batch_size: int, rank: int, workers: int, order: EpochOrder | None = None
 ) -> TrainingSampler:
     """Make the training sampler of a run's config, by ``data.global_batch_size`` if set, else by batches per worker.
 
     Args:
         batch_size: samples per worker and batch, for the latter.
+        order: of the epoch's samples; None where only the sizes of batches are asked for.
     """
-    sampler, together = config.sampler, config.data.global_batch_size
-    shuffle, drop_last = sampler.shuffle, sampler.drop_last
+    sampler, together, seed = config.sampler, config.data.global_batch_size, config.seed
+    order = order or epoch_order(config, samples)
     if not sampler.shard and config.mode == "train":
-        again = Again(Order(samples, config.seed, shuffle), rank)
-        return DistributedBatchSampler(samples, batch_size, drop_last=drop_last, pad=False, order=again)
+        return DistributedBatchSampler(
+            samples, batch_size, drop_last=sampler.drop_last, pad=False, order=Again(order, rank)
+        )
     if together is None or config.mode != "train":
         return DistributedBatchSampler(
-            samples, batch_size, rank, workers, config.seed, shuffle, drop_last, sampler.pad, order, sampler.padding
+            samples,
+            batch_size,
+            rank,
+            workers,
+            seed,
+            sampler.shuffle,
+            sampler.drop_last,
+            sampler.pad,
+            None if sampler.padding == CONTIGUOUS else order,
+            sampler.padding,
         )
     merge = config.strategy.gradient_merge.k_steps
-    return GlobalBatchSampler(samples, together, merge, rank, workers, config.seed, shuffle, drop_last, order)
+    return GlobalBatchSampler(samples, together, merge, rank, workers, seed, sampler.shuffle, sampler.drop_last, order)
+
+
+def undivided_sampler(
+    config: RunConfig, samples: int, batch_size: int, order: EpochOrder | None = None
+) -> DistributedBatchSampler:
+    """Make the sampler of one worker that has the whole epoch, whose batches are leased in blocks."""
+    order = order or epoch_order(config, samples)
+    return DistributedBatchSampler(
+        samples, batch_size, seed=config.seed, drop_last=config.sampler.drop_last, pad=False, order=order
+    )
 
 
 class EvaluationSampler:

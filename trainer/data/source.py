@@ -242,6 +242,11 @@ class DataSource(ABC):
         It is for mode=predict and the logged model. Its keys besides ``_target_`` are keys of ``data``."""
         return None
 
+    def pictures_of(self, table: str) -> tuple[str, list[str]] | None:
+        """The folder of the images that a table names, and their paths in it, for mode=predict; None: it reads no
+        tables."""
+        return None
+
     def prepare(self, facts: Facts, progress: Progress) -> Facts:
         """Download or draw the data, once per run before the workers start. Returns the facts afterwards."""
         return facts

@@ -1,7 +1,7 @@
 """The user's cache folder: where it is, and checks that no other user can put anything into it.
 
-Data are read from folders that belong to this user, or to root, and that nobody else can write. Compiled code, which is
-loaded and run, asks the same of every folder above.
+Data are read from folders that belong to this user, or to root, and that no other user can write. For compiled code,
+which is loaded and run, this must hold for every folder above as well.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ def cache_root() -> Path:
 
 
 def check_data(folder: Path) -> None:
-    """Refuse a folder of the user's cache for data if another user can write to it, or to one that it is in, up to the
-    root.
+    """Refuse a folder for data if another user can write to it, or to a folder of the cache above it.
 
     Raises:
-        UserError: another user could have put something there.
+        UserError: another user can write there.
     """
     root = cache_root()
     inside = folder.is_relative_to(root)
@@ -45,7 +44,7 @@ def make(folder: Path) -> None:
     """Make a folder in the cache; new folders are for this user alone.
 
     Raises:
-        UserError: another user could put something there, or this one cannot write there.
+        UserError: another user can write there, or this user cannot.
     """
     check_data(folder)
     missing = [above for above in (folder, *folder.parents) if not above.exists()]
@@ -54,7 +53,7 @@ def make(folder: Path) -> None:
             new.mkdir(mode=0o700, exist_ok=True)
     except PermissionError as error:
         raise read_only(folder) from error
-    check_data(folder)  # somebody may have been faster
+    check_data(folder)  # another process may have made it meanwhile
 
 
 def read_only(folder: Path) -> UserError:
@@ -67,11 +66,10 @@ def read_only(folder: Path) -> UserError:
 
 
 def check_code() -> Path:
-    """Return the folder of the user's cache for compiled code, without making it; refuse it if another user could write
-    there.
+    """Return the folder for compiled code, without making it; refuse it if another user can write there.
 
     Raises:
-        UserError: another user could put code there.
+        UserError: another user can write there.
     """
     folder = cache_root() / COMPILED
     real = folder.resolve()
@@ -80,11 +78,11 @@ def check_code() -> Path:
 
 
 def _check(folders: Iterable[Path], what: str, every: bool = False) -> None:
-    """From the top down; below a folder that nobody else can enter, nothing needs to be looked at."""
+    """Check folders from the top down; below a private folder nothing needs to be checked."""
     for folder in folders:
         try:
             found = folder.stat()
-        except (FileNotFoundError, NotADirectoryError):  # said where it is made
+        except (FileNotFoundError, NotADirectoryError):  # whoever makes it reports that
             return
         except PermissionError as error:
             raise UserError(
@@ -112,11 +110,11 @@ def _check(folders: Iterable[Path], what: str, every: bool = False) -> None:
 def _others_write(found: os.stat_result) -> bool:
     if found.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and not _group_of_mine_alone(found.st_gid)
+    return bool(found.st_mode & stat.S_IWGRP) and not _is_private_group(found.st_gid)
 
 
-def _group_of_mine_alone(number: int) -> bool:
-    """A user-private group, as many systems make one for each user: its umask lets the group write."""
+def _is_private_group(number: int) -> bool:
+    """Whether a group has this user alone; many systems make such a group for each user, and let it write."""
     import grp
     import pwd
 

@@ -1,5 +1,4 @@
-"""Keeps some file descriptors of this process in reserve for files that must be written, and 0, 1 and 2 for the
-standard streams."""
+"""Reserves file descriptors of this process for files that must be written, and 0, 1 and 2 for standard streams."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ STANDARD_ERROR = 2
 Result = TypeVar("Result")
 _lock = threading.Lock()
 _inside: list[int] = []
-"""For each thread that may use the reserve now, how many descriptors others may have."""
+"""For each thread that uses the reserve now: the limit of all other threads."""
 
 
 def open_standard() -> None:
-    """Open /dev/null at each of the descriptors 0, 1 and 2 that is closed, as daemons have them.
+    """Open /dev/null at each of the descriptors 0, 1 and 2 that is closed, as in a daemon.
 
-    Otherwise the next file that is opened would get the descriptor, and what a library prints would go into that file.
+    Otherwise the next opened file would get the descriptor, and libraries would print into that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(number, True)
@@ -30,7 +29,7 @@ def open_standard() -> None:
 
 
 def keep_reserve() -> None:
-    """Keep some file descriptors back, so that connections cannot take the last ones of this process."""
+    """Reserve file descriptors, so that connections cannot take the last ones."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard - RESERVE, hard // 2), hard))
@@ -38,8 +37,7 @@ def keep_reserve() -> None:
 
 @contextmanager
 def reserve() -> Iterator[None]:
-    """Context manager: the file descriptors that were kept back may be used. A copy of the process made meanwhile may
-    use them, too."""
+    """Context manager: reserved file descriptors may be used, also by a process that is forked inside."""
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         _inside.append(_inside[0] if _inside else soft)
@@ -54,7 +52,7 @@ def reserve() -> Iterator[None]:
 
 
 def in_reserve(work: Callable[[], Result]) -> Result:
-    """Do what opens a file; where no descriptor is left but those kept back, do it again with one of these."""
+    """Call ``work``, which opens a file; without a free descriptor, call it again with the reserve."""
     try:
         return work()
     except OSError as error:
@@ -65,7 +63,7 @@ def in_reserve(work: Callable[[], Result]) -> Result:
 
 
 def all_taken() -> bool:
-    """Whether no file descriptor is left but those kept back."""
+    """Whether only reserved file descriptors are left."""
     try:
         os.close(os.dup(1))
     except OSError:

@@ -1,4 +1,4 @@
-"""Measures how fast a folder's disk takes what is synced to it, with a file that has no name and is gone afterwards."""
+"""Measures the speed of synced writes to a folder's disk, with an unnamed temporary file."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from pathlib import Path
 from trainer.host.folder_checks import nearest
 
 FIRST, MOST = 1 << 20, 1 << 24
-"""Bytes of the first and of the largest try."""
+"""Bytes of the first and of the largest trial."""
 LONG_ENOUGH_S = 0.02
-"""A try that has taken so long tells the speed, and is the last one."""
+"""A trial of this duration is the last one."""
 
 
 def rate(folder: Path, size: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Bytes per second in which files are written, synced and summed up as those of a checkpoint are.
+    """Bytes per second of writing, syncing and hashing a file, as for a checkpoint.
 
-    Tries of 1, 4 and 16 MiB, none larger than what is to be written, until one takes 20 ms: altogether a tenth of a
-    second on a disk that takes 50 MB a second.
+    Trials of 1, 4 and 16 MiB, none larger than ``size``, until one takes 20 ms: 0.1 s altogether at 50 MB/s.
 
     Args:
-        folder: the nearest folder to it that exists is used, and nothing is left there.
-        size: bytes that are to be written there.
+        folder: its nearest existing parent is used; no file stays there.
+        size: bytes that will be written.
 
     Raises:
         OSError: the disk is full or read-only.

@@ -1,9 +1,9 @@
-"""Ends a command that gets a signal before its job takes signals, e.g. while it imports torch, or that prints its last
-lines to a reader who takes none. Imports nothing heavy.
+"""Ends a command at a signal before its job handles signals (while torch is imported), or after the job, while nobody
+reads its last lines. Imports nothing heavy.
 
-A handler that raised would do so in the middle of somebody's import, where C++ or a bare ``except`` loses the
-exception. So this one says why, and ends the process. Nothing needs closing then: until a job begins, a command has
-written nothing but caches, and what it has started (the tracking process) ends with it.
+A handler that raises would do so inside of an import, where C++ or a bare ``except`` loses the exception. So this
+handler prints why, and ends the process. Nothing needs closing: before its job, a command has written only caches, and
+the tracking process ends with it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from contextlib import suppress
 from types import FrameType
 
 TRY_AGAIN = {signal.SIGTERM: 75, signal.SIGUSR1: 75}
-"""A scheduler's requests: the same command does it all again."""
+"""Requests of a scheduler, with the exit code for "run the same command again"."""
 OTHERS = {signal.SIGINT: 130, signal.SIGHUP: 130, signal.SIGQUIT: 130}
 
 
 AGAIN_S = 1.0
-"""A signal so soon after the first is the same one: a scheduler signals a process group, and its launcher passes it
-on."""
+"""A signal within this time after the first is the same request: a scheduler signals the group and its launcher."""
 
 
 class EarlyHandler:
     """The signal handler of a command until its job begins, and again after the job.
 
-    The job has had its end then, so the first signal changes nothing, and a further one ends the process. The first one
-    does, too, if the output is not taken (a pager that waits, a stopped terminal): nothing else but SIGKILL would.
+    After the job, the first signal changes nothing, and a second one ends the process. The first one ends it if nobody
+    reads the output (a waiting pager, a stopped terminal), as only SIGKILL would otherwise.
 
     Attributes:
-        pid: the command's process; forks that set no handlers of their own end as by default.
-        code: the command's exit code, once its job has one. Before, it is that of the signal.
-        first_at: when a signal has come after the job; None: none has.
+        pid: the command's process; its forks keep the default handlers.
+        code: the command's exit code after its job; None: that of the signal.
+        first_at: time of the first signal after the job; None: there was none.
     """
 
     def __init__(self, pid: int) -> None:
@@ -57,7 +56,7 @@ class EarlyHandler:
             self.first_at = now
 
     def while_closing(self, number: int, frame: FrameType | None) -> None:
-        """The handler while a job is closed, which nothing disturbs, unless its output is not taken."""
+        """The handler while a job is closed: it ends the process only if nobody reads the output."""
         if not self._is_of_fork(number) and not _is_taken():
             self._end_late(signal.Signals(number))
 
@@ -74,16 +73,16 @@ class EarlyHandler:
 
 
 def _is_taken(descriptors: tuple[int, ...] = (1, 2)) -> bool:
-    """Whether a byte for standard output or standard error would be taken at once."""
+    """Whether standard output and standard error can be written without waiting."""
     try:
         return len(select.select([], descriptors, [], 0)[1]) == len(descriptors)
-    except (OSError, ValueError):  # closed: who writes gets an error at once
+    except (OSError, ValueError):  # closed: writing fails at once
         return True
 
 
 def _say(sentence: str) -> None:
-    """Print a process's last sentence, after what it has printed, as far as that is taken at once."""
-    with suppress(Exception):  # nobody may take it
+    """Print the process's last sentence after its earlier output, without waiting for a reader."""
+    with suppress(Exception):  # the stream may be closed
         if _is_taken((1,)):
             if streams := sys.modules.get("trainer.terminal.streams"):
                 streams.LogFile.wipe()
@@ -101,12 +100,11 @@ def _end(number: signal.Signals) -> None:
 
 
 _HERE: list[EarlyHandler] = []
-"""Of this process, once it has taken its signals."""
+"""The handler of this process, once it is installed."""
 
 
 def take() -> None:
-    """Install the handler for every signal that is not ignored. For the main function of a command, before all other
-    imports."""
+    """Install the handler for every signal that is not ignored; a command calls this before all other imports."""
     _HERE[:] = [EarlyHandler(os.getpid())]
     for number in (*TRY_AGAIN, *OTHERS):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -114,22 +112,22 @@ def take() -> None:
 
 
 def leave_to_job() -> None:
-    """From now on the job's own handlers count; a signal that comes after these are gone finds a job that has ended."""
+    """Note that the job begins, which has handlers of its own."""
     for handler in _HERE:
         handler.job_began, handler.code = True, None
 
 
 def job_ended(code: int) -> None:
-    """The command has its exit code; what follows are its last lines."""
+    """Note the command's exit code; only its last lines follow."""
     for handler in _HERE:
         handler.code = code
 
 
 def while_closing() -> Callable[[int, FrameType | None], None] | signal.Handlers:
-    """The signal handler while a job is closed; nobody's but a command's process may be ended."""
+    """The signal handler while a job is closed; in processes other than a command, signals are ignored."""
     return _HERE[0].while_closing if _HERE else signal.SIG_IGN
 
 
 def is_early(handler: Callable[..., object] | int | None) -> bool:
-    """Whether a signal has the early handler."""
+    """Whether a signal handler is the early one."""
     return isinstance(handler, EarlyHandler)

@@ -1,5 +1,4 @@
-"""Writes files that appear complete or not at all, begins files without following links, and knows how many bytes a
-disk takes."""
+"""Writes files that appear complete or not at all, opens files without following links, and measures free space."""
 
 from __future__ import annotations
 
@@ -14,24 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PART = re.compile(r"^\.(.+)\.\d+-[0-9a-f]{8}$")
-"""What a file is called until it takes its place; a process that was killed leaves it."""
+"""Names of temporary files, before they replace the final file; a killed process leaves them."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a disk that takes nothing more for now."""
+"""Errors of a full or read-only disk."""
 REFUSED = (*FULL, errno.EACCES, errno.EPERM)
-"""Errors of writing while a disk is full, or while a folder may not be written to."""
+"""Errors of a full disk, or of a folder that may not be written."""
 PRIVATE, COMMON = 0o600, 0o666
-"""Modes of new files: for their owner's eyes alone; for whomever the umask allows."""
+"""Modes of new files: readable by the owner alone; as the umask allows."""
 
 
 def is_part(name: object) -> bool:
-    """Whether that is the name of a file which was to be written to take its place; what a user's own code cannot read
-    has others."""
+    """Whether a name is that of a temporary file of :func:`replacing`."""
     return isinstance(name, (str, Path)) and PART.match(Path(name).name) is not None
 
 
 @contextmanager
 def if_the_disk_takes() -> Iterator[None]:
-    """Context manager: what a full disk or a read-only folder refuses is left out, and ends nobody."""
+    """Context manager: errors of a full disk or a read-only folder are ignored."""
     try:
         yield
     except OSError as error:
@@ -58,14 +56,14 @@ def replace_file(path: Path, text: str, private: bool = False) -> None:
     """Write a text file that replaces the old one as a whole.
 
     Args:
-        private: it holds a config, so it is for its owner's eyes alone (0600).
+        private: only its owner can read it (0600).
     """
     with replacing(path, PRIVATE if private else COMMON) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def start_empty(path: Path) -> int:
-    """Make an empty file at ``path`` in place of what is there; a link's target stays. Returns its bytes, 0."""
+    """Make an empty file, replacing a file or a link; the link's target stays. Returns its bytes, 0."""
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     return 0
@@ -85,7 +83,7 @@ def go_on(path: Path) -> int:
 
 
 def start(path: Path, goes_on: bool) -> int:
-    """Prepare a file to be written, following no link: empty, or with ``goes_on`` as it is. Returns its bytes."""
+    """Prepare a file to be written, following no link; ``goes_on`` keeps its content. Returns its bytes."""
     return go_on(path) if goes_on else start_empty(path)
 
 

@@ -1,5 +1,4 @@
-"""Checks, without writing, whether a run's folder can be made and written: its parents, its path's length, free disk
-space."""
+"""Checks, without writing, whether a run's folder can be made: its parents, the length of its path, free disk space."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 from trainer.errors import UserError
 
 LEAST = 1 << 20
-"""Bytes that the smallest run leaves."""
+"""Bytes that the smallest run writes."""
 LONGEST_INSIDE = 100
 """Bytes of the longest path below a run's folder, ``checkpoints/persistables/...``."""
 
@@ -18,7 +17,7 @@ def check_working_folder() -> None:
     """Refuse a working folder that was removed.
 
     Raises:
-        UserError: it is not there.
+        UserError: it was removed.
     """
     try:
         os.getcwd()
@@ -31,12 +30,12 @@ def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True)
     """Refuse a folder that cannot be made or written, or whose disk has too little room.
 
     Args:
-        key: which names it.
-        needed: bytes that will be written at least.
-        here: on this machine; of another one's only the name can be looked at.
+        key: the config key that names the folder.
+        needed: fewest bytes that will be written.
+        here: the folder is on this machine; for another machine only the name is checked.
 
     Raises:
-        UserError: it cannot; nothing was written.
+        UserError: the folder cannot be used.
     """
     what, instead = f"{key}={folder}", f"{key}=ANOTHER_FOLDER"
     if "\0" in str(folder):
@@ -70,7 +69,7 @@ def check_folder(folder: Path, key: str, needed: int = LEAST, here: bool = True)
 
 
 def nearest(folder: Path) -> Path:
-    """The folder, or what of the way to it is there; a link that leads nowhere is there, and no folder."""
+    """The folder or its nearest existing parent; a broken link raises OSError."""
     while not os.path.lexists(folder):
         folder = folder.parent
     os.stat(folder)

@@ -60,7 +60,7 @@ def gpu_loads() -> list[tuple[float, float]]:
 
 
 def _asked_of_gpus(properties: str) -> list[list[str]]:
-    """What nvidia-smi says of each GPU; nothing where there is none."""
+    """Query nvidia-smi for properties of each GPU; empty without a GPU."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return []

@@ -1,4 +1,4 @@
-"""Fetches files from the internet: over https only, and only files whose checksum is known beforehand."""
+"""Downloads files over https, whose checksums are known in advance."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ def unreachable(address: str) -> str:
 
 
 def fetch_file(address: str, path: Path, size: int, sha256: str) -> None:
-    """Fetch a file over https unless it exists with that size and SHA-256. It appears complete and correct, or not at
-    all.
+    """Download a file unless it exists with that size and SHA-256; it appears complete and correct, or not at all.
 
     Raises:
-        OSError: it cannot be had, or another file came.
+        OSError: the download failed, or the file has another checksum.
     """
     if path.is_file() and path.stat().st_size == size and _digest(path) == sha256:
         return

@@ -1,6 +1,7 @@
-"""Folders in a cache that runs share: one that a process holds is not removed by another.
+"""Locks on folders of a shared cache, so that no process removes a folder that another process uses.
 
-A process holds a folder by a shared lock on a file in it, its mark. Who would remove the folder needs that lock alone.
+A process holds a folder by a shared lock on a file in it, its mark. To remove the folder, a process needs an exclusive
+lock on the mark.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from pathlib import Path
 
 
 class InUse:
-    """The folders that a process holds. Where the file system has no locks, nothing is held and nothing removed."""
+    """The folders that this process holds. On a file system without locks, no folder is held, and none is removed."""
 
     def __init__(self) -> None:
         self._held: dict[Path, int] = {}
 
     def hold(self, mark: Path) -> bool:
-        """Hold the folder that this file marks, until ``leave`` or until this process has ended.
+        """Hold the folder of this mark until :meth:`leave` or the end of this process.
 
-        Returns False if another process has removed the folder: it is to be made anew.
+        Returns False if another process has removed the folder.
         """
         try:
             descriptor = os.open(mark, os.O_RDONLY)
@@ -38,28 +39,28 @@ class InUse:
         return True
 
     def moved(self, mark: Path, to: Path) -> None:
-        """A mark that is held was renamed."""
+        """Note that a held mark was renamed."""
         if (descriptor := self._held.pop(mark, None)) is not None:
             self._held[to] = descriptor
 
     def leave(self) -> None:
-        """Hold nothing any more."""
+        """Release all folders."""
         for mark in list(self._held):
             self.release(mark)
 
     def release(self, mark: Path) -> None:
-        """Hold the folder of this mark no more."""
+        """Release the folder of this mark."""
         if (descriptor := self._held.pop(mark, None)) is not None:
             os.close(descriptor)
 
 
 HERE = InUse()
-"""Of this process: who prepares data for a run holds them for all its processes, for as long as it runs."""
+"""The folders of this process. The launcher holds prepared data for all processes of its run."""
 
 
 @contextmanager
 def left_at_the_end() -> Iterator[None]:
-    """Context manager: at its end this process holds no folder any more."""
+    """Context manager: at its end, all folders are released."""
     try:
         yield
     finally:
@@ -70,8 +71,8 @@ def remove_unused(folder: Path, mark: str, aside: Path) -> None:
     """Remove a folder unless a process holds it.
 
     Args:
-        mark: name of the file in it by which it is held. A folder without it is a rest of one that was being removed.
-        aside: new path beside it, where it lies while it is removed: nobody sees a part of it in its place.
+        mark: name of its mark. A folder without a mark is the rest of an interrupted removal.
+        aside: path to which it is renamed before it is removed, so that no process sees a part of it.
     """
     try:
         descriptor = os.open(folder / mark, os.O_RDWR)  # NFS gives no exclusive lock on a file that is only read
@@ -92,7 +93,7 @@ def remove_unused(folder: Path, mark: str, aside: Path) -> None:
 
 
 def _lies_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one that lies at the path now."""
+    """Whether an open file is the one at the path now."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

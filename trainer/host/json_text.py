@@ -1,4 +1,4 @@
-"""Reads JSON that may have been damaged, or sealed by somebody else: whatever is wrong with it is a ValueError."""
+"""Reads JSON that may be damaged: every error in it is a ValueError."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 MOST = 1 << 28
-"""Bytes of a file."""
+"""Most bytes of a file."""
 
 
 def loads(text: str | bytes | bytearray) -> Any:
     """Parse a JSON text.
 
     Raises:
-        ValueError: it is none, not UTF-8, or nested so deeply that Python gives up.
+        ValueError: it is no JSON, not UTF-8, or nested too deeply for Python.
     """
     try:
         return json.loads(text)
@@ -26,7 +26,8 @@ def read(path: Path) -> Any:
     """Parse a JSON file.
 
     Raises:
-        OSError: it cannot be read. ValueError: it is no JSON, or has more than 256 MiB.
+        OSError: it cannot be read.
+        ValueError: it is no JSON, or has more than 256 MiB.
     """
     with path.open("rb") as file:
         text = file.read(MOST + 1)

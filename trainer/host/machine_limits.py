@@ -1,5 +1,5 @@
-"""Names limits of the machine that errors of Python and torch do not name: processes and threads, open files, the size
-of a file, and shared memory in /dev/shm."""
+"""Turns errors that come from a limit of the machine into sentences: processes and threads, open files, the size of a
+file, shared memory in /dev/shm."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from trainer.wording import sized
 
 SHARED = Path("/dev/shm")  # shown and measured, never written to  # nosec B108
 IN_SHARED = ("multiprocessing/synchronize.py", "multiprocessing/heap.py", "multiprocessing/shared_memory.py")
-"""Python's modules whose files lie in /dev/shm; their errors hold no name."""
+"""Modules of Python with files in /dev/shm; their errors name no file."""
 STARTING = ("popen_fork.py", "popen_spawn_posix.py", "forkserver.py", "util.py", "subprocess.py")
-"""Python's modules that start processes."""
+"""Modules of Python that start processes."""
 NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
-"""What Python says, and C++ for torch."""
+"""Messages of Python, and of C++ in torch."""
 FILES = 4096
-"""Open files that are enough for a process of a run as a rule."""
+"""Number of open files that suffices for most runs."""
 LESS = "fewer launch.workers, launch.servers, data.num_workers or execution.threads"
 
 
 def reached(error: BaseException) -> str:
-    """The sentence for a limit of the machine that an error comes from, what to do included; '' if it comes from none
-    that is known."""
+    """The sentence for the limit that caused an error, with what to do; '' if no known limit did."""
     if isinstance(error, OSError) and error.filename is None:
         where = _raised_in(error)
         if error.errno == errno.ENOSPC and where.endswith(IN_SHARED):
@@ -59,7 +58,7 @@ def no_process() -> str:
 
 
 def _number_in(said: str) -> int:
-    """The system's error in the words of a library that is not Python's; 0: it has none of these."""
+    """The error number for a message of a library; 0: it is none of these."""
     known = {os.strerror(number): number for number in (errno.EMFILE, errno.ENFILE, errno.EFBIG)}
     return next((number for words, number in known.items() if words in said), 0)
 
@@ -90,7 +89,7 @@ def named() -> Iterator[None]:
     """Context manager: an error that comes from a limit of the machine becomes a sentence.
 
     Raises:
-        RunFailed: one did.
+        RunFailed: an error came from a limit.
     """
     try:
         yield

@@ -9,9 +9,9 @@ from pathlib import Path
 GIB = 1 << 30
 CGROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
-"""What cgroup v1 writes where there is no limit is more."""
+"""Larger values mean no limit in cgroup v1."""
 FILES = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}
-"""By the controllers of a line of /proc/self/cgroup (v2, v1): the limit, and what is used of it."""
+"""Files of the limit and of the used memory, by the controller in /proc/self/cgroup (v2: empty)."""
 
 
 def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
@@ -22,8 +22,7 @@ def free(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
 
 
 def free_of_machine() -> int:
-    """The bytes of this machine's memory (RAM) that programs can still take without swapping, whatever limits this
-    process has."""
+    """The bytes of RAM that are available without swapping, whatever limits this process has."""
     import psutil
 
     return int(psutil.virtual_memory().available)
@@ -49,7 +48,7 @@ def _free_of_groups(cgroups: Path, own: Path) -> Iterable[int]:
 
 
 def _free_of(group: Path, limit: str, used: str) -> int | None:
-    """What is left of one group's limit; None: it has none. Files that the kernel keeps at hand count as free."""
+    """The free part of a group's limit; None: no limit. Inactive file pages count as free."""
     try:
         most, now = (group / limit).read_text().strip(), int((group / used).read_text())
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -61,7 +60,7 @@ def _free_of(group: Path, limit: str, used: str) -> int | None:
 
 
 def held_by(pids: Iterable[int]) -> int:
-    """The bytes of memory that these processes hold; pages that several processes share are divided among them."""
+    """The memory of these processes in bytes (PSS: shared pages are divided among the processes)."""
     import psutil
 
     held = 0
@@ -80,7 +79,7 @@ def own(name: str) -> int:
 
 
 def of_children() -> int:
-    """The bytes of memory that this process's children hold for themselves alone."""
+    """The unshared memory of this process's children, in bytes (USS)."""
     import psutil
 
     held = 0
@@ -93,7 +92,7 @@ def of_children() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory: to give it back to the kernel each step costs 8-12% of a CPU step."""
+    """Make glibc keep freed memory; returning it to the kernel costs 8-12% of each step on a CPU."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         m_trim_threshold, m_mmap_max = -1, -4

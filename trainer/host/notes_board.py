@@ -1,7 +1,7 @@
-"""A board of short notes between the processes of a run (key-value), which nobody else can write to.
+"""A board of short notes (key and text) between the processes of a run, which nobody else can write to.
 
-On one host a board is a folder that no other user can enter. Between hosts it is a part of host 0's store, which has no
-password: each note carries a keyed hash (BLAKE2b) of its key, its time and its text, and what has none is not there.
+On one host a board is a private folder. Between hosts it is a part of host 0's store, which has no password: each note
+carries a keyed hash (BLAKE2b) of its key, time and text, and notes without a valid hash are ignored.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from trainer.host.patience import Patience
 
 FOREVER = datetime.timedelta(days=3650)
 QUICKEST_S, SLOWEST_S = 0.005, 0.2
-"""Between two looks at a note that is waited for."""
+"""Shortest and longest time between two polls of a wait."""
 PART = 20
-"""A wait looks again after this part of its time so far."""
+"""A wait polls again after 1/20 of its time so far."""
 MAC = 32
 
 
 class NoNote(RuntimeError):
-    """The error for a note that did not come in time, or a lost board (torch's own stores raise RuntimeErrors)."""
+    """The error for a note that did not come in time, or for a lost board (torch's stores raise RuntimeError too)."""
 
 
 class FolderLost(NoNote):
@@ -35,10 +35,10 @@ class FolderLost(NoNote):
 
 
 def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
-    """Look again and again, at first often, until something is there.
+    """Poll until ``there`` returns true, at first often.
 
     Raises:
-        NoNote: it is not within so many seconds, besides those in which this process was stopped.
+        NoNote: it has not within so many seconds, without the time in which this process was stopped.
     """
     patience = Patience(seconds, time.monotonic)
     while not there():
@@ -51,8 +51,7 @@ class Board(Protocol):
     """Protocol of a key-value board between the processes of a run; torch.distributed's stores have its methods."""
 
     def set(self, key: str, value: str) -> Any:
-        """Write a note under a key, replacing the note that is there. Whoever looks after this method has returned
-        finds it."""
+        """Write a note under a key, replacing an older one. A reader finds it as soon as this method has returned."""
 
     def get(self, key: str) -> bytes:
         """Wait for the note under a key, and return it."""
@@ -78,22 +77,21 @@ class OwnBoard(Board, Protocol):
         """Return a part of this board, whose keys get a prefix."""
 
     def within(self, seconds: float) -> OwnBoard:
-        """Return the same board for questions that are asked now; they are given up with :class:`NoNote` when all
-        together took so long."""
+        """Return the same board for requests that together may take so long; then they raise :class:`NoNote`."""
 
 
 @runtime_checkable
 class Patient(Protocol):
-    """Protocol of a store whose answers are not waited for without end."""
+    """Protocol of a store with a limit on the wait for its answers."""
 
     def within(self, seconds: float) -> Any:
-        """Return the same store, whose answers are together waited for no longer than that."""
+        """Return the same store for requests that together may take so long."""
 
 
 class FolderBoard:
     """A board between processes of one host: one file per note, in a folder for this user alone (mode 0700).
 
-    A file is there as a whole or not at all, and no lock is held: whoever is stopped or killed holds nobody up.
+    A file appears complete, and no lock is held: a stopped or killed process blocks no other one.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
@@ -108,7 +106,7 @@ class FolderBoard:
         return self
 
     def within(self, seconds: float) -> FolderBoard:
-        """Return this board itself: no question to it is waited for."""
+        """Return this board itself: requests to it do not wait."""
         return self
 
     def set(self, key: str, value: str) -> None:
@@ -147,12 +145,12 @@ class FolderBoard:
 class SealedBoard:
     """A board in a torch.distributed store that strangers can write to; notes without a valid hash do not count.
 
-    A note counts if it carries the hash that only the run's secret gives, and is no older than the last one that was
-    seen under its key. In place of any other the last one that was seen counts, or none.
+    A note counts if its hash is made with the run's secret, and if it is not older than the last valid note that was
+    read under its key. Otherwise the last valid note counts, if there is one.
 
     Args:
         store: where the notes lie.
-        secret: the run's; of another run's notes none counts.
+        secret: the run's; notes of other runs do not count.
     """
 
     def __init__(self, store: Any, secret: bytes, prefix: str = "board/") -> None:
@@ -177,13 +175,12 @@ class SealedBoard:
         return SealedBoard(store, self._secret, self.prefix)
 
     def set(self, key: str, value: str) -> None:
-        """Write a note with a hash that needs the run's secret, and a later time than the one before has, whatever the
-        clock says."""
+        """Write a note with a hash made with the run's secret, and a later time than the note before."""
         self.send(key, value)
-        self.store.check([self.prefix + key])  # a TCPStore does not answer to set, and does one thing after the other
+        self.store.check([self.prefix + key])  # waits until the note is written: a TCPStore works in order
 
     def send(self, key: str, value: str) -> None:
-        """As ``set``, but the note may come later: whoever keeps the store may be stopped."""
+        """Write a note as :meth:`set` does, without waiting: the process that keeps the store may be stopped."""
         if key not in self._written:
             self._latest(key)
         before = max(self._written.get(key, 0), self._seen.get(key, (0, ""))[0])
@@ -194,7 +191,7 @@ class SealedBoard:
         """Wait for a note with a valid hash, and return it."""
         self.wait([key])
         found = self._latest(key)
-        assert found is not None, "what was seen once counts on"
+        assert found is not None, "a note that was read once stays valid"
         return found.encode()
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -217,7 +214,7 @@ class SealedBoard:
         return bool(self.store.check([self.prefix + key])) and self._latest(key) is None
 
     def _latest(self, key: str) -> str | None:
-        """The note that counts now."""
+        """The valid note under a key now; None: there is none."""
         if self.store.check([self.prefix + key]):
             self._take(key, self.store.get(self.prefix + key))
         return self._seen[key][1] if key in self._seen else None
@@ -227,15 +224,15 @@ class SealedBoard:
             seal, written, value = raw.decode().split(" ", 2)
             at = int(written)
         except ValueError:
-            return self._tell(key)
+            return self._report(key)
         if not hmac.compare_digest(seal.encode(), self._seal(key, at, value).encode()):
-            return self._tell(key)
+            return self._report(key)
         if at >= self._seen.get(key, (at, ""))[0]:
             self._seen[key] = at, value
         return None
 
-    def _tell(self, key: str) -> None:
-        """Once for each key."""
+    def _report(self, key: str) -> None:
+        """Report an invalid note, once for each key."""
         if key not in self._reported:
             self._reported.add(key)
             print(f"ATTENTION: {key} in the launcher's store is not of this run and is ignored", flush=True)

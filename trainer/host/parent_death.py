@@ -1,4 +1,4 @@
-"""Ends a process when another one (its launcher) dies in any way, so that none is left behind."""
+"""Ends a process when another one (its launcher) dies, so that no process is left behind."""
 
 from __future__ import annotations
 

@@ -14,17 +14,18 @@ from trainer.host.notes_board import NoNote
 from trainer.host.patience import Patience
 
 POLL_S = 1.0
-"""Who waits looks so often whether it was stopped meanwhile."""
+"""Time between two checks whether the waiting process itself was stopped."""
 
 
 class PatientStore:
     """A torch.distributed store with a limit on how long to wait for answers: a broken network reports nothing.
 
-    A thread does what is asked, so that a store that does not answer blocks that thread and not its caller.
+    A thread sends the requests, so that a store that does not answer blocks the thread and not the caller.
 
     Args:
-        store: torch's. name: of the store, in messages. patience_s: longest wait for an answer, besides the time in
-        which this process was stopped; by: what sets it, in messages.
+        store: torch's. name: of the store in messages.
+        patience_s: longest wait for an answer, without the time in which this process was stopped.
+        by: the config key of that limit, for messages.
     """
 
     def __init__(
@@ -41,15 +42,14 @@ class PatientStore:
         self._thread: threading.Thread | None = None
 
     def clone(self) -> PatientStore:
-        """Return the same store with its own connection. The way there may be cut: nobody else's question waits for
-        it."""
+        """Return the same store with its own connection, so that no request waits for another one."""
         return self._of(self._of(self.store)._ask(self.store.clone))
 
     def _of(self, store: Any) -> PatientStore:
         return PatientStore(store, self.name, self.patience_s, self.clock, self.by)
 
     def within(self, seconds: float) -> PatientStore:
-        """Return the same store for questions that are asked now, which together are given up after so long."""
+        """Return the same store for requests that together may take so long."""
         store = self._of(self.store)
         store.patience_s = min(self.patience_s, seconds)
         store._in_all = Patience(store.patience_s, self.clock)
@@ -72,10 +72,10 @@ class PatientStore:
         return bool(self._ask(lambda: self.store.check(keys)))
 
     def _ask(self, job: Callable[[], Any]) -> Any:
-        """The answer.
+        """Run a request in the thread, and return its answer.
 
         Raises:
-            NoNote: there was none in time, or the store is gone.
+            NoNote: there was no answer in time, or the store is gone.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=_work, args=(self._jobs,), daemon=True, name="patient-store")
@@ -98,7 +98,7 @@ class PatientStore:
 
 
 def _work(jobs: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]] | None]) -> None:
-    """Do one job after the other; nothing is kept of a job that is done, so that its store can be closed."""
+    """Run jobs one by one; no reference to a finished job is kept, so that its store can be closed."""
     while (job := jobs.get()) is not None:
         do, box = job
         try:

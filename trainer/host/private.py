@@ -16,9 +16,9 @@ from trainer.host.in_use import HERE, remove_unused
 from trainer.host.text_checks import NO_TEXT
 
 MARK = ".held"
-"""File in a temporary folder by which its process holds it."""
+"""The mark of a temporary folder, by which its process holds it (:mod:`trainer.host.in_use`)."""
 LONGEST_TEMPORARY = 60
-"""Bytes of a folder in which Unix sockets can still be made in folders below: their paths have 107 at most."""
+"""Longest path of a temporary folder, in bytes: Unix sockets in folders below need paths of at most 107."""
 ROOT = 0
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -26,14 +26,13 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def scratch(prefix: str) -> Path:
     """Make a new folder for temporary files that only this user can enter (mode 0700).
 
-    It is this process's until that ends. Those that killed processes of this user have left under the same prefix are
-    removed first.
+    This process holds it until its end. Folders that killed processes of this user have left are removed first.
     """
     root = Path(temporary_root())
     for left in _own_folders(root, prefix):
         remove_unused(left, MARK, left.with_name(f"{prefix}{secrets.token_hex(8)}"))
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    mark = folder / f"{MARK}.new"  # it gets its name once it is held: nobody else removes what has no mark
+    mark = folder / f"{MARK}.new"  # renamed once it is locked: a folder without a mark is not removed
     mark.touch(PRIVATE)
     HERE.hold(mark)
     HERE.moved(mark, mark.rename(folder / MARK))
@@ -41,13 +40,13 @@ def scratch(prefix: str) -> Path:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder of :func:`scratch`, and hold it no more."""
+    """Remove a folder of :func:`scratch`."""
     HERE.release(folder / MARK)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own_folders(root: Path, prefix: str) -> list[Path]:
-    """The folders of this user under that prefix which have a mark."""
+    """This user's folders with that prefix and a mark."""
     found = []
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
@@ -58,10 +57,10 @@ def _own_folders(root: Path, prefix: str) -> list[Path]:
 
 
 def temporary_root() -> str:
-    """The folder in which private temporary folders are made: the system's, or one whose path Unix sockets can have.
+    """The folder for private temporary folders: the system's, or one whose path is short enough for Unix sockets.
 
     Raises:
-        UserError: none can be written, or other users can rename what lies in each of them.
+        UserError: no folder can be written, or other users can rename files in each of them.
     """
     try:
         usual = tempfile.gettempdir()
@@ -83,10 +82,10 @@ def temporary_root() -> str:
 
 
 def check_sockets() -> None:
-    """Refuse to start processes that talk by Unix sockets where no temporary folder takes these.
+    """Refuse to start processes with Unix sockets if no temporary folder allows these.
 
     Raises:
-        UserError: the path of each is too long, or not UTF-8.
+        UserError: all paths are too long, or not UTF-8.
     """
     if _takes_sockets(folder := temporary_root()):
         return
@@ -103,7 +102,7 @@ def check_sockets() -> None:
 
 
 def _takes_sockets(folder: str) -> bool:
-    """Whether sockets can be made below: the kernel limits their paths, and ZeroMQ and torch take UTF-8 alone."""
+    """Whether sockets can be made below: the kernel limits their paths, and ZeroMQ and torch need UTF-8."""
     return len(os.fsencode(folder)) <= LONGEST_TEMPORARY and NO_TEXT.search(folder) is None
 
 
@@ -141,7 +140,7 @@ def read(path: Path) -> str:
     """Read a text file that belongs to this user, following no link.
 
     Raises:
-        OSError: it is not there, a link, or no file of this user's.
+        OSError: it is missing, a link, or not this user's.
     """
     with open(_opened(path)) as file:
         return file.read()
@@ -150,10 +149,10 @@ def read(path: Path) -> str:
 def read_unshared(path: Path) -> bytes:
     """Read a file that belongs to this user and that no other user can write to, following no link.
 
-    Whoever may write to its folder can put another file in its place, but none that belongs to this user.
+    A user who may write to its folder can replace it, but not by a file that belongs to this user.
 
     Raises:
-        OSError: it is not there, a link, no file of this user's, or others can write to it.
+        OSError: it is missing, a link, not this user's, or others can write to it.
     """
     with open(_opened(path), "rb") as file:
         if os.fstat(file.fileno()).st_mode & OTHERS_WRITE:
@@ -162,7 +161,7 @@ def read_unshared(path: Path) -> bytes:
 
 
 def _opened(path: Path) -> int:
-    """The descriptor of a file of this user's: what is checked is what is read, whatever the name means by then."""
+    """Open a file of this user's; the open file is checked, so that a replaced name does not matter."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
     if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):

@@ -11,7 +11,7 @@ FORM = struct.Struct("=qqq")
 
 
 class Beat(NamedTuple):
-    """What a pulse shows: updates done, signs of life since the last update, and signs of life in all."""
+    """The numbers of a pulse: updates done, signs of life since the last update, and all signs of life."""
 
     update: int = 0
     since: int = 0
@@ -22,7 +22,7 @@ class Pulse:
     """Writes this process's own pulse, which its launcher reads.
 
     Args:
-        path: of the file, which is there; empty: nobody looks.
+        path: of the existing file; empty: no launcher reads it.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -33,7 +33,7 @@ class Pulse:
                 self.memory = mmap.mmap(file.fileno(), FORM.size)
 
     def sign(self) -> None:
-        """Count a sign of life that is no update: a forward pass, a validation batch."""
+        """Count a sign of life other than an update: a forward pass, a validation batch."""
         self._put(Beat(self.beat.update, self.beat.since + 1, self.beat.total + 1))
 
     def update(self, done: int) -> None:

@@ -1,6 +1,6 @@
-"""Imports torch into a launcher of several hosts without the words of its C++.
+"""Imports torch into a launcher of several hosts without the log messages of its C++.
 
-When host 0 is away or gone, its stores write two dozen stack frames each time. The launcher says it in a sentence.
+When host 0 is gone, torch's stores print two dozen stack frames each time. The launcher prints a sentence instead.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import importlib
 import os
 
 LEVEL = "TORCH_CPP_LOG_LEVEL"
-"""Torch reads it when it is imported."""
+"""Torch reads this variable when it is imported."""
 
 
 def import_quietly() -> None:
-    """Import torch here, and let processes that this one starts hear all of it. A level that the user has set
-    counts."""
+    """Import torch with the lowest log level; processes started later keep the usual one, or the user's."""
     if LEVEL in os.environ:
         return
     os.environ[LEVEL] = "FATAL"

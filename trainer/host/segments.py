@@ -1,4 +1,4 @@
-"""Anonymous memory (memfd) shared by processes of one user; it is freed when they have ended, however they end."""
+"""Anonymous memory (memfd) shared by processes of one user; it is freed when all of them have ended."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import os
 
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SEAL", 0)
 AT_ONCE = getattr(mmap, "MAP_POPULATE", 0)
-"""The pages are there before they are used."""
+"""Flag of mmap that allocates all pages at once."""
 
 
 def make(size: int) -> tuple[int, mmap.mmap]:
     """Make shared memory of ``size`` bytes; returns its file descriptor, which others open, and its mapping here.
 
     Raises:
-        OSError: there is none, or not so much.
+        OSError: the system has no memfd, or too little memory.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
     descriptor = os.memfd_create("trainer", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(descriptor, 0o600)
-        os.posix_fallocate(descriptor, 0, size)  # what lacks is an error here, and no signal later
+        os.posix_fallocate(descriptor, 0, size)  # too little memory is an error here, and not a signal later
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
         return descriptor, mmap.mmap(descriptor, size, mmap.MAP_SHARED | AT_ONCE)
     except OSError:
@@ -34,7 +34,7 @@ def attach(process: int, descriptor: int, inode: int, writable: bool) -> mmap.mm
     """Map the shared memory that another process has made, and that cannot shrink.
 
     Raises:
-        FileNotFoundError: it is not there any more. OSError: it cannot be opened.
+        FileNotFoundError: it is gone. OSError: it cannot be opened.
     """
     flags = os.O_RDWR if writable else os.O_RDONLY
     own = os.open(f"/proc/{process}/fd/{descriptor}", flags | os.O_CLOEXEC | os.O_NONBLOCK)

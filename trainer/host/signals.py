@@ -1,5 +1,4 @@
-"""Signals: those that end a job, those that ask it to save and leave, and an alarm that interrupts a call after a time
-limit."""
+"""Signals that end a job, signals that ask it to save and leave, and an alarm that interrupts a call."""
 
 from __future__ import annotations
 
@@ -17,21 +16,21 @@ from trainer.errors import AskedToLeave, Interrupted
 from trainer.host import early_signals
 
 LEAVE = "leave"
-"""Note of a launcher, or of a worker that has got a signal, on the board of the run: save, and end."""
+"""Key of the note by which a launcher, or a worker that got a signal, asks the run to save and end."""
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 TELL_S = 1.0
-"""Longest wait, at the end, for what tells of a request."""
+"""Longest wait, at the end, for the thread that reports a request."""
 
 
 @contextlib.contextmanager
 def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Context manager: SIGTERM, SIGUSR1, SIGHUP and SIGQUIT raise Interrupted in the main thread.
 
-    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are put back. SIGINT raises
-    Python's KeyboardInterrupt, in place of a command's early handler.
+    A signal that is ignored stays ignored, as SIGHUP under nohup. The caller's handlers are restored at the end. SIGINT
+    raises KeyboardInterrupt instead of calling a command's early handler.
 
     Args:
-        can_go_on: whether what runs here can be begun again where it was; then SIGTERM and SIGUSR1 raise AskedToLeave.
+        can_go_on: whether the run can be resumed later; then SIGTERM and SIGUSR1 raise AskedToLeave.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -56,14 +55,12 @@ def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterato
 
 
 class TooLong(BaseException):
-    """Raised when a call takes longer than :func:`within` allows.
-    No ``Exception``: the call may try again after each of these."""
+    """Raised when a call takes longer than :func:`within` allows. No ``Exception``, which the call might catch."""
 
 
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Context manager: after ``seconds``, SIGALRM raises TooLong in the main thread.
-    Python delivers signals to the main thread alone: in another thread there is no limit.
+    """Context manager: after ``seconds``, SIGALRM raises TooLong. In other threads than the main one there is no limit.
 
     Raises:
         TooLong: the time is over.
@@ -78,7 +75,7 @@ def within(seconds: float) -> Iterator[None]:
             raise TooLong
 
     before = signal.signal(signal.SIGALRM, stop)
-    others = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and each second, where the call goes on all the same
+    others = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, if the call goes on
     try:
         yield
     finally:
@@ -90,9 +87,9 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Context manager: ignores all signals that end a job or ask it to leave, for the few bounded seconds of closing.
+    """Context manager: ignore all signals that end a job or ask it to leave, for the few seconds of closing.
 
-    They are not bounded where nobody takes the output: there a signal ends a command.
+    If nobody reads the output, a signal ends a command even then, as closing would take for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -118,14 +115,18 @@ def signal_name(number: int) -> str:
 
 
 def say_leaving(name: str, grace_s: float) -> None:
-    """Print that the request to leave has come, and what happens next."""
+    """Print that a request to leave has come, and what follows."""
     print(f"\ngot {name}: saves a checkpoint and ends, within {grace_s:g} s; a second signal ends at once", flush=True)
 
 
 @dataclass(frozen=True)
 class Grace:
-    """How long a run has from a request to its end, whether it has something to save now, and whether it can be begun
-    again where it was."""
+    """How a run reacts to a request to leave.
+
+    Attributes:
+        seconds: longest time from the request to the end.
+        begun: whether there is something to save now. can_go_on: whether the run can be resumed later.
+    """
 
     seconds: float
     begun: Callable[[], bool]
@@ -133,12 +134,12 @@ class Grace:
 
 
 class StopRequest:
-    """Tells whether a signal has asked this process to save and leave; true once it has.
+    """A request by signal to save and leave; true once a signal has come.
 
     Args:
-        taken: whether a request can be taken now. Else a signal does what it did before.
-        grace_s: longest time from the request to the end; None: somebody else limits it.
-        tell: called with the signal's name when the request has come, in a thread.
+        accepts: whether a request is accepted now; otherwise the former handler is called.
+        grace_s: longest time from the request to the end; None: no limit here.
+        tell: called in a thread with the signal's name when a request has come.
     """
 
     def __init__(self, accepts: Callable[[], bool], grace_s: float | None, tell: Callable[[str], None]) -> None:
@@ -163,7 +164,7 @@ class StopRequest:
             _thread.interrupt_main(signal.SIGTERM)
 
     def handle(self, number: int, frame: Any) -> None:
-        """The signal handler: take the first signal as a request, and later ones as before."""
+        """The signal handler: the first signal is a request; later ones call the former handler."""
         if not self.name and self.accepts():
             self.name, self._at = signal.Signals(number).name, time.monotonic()
             self._names.put(self.name)
@@ -176,7 +177,7 @@ class StopRequest:
             try:
                 handler(number, frame)
             except AskedToLeave as error:
-                if self.name:  # there was something to save, and it is not saved
+                if self.name:  # what was to be saved is not saved
                     raise Interrupted(str(error)) from None
                 raise
         elif handler != signal.SIG_IGN:

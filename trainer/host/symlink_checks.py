@@ -26,7 +26,7 @@ WRITTEN = (
     ".hydra",
     ".lock",
 )
-"""What a run or a sweep leaves: a link of another name is the user's own business."""
+"""Names that a run or a sweep writes; links with other names do not matter."""
 
 
 def check_run_folder(folder: Path, hydras: str | None = None, key: str = "hydra.run.dir") -> None:
@@ -50,7 +50,7 @@ def check_sweep_folder(folder: Path, jobs: Sequence[Path], hydras: str | None = 
     """Refuse a sweep's folder that contains links, itself or in its jobs' folders.
 
     Raises:
-        UserError: as above.
+        UserError: see :func:`check_run_folder`.
     """
     for one in [folder, *jobs]:
         if one.is_symlink() and one != folder:
@@ -76,5 +76,5 @@ def _links(folder: Path, written: Sequence[str]) -> Iterator[Path]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # it is not there yet, or no folder: said where it is made
+    except OSError:  # missing, or no folder: reported where the folder is made
         return []

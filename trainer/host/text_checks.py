@@ -1,5 +1,4 @@
-"""Refuses texts that are not UTF-8: a run writes its paths and values into YAML, JSON and MLflow, which take nothing
-else."""
+"""Refuses texts that are not UTF-8, as a run writes its paths and values into YAML, JSON and MLflow."""
 
 from __future__ import annotations
 
@@ -11,17 +10,17 @@ from trainer.errors import UserError
 from trainer.visible import spelled
 
 NO_TEXT = re.compile("[\ud800-\udfff]")
-"""Half a pair of UTF-16, of which Python makes the bytes of names and arguments that it cannot decode."""
+"""Lone surrogates, by which Python represents bytes that it cannot decode."""
 
 
 def check_text(what: str, text: str, instead: str) -> None:
     """Refuse a text that holds bytes which are not UTF-8.
 
     Args:
-        what: what holds it, as the error names it. instead: what to type where its name is wrong, and not the locale.
+        what: the text's name in the error. instead: what to type, unless the locale is wrong.
 
     Raises:
-        UserError: it holds some, or the locale of this process has no letters beyond ASCII.
+        UserError: it holds such bytes, or the locale of this process has only ASCII.
     """
     if (found := NO_TEXT.search(text)) is None:
         return

@@ -8,19 +8,18 @@ import sys
 from collections.abc import Sequence
 
 OF_A_CHECKPOINT = ("trainer", "torch", "torchvision", "numpy", "mlflow")
-"""Packages whose versions a checkpoint tells."""
+"""Packages whose versions a checkpoint records."""
 
 
 def installed() -> dict[str, str]:
-    """The versions that a checkpoint tells, by name."""
+    """The versions that a checkpoint records, by name."""
     return {"python": platform.python_version(), **of(OF_A_CHECKPOINT)}
 
 
 def of(packages: Sequence[str]) -> dict[str, str]:
     """The versions of packages, by name; without those that are not installed.
 
-    Of a package that this process has imported it is what the package tells of itself: that of torch and torchvision
-        names the build as well.
+    For an imported package it is ``__version__``, which names the build of torch and torchvision as well.
     """
     found = {}
     for package in packages:
@@ -33,8 +32,7 @@ def of(packages: Sequence[str]) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """One line for each version that differs, of those that both tell; builds of a version (``+cu132``) count as
-    one."""
+    """One line for each version that differs, of packages in both; builds of a version (``+cu132``) are equal."""
     names = [name for name in before if name in now and _public(before[name]) != _public(now[name])]
     return [f"{name} was {before[name]}, is {now[name]}" for name in names]
 

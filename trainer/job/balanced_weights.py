@@ -1,5 +1,4 @@
-"""Counts the labels of the training data in the parent process, where weights or samples are to be balanced by
-class."""
+"""Reads the labels of the training data in the parent process, for balanced weights and for samplers that need them."""
 
 from __future__ import annotations
 
@@ -7,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.errors import UserError
+from trainer.data.epoch_order import epoch_order, needs_training_data, sampler_name
 from trainer.job.ready import Ready
 from trainer.planning.eval_and_predict import class_weights_of
 from trainer.planning.training_checks import BALANCED, balanced_keys
+from trainer.planning.user_class_checks import asked
 
 
 def weighed(ready: Ready, early: bool = False) -> Ready:
@@ -23,11 +23,11 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
             refused before anything is written.
 
     Raises:
-        UserError: the training data have no labels to count, or a class has no sample.
+        UserError: the training data have no labels to count, or a class has no sample; or the sampler returns no order.
     """
     config = ready.checked.config
     keys = balanced_keys(config)
-    of_samples = config.mode == "train" and config.sampler.order == "class_balanced"
+    of_samples = needs_training_data(config)
     if config.mode == "predict" or ready.checked.elsewhere or ready.counted or not (keys or of_samples):
         return ready
     known = class_weights_of(config)
@@ -37,18 +37,26 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
         weights = {name: known[name] for name in keys}
         return replace(ready.with_plan(objective={"class_weights": weights}), counted=True)
     try:
-        labels = _labels(ready)
+        train = _training_data(ready)
     except Exception:
         if early:
             return ready
         raise
     with ready.checked.lacks:
-        weights = _weights(ready, keys, of_samples, labels)
+        from trainer.metrics.criterion import labels_of  # torch
+
+        labels = labels_of(train)
+        if of_samples:
+            samples = ready.plan.data.facts.train_samples
+            asked(
+                sampler_name(config), "order of an epoch", lambda: epoch_order(config, samples, train, labels).check()
+            )
+        weights = _weights(ready, keys, labels)
         return replace(ready.with_plan(objective={"class_weights": weights}), counted=True)
     return ready
 
 
-def _weights(ready: Ready, keys: Sequence[str], of_samples: bool, labels: Any) -> dict[str, list[float]]:
+def _weights(ready: Ready, keys: Sequence[str], labels: Any) -> dict[str, list[float]]:
     """The balanced weights by key of ``loss``.
 
     Raises:
@@ -56,21 +64,14 @@ def _weights(ready: Ready, keys: Sequence[str], of_samples: bool, labels: Any) -
     """
     from trainer.metrics.criterion import weights_of  # torch
 
-    if of_samples and labels is None:
-        raise UserError(
-            "sampler.order=class_balanced",
-            "the training data have no labels to count (an attribute 'labels' or 'targets', (N,))",
-            "sampler.order=each_once",
-        )
     found = weights_of({name: BALANCED for name in keys}, ready.plan.data.facts.classes, labels)
     return {name: values.flatten().tolist() for name, values in found.items()}
 
 
-def _labels(ready: Ready) -> Any:
-    """The labels (N,) of the training data; None: they are not known."""
+def _training_data(ready: Ready) -> Any:
+    """Open the training data."""
     from trainer.data.checked_splits import opened
-    from trainer.metrics.criterion import labels_of
     from trainer.planning.class_names import of_data
 
     facts = of_data(ready.plan.data.facts, ready.plan.data.labels)
-    return labels_of(opened(ready.checked.source, facts, validates=False, tests=False).train)
+    return opened(ready.checked.source, facts, validates=False, tests=False).train

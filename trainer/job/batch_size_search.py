@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from trainer.host.memory import GIB
 from trainer.job.ready import Ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.start import start_here
-from trainer.planning.assignment import Assignment
 from trainer.planning.batches import FIRST_TRY, most
+from trainer.planning.launcher import Assignment
 from trainer.run_folder.leftovers import TRIALS
 from trainer.wording import counted
 
@@ -220,19 +220,8 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
 
 
 def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
-    """What makes the only worker a process of its own, whose end is not that of this one."""
+    """Launch keys that start the only worker as a process of its own, so that its death does not end this process."""
     target = config.launch._target_
     if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:
         return {}
     return {"launch": {"_target_": f"{Forkserver.__module__}.{Forkserver.__qualname__}"}}
-
-
-def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
-    """The overrides that repeat a command with this batch size and without a search; unchanged if ``size`` is None."""
-    from trainer.config.keys import key_of
-
-    if size is None:
-        return list(overrides)
-    given = f"{KEY}={size}"
-    replaced = [given if key_of(o) == KEY else o for o in overrides]
-    return replaced if given in replaced else [*replaced, given]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.remote import address_of
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import why
 from trainer.host import disk_speed
@@ -35,23 +34,25 @@ NOT_FINITE = {
 
 def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
     """Yield rows of the plan table about checkpoints: how often, what size, where; none if nothing is trained."""
-    plan, told = ready.plan, ready.checked.config.checkpoint
+    plan, config = ready.plan, ready.checked.config.checkpoint
     if plan.mode != "train":
         return
     if ready.resume is not None:
         yield from _resumes(ready.resume)
-    rhythm = ", ".join(_rhythm(told))
+    rhythm = ", ".join(_rhythm(config))
     rhythm = " and ".join(rhythm.rsplit(", ", 1))
     if not rhythm:
         yield "checkpoints", "none: the run cannot be resumed"
     else:
         how, size = _size(ready)
-        yield "checkpoints", f"{rhythm}, {how}{sized(size)} each, {_stay(told)}"
+        yield "checkpoints", f"{rhythm}, {how}{sized(size)} each, {_stay(config)}"
         if not ready.checked.elsewhere:
             yield "  written in", _takes(ready, size)
             yield from _lacks_room(ready, size)
-        if told.to is not None:
-            yield "  copied to", address_of(told.to, Path(plan.paths.run_dir), plan.paths.whole_path)
+        if config.to is not None:
+            from trainer.checkpoint.remote import address_of
+
+            yield "  copied to", address_of(config.to, Path(plan.paths.run_dir), plan.paths.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)
 
@@ -73,19 +74,19 @@ def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
         yield "  not carried over", what
 
 
-def _rhythm(told: CheckpointConfig) -> Iterator[str]:
-    if told.every_steps is not None:
-        yield "every update" if told.every_steps == 1 else f"every {told.every_steps} updates"
-    if told.every_epochs is not None:
-        yield "every epoch" if told.every_epochs == 1 else f"every {told.every_epochs} epochs"
-    if told.every_minutes is not None:
-        yield f"every {told.every_minutes:g} min"
+def _rhythm(config: CheckpointConfig) -> Iterator[str]:
+    if config.every_steps is not None:
+        yield "every update" if config.every_steps == 1 else f"every {config.every_steps} updates"
+    if config.every_epochs is not None:
+        yield "every epoch" if config.every_epochs == 1 else f"every {config.every_epochs} epochs"
+    if config.every_minutes is not None:
+        yield f"every {config.every_minutes:g} min"
 
 
-def _stay(told: CheckpointConfig) -> str:
-    newest = "the newest" if told.keep_last == 1 else f"the {told.keep_last} newest"
-    best = f" and the {told.keep_best} best" if told.keep_best else ""
-    return f"{newest}{best} {'stay' if told.keep_last + told.keep_best > 1 else 'stays'}"
+def _stay(config: CheckpointConfig) -> str:
+    newest = "the newest" if config.keep_last == 1 else f"the {config.keep_last} newest"
+    best = f" and the {config.keep_best} best" if config.keep_best else ""
+    return f"{newest}{best} {'stay' if config.keep_last + config.keep_best > 1 else 'stays'}"
 
 
 def _size(ready: Ready) -> tuple[str, float]:
@@ -130,8 +131,8 @@ def _takes(ready: Ready, size: float) -> str:
 
 def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
     """A row if the disk will not take the checkpoints that stay and the one that is being written."""
-    told = ready.checked.config.checkpoint
-    needed = (told.keep_last + told.keep_best + 1) * size
+    config = ready.checked.config.checkpoint
+    needed = (config.keep_last + config.keep_best + 1) * size
     free = shutil.disk_usage(nearest(Path(ready.plan.paths.run_dir))).free
     if free < needed:
         yield (

@@ -80,7 +80,7 @@ def held(ready: Ready) -> Iterator[None]:
 
 
 def _check_still_free(ready: Ready, run_dir: Path) -> None:
-    """What the folder holds is looked at once more now that nobody else works there: :func:`make_room` may clear it.
+    """Check the folder again, now that no other command works there: :func:`make_room` may clear it.
 
     Raises:
         UserError: a run that could go on would be lost.
@@ -111,18 +111,18 @@ def _busy(hold: FolderLock, run_dir: Path) -> UserError:
     return refusal(hold, f"hydra.run.dir={run_dir}", instead)
 
 
-def make_room(mine: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:
+def make_room(folder: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Create this host's run folder or clear what an earlier run left there; a resumed run keeps its own files."""
     plan, resume = ready.plan, ready.resume
-    mine.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if resume is not None and resume.here:
         store.forget_unfinished(Path(plan.paths.run_dir) / CHECKPOINTS)
         store.set_aside_newer(resume.folder)
-    elif clear(mine, None if plan.topology.node_rank else plan.topology.nnodes):
-        say(f"written over: the run that was in {mine}")
+    elif clear(folder, None if plan.topology.node_rank else plan.topology.nnodes):
+        say(f"written over: the run that was in {folder}")
     if plan.mode == "train" and not plan.topology.node_rank:
-        before = _taken_up(mine, resume, say) if resume is not None else ()
-        lives.begin(mine, before, resume.step if resume is not None else 0, plan.topology.workers, command(overrides))
+        before = _taken_up(folder, resume, say) if resume is not None else ()
+        lives.begin(folder, before, resume.step if resume is not None else 0, plan.topology.workers, command(overrides))
 
 
 def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[Life, ...]:

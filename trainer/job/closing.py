@@ -173,7 +173,7 @@ def _close_tracking(
         "not_copied": ", ".join(result.not_copied),
         "not_printed": result.not_printed,
     }
-    tags |= {f"trainer.{name}": str(told)[:4000] for name, told in {**counts, **lists}.items() if told}
+    tags |= {f"trainer.{name}": str(value)[:4000] for name, value in {**counts, **lists}.items() if value}
     past = lives.read(run_dir)
     repeats = repeat.words(ready.checked.config, overrides, past, Path(ready.plan.paths.run_dir))
     tags[NOTE] = note(ready.plan, repeats, asdict(result), past)

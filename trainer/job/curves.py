@@ -50,14 +50,14 @@ def draw(run_dir: Path, title: str, curve: tuple[str, str] = ACCURACY) -> Path |
     panels: list[Panel | None] = []
     for wanted, label in filter(any, (PANELS[0], curve, *PANELS[1:])):
         named = {name: s for name, s in series.items() if wanted in name and not name.endswith("_share")}
-        panels.append(_lines(named, "update", label, begun, told=not any(panels)))
+        panels.append(_lines(named, "update", label, begun, labelled=not any(panels)))
     return _saved(run_dir / "curves.png", title, panels)
 
 
 def draw_servers(run_dir: Path, title: str) -> Path | None:
     """Draw ``servers.png``: what the parameter servers did, and the staleness of pushes; None without servers."""
-    told = [json_text.read(path) for path in sorted(run_dir.glob("server.*.json"))]
-    if not told:
+    reports = [json_text.read(path) for path in sorted(run_dir.glob("server.*.json"))]
+    if not reports:
         return None
     series = _points(run_dir)
     panels = []
@@ -66,7 +66,7 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
         if wanted == "rows" and not any(any(values) for _, values in named.values()):
             named = {}  # a model without tables
         panels.append(_lines(named, "update of the first worker", label))
-    stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in told}
+    stale = {f"server {s['server']}": {int(k): v for k, v in s["staleness"].items()} for s in reports}
     panels.append(_bars({name: counts for name, counts in stale.items() if counts}))
     return _saved(run_dir / "servers.png", title, panels)
 
@@ -110,12 +110,16 @@ def _saved(path: Path, title: str, panels: Sequence[Panel | None]) -> Path | Non
 
 
 def _lines(
-    series: Mapping[str, tuple[list[int], list[float]]], x: str, y: str, begun: Sequence[int] = (), told: bool = False
+    series: Mapping[str, tuple[list[int], list[float]]],
+    x: str,
+    y: str,
+    begun: Sequence[int] = (),
+    labelled: bool = False,
 ) -> Panel | None:
     """A panel of named curves, with markers on those of validation; None without curves.
 
     Args:
-        begun: updates from which the run went on, each a thin line; told: the legend says so.
+        begun: updates from which the run went on, each a thin line; labelled: the legend says so.
     """
     series = {name: points for name, points in series.items() if any(math.isfinite(value) for value in points[1])}
     if not series:
@@ -129,7 +133,7 @@ def _lines(
         for number, step in enumerate(sorted(set(begun))):
             axis.axvline(
                 step,
-                label="resumed" if told and not number else None,
+                label="resumed" if labelled and not number else None,
                 color="0.4",
                 linewidth=0.8,
                 linestyle="--",
@@ -169,7 +173,7 @@ def _bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
 
 
 def _widen(axis: Any) -> None:
-    """Around a single update, or a single staleness, its neighbours are shown."""
+    """Around a single update, or a single staleness, also show its neighbours."""
     left, right = axis.get_xlim()
     if right - left < 1.0:
         middle = round((left + right) / 2)

@@ -22,8 +22,7 @@ from trainer.host.addresses import free_port, with_port
 from trainer.host.signals import undisturbed
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
 from trainer.launch.terms import terms
-from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Assignment, Deaths
 from trainer.planning.resume import left_behind
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave
@@ -57,7 +56,7 @@ def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Recorder
 
 @contextmanager
 def _lobby(ready: Ready) -> Iterator[Lobby]:
-    """Host 0's lobby; in the end the others are told how the run ended."""
+    """Host 0's lobby; at the end it tells the other hosts how the run ended."""
     from trainer.launch.lobby import MARK, TERMS, Lobby
     from trainer.launch.lobby_store import opened
 
@@ -101,11 +100,11 @@ def _guest(ready: Ready) -> Iterator[Guest]:
 
 
 def _terms(ready: Ready) -> dict[str, Any]:
-    """What must be the same in the commands of all hosts, whoever takes part; the checkpoint is told in each life."""
+    """What must be equal in the commands of all hosts, without the checkpoint: host 0 sends that in each life."""
     return {**terms(ready.plan, ready.checked.config, ready.assignment), "the checkpoint": ""}
 
 
-def _of_life(ready: Ready, life: Life) -> Ready:
+def _planned_for(ready: Ready, life: Life) -> Ready:
     """The job as this host does it in that life."""
     alone = len(life.hosts) == 1
     of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.topology.node_rank), 0 if alone else life.port)
@@ -184,7 +183,7 @@ class _Leading:
         )
         own = run_dir / CHECKPOINTS == Path(resume).parent
         life = self.lobby.begin(hosts, free_port(launch.master_addr), Path(resume).name if own else resume)
-        ready = _of_life(self.ready, life)
+        ready = _planned_for(self.ready, life)
         lives.planned(run_dir, ready.plan.topology.workers)
         leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
         self.say(_described(life, ready, self.ready.plan))
@@ -199,12 +198,12 @@ class _Leading:
             return None, _failure(error)
 
     def _all_leave(self, outcome: dict[str, Any], others: Sequence[Host]) -> bool:
-        """Whether the whole run was asked to leave, and not one host of it, or nobody, because another came in."""
-        mine = outcome.pop("asked", "")
-        return bool(mine) or not (self.lobby.resized or any(host.asked for host in others))
+        """Whether the whole run was asked to leave. False if only some hosts were, or if a host came in."""
+        asked = outcome.pop("asked", "")
+        return bool(asked) or not (self.lobby.resized or any(host.asked for host in others))
 
     def _between(self, error: RunFailed | None, others: Sequence[Host]) -> str:
-        """What is told and counted between two lives; returns the checkpoint from which the next one goes on.
+        """Print and count what happened between two lives; returns the checkpoint from which the next life resumes.
 
         Raises:
             RunFailed: there is no next one.
@@ -274,7 +273,7 @@ def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
 
 
 def _missed(last: int, now: int) -> str:
-    """What a host is told that takes part again after lives without it: the others had lost it. '' if it missed none.
+    """A line for a host that takes part again after lives without it, which had lost it; '' if it missed none.
 
     Args:
         last: the life that it took part in before, 0 if none; now: the one that begins.
@@ -312,7 +311,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
             say(missed)
         number, first = life.number, not number
         resume = str(Path(ready.plan.paths.run_dir) / CHECKPOINTS / life.resume) if life.resume else ""
-        of = _of_life(ready, life)
+        of = _planned_for(ready, life)
         say(_described(life, of, ready.plan))
         try:
             outcome, failure = start(replace(of.assignment, resume=resume, again=not first)), None

@@ -166,13 +166,13 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
         UserError: there are some.
     """
     run_dir = Path(plan.paths.run_dir)
-    mine, other = (
+    local, other = (
         Remote(address_of(str(config.checkpoint.to), run_dir, whole))
         for whole in (plan.paths.whole_path, not plan.paths.whole_path)
     )
-    if mine.address != other.address and (found := other.found()):
+    if local.address != other.address and (found := other.found()):
         why = (
-            f"there is no copy at {mine.address}, and {found[0]} is at {other.address}: hydra.run.dir was typed "
+            f"there is no copy at {local.address}, and {found[0]} is at {other.address}: hydra.run.dir was typed "
             f"in another way"
         )
         raise UserError(

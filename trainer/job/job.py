@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,22 +26,19 @@ from trainer.errors import (
 from trainer.host import early_signals
 from trainer.host.in_use import left_at_the_end
 from trainer.host.signals import termination_raises, undisturbed
-from trainer.job.balanced_weights import weighed
-from trainer.job.batch_size_search import found, repeatable
 from trainer.job.checkpoint_rows import kept_rows
 from trainer.job.claim_folder import make_room
 from trainer.job.closing import finish
-from trainer.job.elastic import start_on_hosts
 from trainer.job.prepared_data import fingerprinted, prepared
 from trainer.job.ready import Ready
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
-from trainer.job.uploads import uploading
-from trainer.planning.assignment import Assignment
 from trainer.planning.class_names import CLASSES
 from trainer.planning.find_checkpoint import can_go_on
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
+from trainer.run_folder.repeat import repeatable
 
 if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
@@ -50,7 +48,6 @@ Starter = Callable[[Assignment], dict[str, Any]]
 """Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 
-@left_at_the_end()
 def execute(
     ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None, parent: Path | None = None
 ) -> Result:
@@ -59,18 +56,25 @@ def execute(
     Raises:
         RunFailed, Interrupted: after everything has been recorded.
     """
+    with left_at_the_end():
+        return _execute(ready, start, overrides, tracker, parent)
+
+
+def _execute(
+    ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None, parent: Path | None
+) -> Result:
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
     from trainer.tracking.describe import secrets_of
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.paths.run_dir), ready.checked.config
-    mine = ready.plan.own_folder
+    own_folder = ready.plan.own_folder
     result = Result("failed", str(run_dir), mode=ready.plan.mode, validation=config.validation)
     tracked = False
     try:
         with termination_raises(partial(can_go_on, config, ready.plan)):
-            _begin_folder(mine, ready, overrides)
+            _begin_folder(own_folder, ready, overrides)
             ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
@@ -80,16 +84,15 @@ def execute(
                 plan.objective.class_weights,
             )
             result.data_source, result.stand_in = plan.data.facts.source, plan.data.facts.stand_in
-            leave(mine / "plan.json", plan.as_dict(), private=True)
+            leave(own_folder / "plan.json", plan.as_dict(), private=True)
             _show(ready)
             if config.mode != "predict":
-                _leave_names(mine, ready)
+                _leave_names(own_folder, ready)
             if tracker is not None:
                 tracker.open(run_dir, _tracked_run(ready, overrides, parent), secrets_of(config))
                 tracked = True
-            with uploading(ready, result, _say), bar(run_dir, plan.length.total_steps, config.verbosity):
-                run = start_on_hosts if ready.plan.topology.least_nnodes else start_and_restart
-                outcome = run(start, ready, result, tracker)
+            with _uploading(ready, result), bar(run_dir, plan.length.total_steps, config.verbosity):
+                outcome = _starter(ready)(start, ready, result, tracker)
         result = _with(outcome, result, plan)
         if result.status == PREEMPTED:
             raise RunPreempted(f"a checkpoint was saved after update {result.steps}{plan.updates_of}")
@@ -115,14 +118,33 @@ def execute(
     finally:
         with undisturbed():
             result.seconds = round(time.monotonic() - began, 3)
-            finish(result, mine, ready, overrides, tracker if tracked else None)
+            finish(result, own_folder, ready, overrides, tracker if tracked else None)
 
 
-def _begin_folder(mine: Path, ready: Ready, overrides: Sequence[str]) -> None:
+def _starter(ready: Ready) -> Callable[[Starter, Ready, Result, RecorderProcess | None], dict[str, Any]]:
+    """How the run's processes are started: on a fixed number of hosts, or on hosts that come and go."""
+    if not ready.plan.topology.least_nnodes:
+        return start_and_restart
+    from trainer.job.elastic import start_on_hosts
+
+    return start_on_hosts
+
+
+def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
+    """Context manager: checkpoints are copied to ``checkpoint.to``, if the run has one and this host writes them."""
+    config = ready.checked.config
+    if config.checkpoint.to is None or ready.plan.topology.node_rank or not config.saves_checkpoints:
+        return nullcontext()
+    from trainer.job.uploads import uploading
+
+    return uploading(ready, result, _say)
+
+
+def _begin_folder(own_folder: Path, ready: Ready, overrides: Sequence[str]) -> None:
     """The run's folder with its config, and with a place for checkpoints; from now on there is a job to close."""
     early_signals.leave_to_job()
-    make_room(mine, ready, overrides, _say)
-    _leave_config(mine, ready.checked.config)
+    make_room(own_folder, ready, overrides, _say)
+    _leave_config(own_folder, ready.checked.config)
     if ready.checked.config.mode == "train":
         (Path(ready.plan.paths.run_dir) / "checkpoints").mkdir(exist_ok=True)
 
@@ -145,13 +167,16 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
     """The job with the largest batch that fits, where that is asked for; ``asked``: before its data were prepared."""
     if not ready.checked.searches:
         return ready
+    from trainer.job.balanced_weights import weighed
+    from trainer.job.batch_size_search import found
+
     ready = weighed(found(asked, ready, prepared, _say))
     _leave_config(ready.plan.own_folder, ready.checked.config)
     return ready
 
 
 def _chosen(plan: Plan) -> dict[str, Any]:
-    """What ``auto`` stands for in this run; with the batch size where that was not given."""
+    """What ``auto`` chose in this run, with the batch size if it was searched for."""
     size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
     return {**size, **asdict(plan.chosen)}
 

@@ -19,7 +19,7 @@ MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that ``verbosity=debug`` has besides."""
 IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
-"""The same of what ``auto`` has chosen."""
+"""Rows of what ``auto`` chose, shown with ``verbosity=debug``."""
 ONE_LINE = 62
 """Characters of a cell that a terminal of 80 columns shows on one line."""
 NOT_WATCHED = "none: the only worker is this process"
@@ -150,8 +150,8 @@ def exchanged(buckets: Buckets, precision: str) -> str:
     sizes = [f"{size:.2g}" if size < 1 else f"{size:.1f}" for size in (n / MIB for n in buckets.sizes)]
     shown = sizes if len(sizes) <= MOST_BUCKETS_SHOWN else [*sizes[: MOST_BUCKETS_SHOWN - 1], "...", sizes[-1]]
     about = "about " if precision in ("bf16", "fp16") and len(sizes) > 1 else ""  # autocast moves some by one parameter
-    told = [f"{counted(len(sizes), 'bucket')}: {about}{', '.join(shown)} MiB"] if sizes else []
-    return "; ".join([*told, *([f"{counted(buckets.tables, 'table')} by rows"] if buckets.tables else [])])
+    parts = [f"{counted(len(sizes), 'bucket')}: {about}{', '.join(shown)} MiB"] if sizes else []
+    return "; ".join([*parts, *([f"{counted(buckets.tables, 'table')} by rows"] if buckets.tables else [])])
 
 
 def _because(plan: Plan, key: str) -> str:

@@ -25,7 +25,7 @@ def prepared(ready: Ready) -> Ready:
     from trainer.terminal.bar import preparing
 
     checked = ready.checked
-    if checked.files or ready.digest:  # the data set itself is not looked at, or is prepared
+    if checked.files or ready.digest:  # the data set is not read, or is prepared already
         return ready
     with preparing(checked.config.verbosity) as show:
         facts = _prepared_facts(_with_measured(ready), show)
@@ -82,7 +82,7 @@ def fingerprinted(ready: Ready, tracked: bool) -> Ready:
 
 
 def _fingerprint(ready: Ready) -> str:
-    """The data's fingerprint; of mode=predict that of the files that are looked at.
+    """The data's fingerprint; in mode=predict, that of the files that are read.
 
     Raises:
         RunFailed: it cannot be taken; a source of the user's own may break where it is asked for one.
@@ -93,16 +93,16 @@ def _fingerprint(ready: Ready) -> str:
         return digest_of(named_sizes([path for path in paths if os.path.isfile(path)]))
     name = f"{type(source).__module__}.{type(source).__qualname__}"
     try:
-        told = source.fingerprint(facts)
+        fingerprint = source.fingerprint(facts)
     except OSError as error:
         raise RunFailed(f"the fingerprint of {facts.source} cannot be taken: {error}") from error
     except (RunFailed, UserError):
         raise
     except Exception as error:
         raise failed(name, "fingerprint", source.fingerprint, error) from error
-    if not isinstance(told, str):
-        raise RunFailed(f"{name}: fingerprint returned something of type {type(told).__name__}. Return a text")
-    return told
+    if not isinstance(fingerprint, str):
+        raise RunFailed(f"{name}: fingerprint returned something of type {type(fingerprint).__name__}. Return a text")
+    return fingerprint
 
 
 def of_the_same_data(ready: Ready) -> Ready:

@@ -21,12 +21,12 @@ from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
 from trainer.job.result import tested_before
-from trainer.planning.assignment import Assignment
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import FIRST_TRY, single_sample
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
 from trainer.planning.find_checkpoint import FRESH, find_checkpoint
+from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths, Plan
 from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
@@ -63,11 +63,11 @@ class Command:
     place: Place
 
     def with_batch_size(self, size: int) -> Command:
-        """The same with a batch size per worker in place of ``data.batch_size=auto``."""
+        """This command with a batch size per worker in place of ``data.batch_size=auto``."""
         return self._changed(data={"batch_size": size})
 
     def on_hosts(self, hosts: int, number: int, port: int, plan: Plan) -> Command:
-        """The same for that many hosts, of which this is the one of that number, and with the port of their meeting.
+        """This command for ``hosts`` hosts, of which this one is ``number``, and with the port of their meeting.
 
         The samples of an update stay as in ``plan``, where all workers step together; else each worker keeps its batch.
         """
@@ -87,12 +87,12 @@ class Ready:
     """A job that has passed every check: its checked config, its model's facts, and its plan.
 
     Attributes:
-        command: what it was planned from. imported: packages that checking it has imported: its processes need most of
-        them. swept: keys of which the sweep that it belongs to takes several values. later: it is not the first of its
-        sweep, and is told of in few words. resume: where it goes on from; None: it begins. tested: what the run had
+        command: the job is planned from it. imported: packages that the checks have imported: the processes need most
+        of them. swept: keys of which the sweep takes several values. later: the job is not the first of its sweep: few
+        words describe it. resume: the checkpoint from which it resumes; None: it begins. tested: what the run had
         measured of the test data before it is resumed, see :class:`Assignment`. digest: the fingerprint of its data,
-        which then are prepared; empty: not taken. counted: the labels of its training data are counted, where they have
-        to be.
+        which then are prepared; empty: not computed. counted: the labels of its training data are counted, where they
+        have to be.
     """
 
     command: Command
@@ -128,11 +128,11 @@ class Ready:
         return values(self.checked.config.plain()) | redact.HERE.values
 
     def with_plan(self, **changes: Any) -> Ready:
-        """The same job with other values in its plan, see :meth:`Plan.changed`."""
+        """This job with other values in its plan, see :meth:`Plan.changed`."""
         return replace(self, plan=self.plan.changed(**changes))
 
     def in_folder(self, run_dir: Path) -> Ready:
-        """The same job in another folder, now and when it is planned again."""
+        """This job in another folder, now and when it is planned again."""
         command = replace(self.command, paths=replace(self.command.paths, run_dir=str(run_dir)))
         return replace(self.with_plan(paths={"run_dir": str(run_dir)}), command=command)
 
@@ -253,7 +253,7 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
         checked = replace(checked, config=checked.config.replaced("model", plain))
     model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked))
     if checked.config.mode != "train":
-        model = replace(model, taken=_check_weights(checked.config))
+        model = replace(model, part=_check_weights(checked.config))
     with checked.lacks:
         check_denominator(checked, model)
     _check_places(checked, model, place)
@@ -267,9 +267,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
         UserError: it cannot.
     """
     from trainer.job.claim_folder import wait_for_the_life_before
-    from trainer.job.fetch_checkpoints import check_copies, fetched
     from trainer.terminal.screen import Screen
-    from trainer.tracking.run_lookup import folder_of
 
     said: set[str] = set()
 
@@ -284,8 +282,18 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     goes_on = config.resume.path not in (None, FRESH)
     if goes_on and not (config.plan or plan.topology.node_rank):
         wait_for_the_life_before(run_dir, say)
+
+    def folder_of(run_id: str) -> Path:
+        from trainer.tracking import run_lookup
+
+        return run_lookup.folder_of(config.tracking, run_id)
+
+    if config.checkpoint.to is None and "://" not in (config.resume.path or ""):
+        return find_checkpoint(config, run_dir, say, folder_of)
+    from trainer.job.fetch_checkpoints import check_copies, fetched
+
     config = fetched(config, plan, say)
-    folder = find_checkpoint(config, run_dir, say, lambda run_id: folder_of(config.tracking, run_id))
+    folder = find_checkpoint(config, run_dir, say, folder_of)
     check_copies(config, plan, folder)
     return folder
 

@@ -15,8 +15,7 @@ from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
-from trainer.planning.assignment import Assignment
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Assignment, Deaths
 from trainer.run_folder import lives
 from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
 from trainer.wording import counted
@@ -115,8 +114,8 @@ def _again(
     order = ", with the batches in another order" if bad is not None else ""
     lost = updates_since(error, resume) if isinstance(error, Died) else 0
     result.lost_updates += lost
-    told = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
-    say(f"{which}: all processes are started again, {whence(resume)}{order}{told}\n")
+    again = f"; {counted(lost, 'update')} since then {'is' if lost == 1 else 'are'} lost and done again" if lost else ""
+    say(f"{which}: all processes are started again, {whence(resume)}{order}{again}\n")
     rewinds = last.rewinds if resume == last.resume else ()  # a newer checkpoint knows those before it
     if bad is not None:
         begun = (about.epoch, about.update) if about is not None else (0, 0)
@@ -187,7 +186,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
 
 
 def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None, say: Callable[[str], None]) -> None:
-    """Cut metrics.jsonl to so many bytes, and tell who sends its points."""
+    """Cut metrics.jsonl to ``points`` bytes, and let the tracker take back points that it has sent."""
     path = run_dir / POINTS
     cut = path.read_bytes()[points:] if path.is_file() else b""
     reset_to_checkpoint(run_dir, points, say)

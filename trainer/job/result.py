@@ -88,7 +88,7 @@ def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:
 def read_result(run_dir: str, status: str, error: str) -> Result:
     """Read a job's result from its folder; if there is none, make one of the status and the error."""
     try:
-        told = json_text.read(Path(run_dir) / "result.json")
-        return Result(**{field.name: told[field.name] for field in fields(Result) if field.name in told})
+        written = json_text.read(Path(run_dir) / "result.json")
+        return Result(**{field.name: written[field.name] for field in fields(Result) if field.name in written})
     except (OSError, ValueError, TypeError):
         return Result(status, run_dir, error=error)

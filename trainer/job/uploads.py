@@ -62,12 +62,12 @@ class Uploads:
         """Wait until everything is copied, or until no progress for ``patience_s``; returns what is not copied."""
         self.moved_at, self.again_at, self.wait_s = self.clock(), 0.0, AGAIN_S[0]
         self.ends.set()
-        told = False
+        warned = False
         while self.thread.is_alive() and self.clock() - self.moved_at < patience_s:
             self.thread.join(LOOK_S)
-            if self.thread.is_alive() and not told and self.clock() - self.moved_at > 2 * LOOK_S:
+            if self.thread.is_alive() and not warned and self.clock() - self.moved_at > 2 * LOOK_S:
                 self.say(f"waits until the checkpoints are at {self.remote.address}")
-                told = True
+                warned = True
         if left := self.left():
             names, why = ", ".join(folder.name for folder in left), self.failed or "it takes too long"
             self.say(
@@ -144,9 +144,7 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
     """
     config, plan = ready.checked.config, ready.plan
     to, run_dir = config.checkpoint.to, Path(plan.paths.run_dir)
-    if to is None or plan.topology.node_rank or not config.saves_checkpoints:
-        yield
-        return
+    assert to is not None
     remote = Remote(address_of(to, run_dir, plan.paths.whole_path))
     _give_up_others(ready, remote)
     uploads = Uploads(run_dir, remote, say, config.checkpoint.keep_last)

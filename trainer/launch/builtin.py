@@ -7,8 +7,7 @@ from typing import Any
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import private, torchrun
-from trainer.planning.assignment import Assignment
-from trainer.planning.launcher import Launcher
+from trainer.planning.launcher import Assignment, Launcher
 
 
 class InProcess(Launcher):

@@ -1,4 +1,4 @@
-"""The engine protocol: starts one process and returns a handle that the supervisor watches."""
+"""The engine protocol: an engine starts one process, and returns a handle that the supervisor watches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Start:
     """What an engine needs to start one process: its role and rank, its assignment, its log.
 
     Attributes:
-        role, index: which of the role's processes of this host it is.
-        payload: handed to its entry.
-        place: where the run's processes meet; host: address on which a server of this host listens.
-        launcher: number of the process that it ends with.
+        role, index: the role, and the number of the process among the role's processes of this host.
+        payload: handed to the role's entry.
+        place: where the run's processes meet. host: address at which a server of this host listens.
+        launcher: id of the launcher's process; the process ends when the launcher does.
         sockets: folder for Unix sockets; empty: none.
-        environment: its variables.
-        log: an existing file, where all that it prints goes; scratch: the folder for its temporary files.
-        pulse: file in which the launcher sees how far it is.
-        port: where it listens; 0: a free one.
-        life, returns: random number of this start; one of its rank has died, and the others go on.
+        environment: variables of the process.
+        log: an existing file for the process's output. scratch: folder for its temporary files.
+        pulse: file in which the process counts its progress.
+        port: at which it listens; 0: a free one.
+        life: random number of this start. returns: it replaces a dead process of its rank, and the others go on.
     """
 
     role: Role
@@ -51,21 +51,21 @@ class Start:
 
 
 class Engine(Protocol):
-    """Protocol of what starts processes; each process becomes a handle that the supervisor watches."""
+    """Protocol of an engine, which starts processes."""
 
     def prepare(self, scratch: Path) -> None:
         """Called once, before the first process is started.
 
         Args:
-            scratch: a new folder for temporary files, for this user alone; it goes when all processes have ended.
+            scratch: a new private folder for temporary files, removed when all processes have ended.
         """
 
     can_restart: bool
-    """It can start another process for a role and rank of which one has ended."""
+    """Whether a second process can be started for a role and rank whose process has ended."""
 
     def begin(self, start: Start, board: OwnBoard) -> Handle:
         """Start a process and return its handle at once.
 
         Args:
-            board: the run's, where processes can leave what they return.
+            board: the run's board, where processes can leave their results.
         """

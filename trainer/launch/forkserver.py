@@ -53,7 +53,7 @@ from trainer.launch.rendezvous import Meeting, meet
 from trainer.launch.silent_workers import SilentWorkers
 from trainer.launch.started_process import Handle, Role, StartedProcess
 from trainer.launch.supervisor import END_S, HostResults, Supervisor, end
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Deaths
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.report import OWN
 from trainer.strategies.contract import Seat

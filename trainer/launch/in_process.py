@@ -1,4 +1,4 @@
-"""Runs the only worker in this process; what it prints goes to the screen and to workerlog.0."""
+"""Runs the only worker in this process; its output goes to the screen and to workerlog.0."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.host.addresses import LOOPBACK, free_port
 from trainer.host.notes_board import SealedBoard
 from trainer.launch.process import refused_by_machine
 from trainer.launch.process_reports import environment, leave_plan
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Seat
 from trainer.terminal import streams
 
@@ -29,7 +29,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
     """Run the plan's only worker in this process.
 
     Raises:
-        RunFailed: the training broke; with its traceback.
+        RunFailed: the training failed; the message holds the traceback.
     """
     plan, run_dir = assignment.plan, Path(assignment.plan.paths.run_dir)
     board = SealedBoard(dist.HashStore(), secrets.token_bytes(32))
@@ -48,7 +48,7 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
             return outcome
         except (RunFailed, UserError, Interrupted):
             raise
-        except (Exception, SystemExit) as error:  # of the user's own code, which may end the process
+        except (Exception, SystemExit) as error:  # the user's code may call sys.exit
             if refused := refused_by_machine(error):
                 raise RunFailed(f"worker 0: {refused}") from error
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error

@@ -20,12 +20,13 @@ CONNECT_S = 300
 
 @dataclass(frozen=True)
 class Place:
-    """What a process needs to reach the run's meeting place; its launcher passes it in memory.
+    """The address of the run's meeting place; the launcher passes it to its processes in memory.
 
     Attributes:
-        secret: of the run, 32 bytes.
-        folder: on one host: for this user alone; empty: the run spans hosts.
-        host, port: of host 0's store, otherwise; name: in messages; patience_s: longest wait for its answers.
+        secret: the run's, 32 bytes.
+        folder: on one host, a private folder; empty: the run spans hosts.
+        host, port: of host 0's store between hosts. name: of the store in messages. patience_s: longest wait for its
+            answers.
     """
 
     secret: bytes = field(repr=False)

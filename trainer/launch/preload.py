@@ -23,18 +23,18 @@ from trainer.host import machine_limits
 from trainer.host.signals import NUMBERS, signal_name
 
 VARIABLE = "TRAINER_PRELOAD"
-"""Names for the forkserver, which takes them out of its environment."""
+"""The variable that hands module names to the forkserver, which removes it from its environment."""
 LEFT_OUT = ("hydra", "omegaconf", "antlr4", "mlflow", "rich", "pygments", "matplotlib", "__main__", "__mp_main__")
-"""What the parent alone needs."""
+"""Packages that only the parent needs."""
 ALWAYS = ("trainer.launch.forkserver", "torch._dynamo")
 """The first optimizer of a process imports torch._dynamo, which takes longer than an epoch of a small model."""
 DEPTH = 2
 ENDED_S = 1.0
-"""Longest wait until the forkserver is gone whose connection is."""
+"""Longest wait for the end of a forkserver whose connection has closed."""
 
 
 def imported_since(before: Collection[str]) -> list[str]:
-    """The modules that this process has imported meanwhile: ours, other packages, and what is directly in those."""
+    """The modules that this process has imported since ``before``: ours, and other packages down to ``DEPTH``."""
     new = [n for n in list(sys.modules) if n not in before and (n.count(".") < DEPTH or n.startswith("trainer."))]
     known = {*sys.stdlib_module_names, *LEFT_OUT}
     return [name for name in new if name.partition(".")[0] not in known]
@@ -49,10 +49,10 @@ def modules_of(config: RunConfig, entries: Iterable[str]) -> list[str]:
 
 
 def start_forkserver(names: Iterable[str], folder: Path) -> None:
-    """Preload these modules, which all processes need: start the forkserver with them; a running one stays as it is.
+    """Start the forkserver, which imports these modules for all processes; a running forkserver stays as it is.
 
     Args:
-        folder: for temporary files meanwhile: torch._dynamo makes a folder when it is imported.
+        folder: for temporary files of the imports: torch._dynamo makes a folder.
     """
     multiprocessing.set_forkserver_preload([__name__])
     wanted = list(dict.fromkeys([*ALWAYS, *names]))
@@ -60,12 +60,11 @@ def start_forkserver(names: Iterable[str], folder: Path) -> None:
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
-        os.environ.pop(VARIABLE, None)  # two launches of one process, in threads, may both have put it there
+        os.environ.pop(VARIABLE, None)  # two launches in threads of one process may both have set it
 
 
 def why_ended() -> str:
-    """Why the forkserver that has just broken off has ended, as far as its parent can know it: its own words are on the
-    screen."""
+    """Why the forkserver has ended, as far as this process can tell; the forkserver's own output is on the screen."""
     pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
     what = "the forkserver, from which the run's processes come, has ended"
     deadline = time.monotonic() + ENDED_S
@@ -88,11 +87,11 @@ def why_ended() -> str:
 
 
 def _import(path: list[str], names: list[str], folder: str) -> None:
-    """In the forkserver: import what can be imported; the rest fails where it is needed.
+    """In the forkserver: import the modules. One that cannot be imported fails in the process that needs it.
 
-    Torch keeps to one thread meanwhile: a pool of OpenMP's would be broken in every process forked from here.
+    Torch uses one thread here: a pool of OpenMP threads would be broken in every forked process.
     """
-    for number in NUMBERS:  # of a scheduler, to the whole process group: the launcher decides what follows
+    for number in NUMBERS:  # a scheduler signals the whole process group; the launcher decides
         signal.signal(number, signal.SIG_IGN)
     sys.path[:], tempfile.tempdir = path, folder
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which ends this process
@@ -111,7 +110,7 @@ def _import(path: list[str], names: list[str], folder: str) -> None:
 
 
 def _leave(forkserver: int) -> None:
-    """The forkserver ends without taking apart what it has imported, of which some would complain aloud."""
+    """End the forkserver without tearing down its modules, some of which would print errors."""
     if os.getpid() == forkserver:
         os._exit(0)
 

@@ -1,7 +1,7 @@
 """A process from the forkserver: its output goes to one log, and a private pipe tells its parent how it ended.
 
-No file is read back: what a process returns or why it failed comes through a pipe that only the two of them hold.
-Errors are JSON. What is returned was pickled by the parent's own child.
+Results and failures come through a pipe that only parent and child hold; no file is read back. A failure is JSON. A
+result is a pickle, which is safe because the parent's own child has made it.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from trainer.host.notes_board import FolderLost, NoNote
 from trainer.terminal import streams
 
 MOST_TEXT = 30_000
-"""Characters of an error, which a pipe takes without a reader."""
+"""Characters of an error: so many fit into a pipe that nobody reads."""
 DONE = b""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
 TOLD_S = 1.0
-"""Longest wait until the forkserver tells how a process has ended that is gone, when all end."""
+"""Longest wait for a dead process's exit code from the forkserver, when all processes end."""
 UNTOLD_S = 10.0
-"""And while others go on: a slow machine is no stopped forkserver."""
+"""The same while other processes go on: the machine may be slow."""
 UNKNOWN = 255
-"""The exit code of a process of which nobody can tell it, as multiprocessing has it where the forkserver was killed."""
+"""Exit code of a process whose exit code is unknown, as in multiprocessing after the forkserver was killed."""
 STACKS = signal.SIGUSR2
-"""A started process that gets it writes its Python stacks into its log, wherever it is."""
+"""The signal at which a started process writes its Python stacks into its log."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a process failed, in its own words, as it sends it to its parent.
+    """The report of a process about its own failure, for its parent.
 
     Attributes:
-        at: when, in nanoseconds of the clock that all processes of a host share.
-        words: a RunFailed's or UserError's message, or a lost board's, else the traceback.
-        told: the words are made for users.
+        at: time in nanoseconds, by the monotonic clock of the host.
+        words: the message of a RunFailed, UserError or lost board; otherwise the traceback.
+        told: the words are a message for users.
         ends_run: the run ends, even if other processes could go on.
-        where: of a :class:`NotFinite`, its step, epoch and update.
+        where: step, epoch and update of a :class:`NotFinite`.
         follows: the cause is the end of another process.
-        missing: names of processes that did not come or answer in time, of a :class:`Missing`.
-        retryable: another process may do what this one could not, as after a death.
+        missing: processes that did not come or answer in time (:class:`Missing`).
+        retryable: a restarted process may succeed, as after a death.
     """
 
     at: int
@@ -74,7 +74,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """Make the failure of a caught exception; an error made for users counts even if another followed from it."""
+        """Make the failure of a caught exception; an error for users counts even if another error followed from it."""
         at, step = time.monotonic_ns(), error
         if not isinstance(error, (RunFailed, UserError)) and (refused := refused_by_machine(error)):
             return cls(at, refused, True)
@@ -92,8 +92,10 @@ class Failure:
 
 
 def refused_by_machine(error: BaseException) -> str:
-    """The sentence for a limit of the machine, a full disk or a read-only folder that ends a process; '' if the error
-    is another one. (safetensors tells of a full disk in words alone.)"""
+    """The sentence for an error of the machine (a limit, a full disk, a read-only folder); '' for other errors.
+
+    safetensors reports a full disk in its message alone.
+    """
     if limit := machine_limits.reached(error):
         return limit
     if isinstance(error, OSError) and (error.errno in FULL or (error.errno in REFUSED and is_part(error.filename))):
@@ -113,7 +115,7 @@ class Child:
         enter: called in the process with ``arguments``; importable, as all of them are pickled.
         environment: variables of the process.
         log: an existing file, to which both of its streams go.
-        folder: where its temporary files go.
+        folder: for its temporary files.
     """
 
     def __init__(
@@ -144,7 +146,10 @@ class Child:
     @property
     def exitcode(self) -> int | None:
         """The child's exit code (as :class:`multiprocessing.Process`): None while it runs, negative for a signal.
-        Of a child that has gone without a word of the forkserver, which may be stopped, it is made up."""
+
+        If the child is gone and the forkserver, which may be stopped, does not report its exit code, it is 0 for a
+        child that has returned, else ``UNKNOWN``.
+        """
         if self._code is None:
             self._code = self.process.exitcode
         if self._code is None and self._has_gone():
@@ -157,7 +162,7 @@ class Child:
         return self.exitcode == 0 and self.returned
 
     def _has_gone(self) -> bool:
-        """Whether it has ended some time ago."""
+        """Whether the child ended more than ``UNTOLD_S`` ago."""
         if self.itself is not None and not connection.wait([self.itself], 0.0):
             return False
         if self._gone_since is None:
@@ -169,7 +174,7 @@ class Child:
         return [self.process.sentinel] if self.hung_up else [self.process.sentinel, self.pipe]
 
     def poll(self) -> None:
-        """Read what the child has sent about how it ended."""
+        """Read the child's result or failure from the pipe."""
         while not self.hung_up and self.pipe.poll():
             try:
                 head = self.pipe.recv_bytes()
@@ -181,7 +186,7 @@ class Child:
                 self.dismiss()
 
     def dismiss(self) -> None:
-        """Let the child end: nobody needs it any more."""
+        """Let the child end."""
         if not self.hung_up:
             self.hung_up = True
             self.pipe.close()
@@ -192,8 +197,7 @@ class Child:
         return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the child a signal if it still exists.
-        It may while its forkserver does not, and its exit code is made up."""
+        """Send the child a signal if it still exists; it may outlive its forkserver."""
         if self.itself is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.itself, number)
@@ -206,16 +210,16 @@ class Child:
         if self._closed:
             return
         self.process.join(TOLD_S if self.itself is None else 0.0)
-        if self.itself is None and self.process.exitcode is None:  # Python would wait for the forkserver, when it ends
+        if self.itself is None and self.process.exitcode is None:  # Python would wait for the forkserver at exit
             self._code = UNKNOWN if self._code is None else self._code
             self.process._popen.returncode = self._code  # type: ignore[attr-defined]
         if self.process.exitcode is not None:
             self._code, self._closed = self.process.exitcode, True
-            self.process.close()  # its descriptors, which garbage would hold as long as nobody collects it
+            self.process.close()  # closes its descriptors now, not when garbage is collected
 
 
 def _descriptor_of(pid: int | None) -> int | None:
-    """Of a process, whatever becomes of its parent and its number; None: it has gone already."""
+    """A descriptor of a process, valid even if its id is used again; None: the process is gone."""
     try:
         return os.pidfd_open(pid or 0)
     except ProcessLookupError:
@@ -225,20 +229,20 @@ def _descriptor_of(pid: int | None) -> int | None:
 def _main(
     pipe: Any, enter: Callable[..., Any], arguments: tuple[Any, ...], environment: dict[str, str], log: str, folder: str
 ) -> None:
-    """In the started process."""
+    """The main function of the started process."""
     os.environ.update(environment)
     to_log(log, folder)
     try:
         value = bytes(ForkingPickler.dumps(returned(enter, arguments)))
         pipe.send_bytes(DONE)
         pipe.send_bytes(value)
-    except KeyboardInterrupt:  # of a terminal, which sends it to all processes: the parent tells
+    except KeyboardInterrupt:  # a terminal sends it to all processes; the parent reports it
         sys.exit(128 + signal.SIGINT)
     except (Exception, Interrupted) as error:
         pipe.send_bytes(json.dumps(asdict(Failure.of(error))).encode())
         sys.exit(1)
     try:
-        pipe.recv_bytes()  # all end together: a peer may still be reading what this one has sent
+        pipe.recv_bytes()  # all end together: a peer may still read from this process
     except (EOFError, OSError, KeyboardInterrupt):
         pass
 
@@ -255,25 +259,25 @@ def to_log(log: str, folder: str) -> None:
 
 
 def returned(enter: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a process's entry function and return its result; sys.exit in it counts as a failure.
+    """Call a process's entry function and return its result.
 
     Raises:
-        RuntimeError: it would end the process instead.
+        RuntimeError: the function called sys.exit.
     """
     try:
         return enter(*arguments)
-    except SystemExit as error:  # of the user's own code: the work is not done, whatever the code
+    except SystemExit as error:  # from the user's code: the work is not done, whatever the exit code
         raise RuntimeError(f"the process was to end by sys.exit({error.code!r})") from error
 
 
 def _for_pipe(text: str) -> str:
-    """Both ends of a text that is too long for the pipe."""
+    """The text, shortened in the middle if it is too long for the pipe."""
     if len(text) <= MOST_TEXT:
         return text
     return f"{text[: MOST_TEXT // 3]}\n... ({len(text)} characters)\n{text[-MOST_TEXT // 2 :]}"
 
 
 def resolve(entry: str) -> Callable[..., Any]:
-    """Import the function in which a process enters, which ``module:name`` names."""
+    """Import a process's entry function ``module:name``."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from trainer.launch.engine import Start
 from trainer.launch.process_reports import ProcessReports
 from trainer.launch.started_process import Handle, StartedProcess
 from trainer.launch.supervisor import END_S, end
-from trainer.planning.deaths import Deaths
+from trainer.planning.launcher import Deaths
 from trainer.strategies.lost_workers import new_life
 
 

@@ -1,4 +1,4 @@
-"""The rendezvous of several hosts: each writes into host 0's store what it is about to do; all start, or none does."""
+"""The rendezvous of several hosts: each writes its terms into host 0's store; all start, or none does."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from trainer.planning.run_secret import VARIABLE
 Store = dist.Store | PatientStore
 
 ANY = "any"
-"""A term that this host has nothing to do with."""
+"""The value of a term that does not concern this host."""
 POLL_S = 0.2
 TELL_S = 5.0
-"""Longest wait of host 0 for the others to have read why nothing starts."""
+"""Longest wait of host 0 for the others to read why nothing starts."""
 HEARD = "hosts/heard/{}"
 
 
 @dataclass
 class Meeting:
-    """What this host's launcher knows of the run's hosts: how many, their addresses, and which one this is.
+    """The run's hosts as this host's launcher knows them: their number, addresses, and which one this is.
 
     Attributes:
-        host, port: of the store; number: this host's among ``hosts``, 0 for the one that serves it.
-        timeout_s: longest wait until all are there; patience_s: for an answer of the store.
-        secret: the user's; empty: none, and whoever reaches the store can write what the run's processes believe.
-        addresses: of all hosts, where they are known; labels: what each is called, where that is not ``host N``.
-        terms: what must be the same on all hosts, key and value.
-        interface: the network interface for Gloo; None: Gloo's own choice.
-        here: the address of this host, where its servers listen.
-        env: further variables for the processes.
-        watch: called now and then while the hosts meet, and while the processes run, then with the run's board.
+        host, port: of the store. number: this host's, below ``hosts``; host 0 serves the store.
+        timeout_s: longest wait for all hosts. patience_s: longest wait for an answer of the store.
+        secret: the user's; empty: anybody who reaches the store can write notes of the run.
+        addresses: of all hosts, if they are known. labels: names of the hosts, if they are not ``host N``.
+        terms: what must be the same on all hosts, by key.
+        interface: the network interface for Gloo; None: Gloo chooses.
+        here: the address of this host, at which its servers listen.
+        env: further variables of the processes.
+        watch: called while the hosts meet (with None) and while the processes run (with the run's board).
     """
 
     host: str = LOOPBACK
@@ -66,12 +66,12 @@ class Meeting:
 
     @property
     def where(self) -> str:
-        """The address and port of host 0's store, as users write them."""
+        """The address and port of host 0's store."""
         return with_port(self.host, self.port)
 
     @property
     def store(self) -> str:
-        """How messages call host 0's store."""
+        """The name of host 0's store in messages."""
         return f"the store of {self.label(0)} at {self.where}"
 
     @property
@@ -80,30 +80,30 @@ class Meeting:
         return self.number == 0
 
     def name(self, number: int) -> str:
-        """How messages call a host, with its address."""
+        """The name of a host in messages, with its address."""
         return f"{self.label(number)} ({self.addresses[number]})" if self.addresses else self.label(number)
 
     def label(self, number: int) -> str:
-        """How messages call a host, without its address."""
+        """The name of a host in messages, without its address."""
         return self.labels[number] if self.labels else f"host {number}"
 
     def key(self, number: int) -> str:
-        """A host's part of the keys of notes; independent of how many hosts there are."""
+        """The part of a host in the keys of notes; it does not depend on the number of hosts."""
         return self.labels[number].replace(" ", "/") if self.labels else str(number)
 
     @property
     def one(self) -> str:
-        """The word for one member of this meeting: ``host``, or ``process`` if processes are started one by one."""
+        """``host``, or ``process`` if the run's processes are started one by one."""
         return "process" if self.labels else "host"
 
     @property
     def kind(self) -> str:
-        """The word for several members of this meeting: ``hosts`` or ``processes``."""
+        """The plural of :attr:`one`."""
         return "processes" if self.labels else "hosts"
 
     @property
     def cannot_rejoin(self) -> str:
-        """The message that this host cannot rejoin a run that it was part of, and what to do."""
+        """The message for a host that was part of the run already, and cannot rejoin it."""
         return (
             f"the run at {self.where} has begun, and {self.name(self.number)} was part of it already. A "
             f"{self.one} that is started again cannot come back. "
@@ -114,7 +114,7 @@ class Meeting:
 
     @property
     def duplicate(self) -> str:
-        """The reason in a message why another host may have this host's number."""
+        """The advice for two hosts with one number."""
         return (
             "every process needs a launch.rank of its own"
             if self.labels
@@ -123,14 +123,14 @@ class Meeting:
 
 
 def meet(store: Store, meeting: Meeting) -> bytes:
-    """The rendezvous of the hosts: wait until all are there and agree on the run. Returns the run's secret of 32 bytes.
+    """Wait until all hosts are there and agree on the run; returns the run's secret (32 bytes).
 
-    Each host draws a number for this run alone, and the run's secret is the hash of all of them, keyed with the user's
-    secret: it never travels, and nothing that was said in another run counts in this one.
+    Each host draws a random number for this run. The run's secret is the hash of all numbers, keyed with the user's
+    secret: it is never sent, and notes of other runs do not have it.
 
     Raises:
-        RunFailed: a host did not come in time, came twice, knows another secret, or was started with another command;
-            it is named.
+        RunFailed: a host did not come in time, came twice, has another secret, or was started with another command; the
+            message names it.
     """
     key = meeting.key(meeting.number)
     if store.add(f"hosts/count/{key}", 1) > 1:
@@ -147,7 +147,7 @@ def meet(store: Store, meeting: Meeting) -> bytes:
 
 
 def _decide(store: Store, meeting: Meeting) -> bytes:
-    """Host 0's part."""
+    """The part of host 0: wait for the numbers, compare the terms, and write the verdict."""
     why = _who_did_not_come(store, meeting)
     keys = [f"hosts/number/{meeting.key(number)}" for number in range(meeting.hosts)]
     numbers = [store.get(key).decode() if store.check([key]) else "" for key in keys]
@@ -166,7 +166,7 @@ def _decide(store: Store, meeting: Meeting) -> bytes:
 
 
 def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
-    """The part of the others."""
+    """The part of the other hosts: wait for host 0's verdict."""
     patience_s = meeting.timeout_s + 2 * TELL_S
     try:
         wait_until(lambda: bool(store.check(["hosts/run"])), "its word", patience_s)
@@ -199,12 +199,12 @@ def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
 
 
 def _secret(meeting: Meeting, numbers: Sequence[str]) -> bytes:
-    """The run's secret. Where the user has none, whoever reads the numbers in the store knows it."""
+    """The run's secret; without a secret of the user, anybody who reads the numbers knows it."""
     return _hash(meeting, numbers, b"secret")
 
 
 def _seal(meeting: Meeting, numbers: Sequence[str]) -> str:
-    """What only those can write who know the user's secret."""
+    """A hash that proves the knowledge of the user's secret."""
     return _hash(meeting, numbers, b"numbers").hex()
 
 
@@ -225,7 +225,7 @@ def _who_did_not_come(store: Store, meeting: Meeting) -> str:
 
 
 def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
-    """Empty when what all hosts do is there."""
+    """Why a host's terms are missing or not sealed with the secret; empty: all terms are there."""
     patience = Patience(meeting.timeout_s, time.monotonic)
     for number in range(1, meeting.hosts):
         while not board.check([key := f"hosts/terms/{meeting.key(number)}"]):
@@ -255,6 +255,6 @@ def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
 
 
 def differing(first: Mapping[str, Any], others: Mapping[str, Any]) -> str:
-    """The first term of host 0's that another host has not, causes before effects; empty: they have the same."""
+    """The first term in which another host differs from host 0, keys of ``launch`` last; empty: none."""
     keys = sorted({**first, **others}, key=lambda key: not key.startswith("launch."))
     return next((key for key in keys if first.get(key) != others.get(key) != ANY), "")

@@ -17,12 +17,11 @@ from trainer.host import addresses, machine_limits
 from trainer.host.files import if_the_disk_takes, replace_file
 from trainer.host.signals import Grace
 from trainer.launch.terms import terms
-from trainer.planning.assignment import Assignment
 from trainer.planning.endpoints import server_ports
 from trainer.planning.find_checkpoint import can_go_on, has_begun
 from trainer.planning.hosts import hosts_of, listens_at
 from trainer.planning.launch_role import peers
-from trainer.planning.launcher import launcher_of
+from trainer.planning.launcher import Assignment, launcher_of
 from trainer.planning.plan import Plan
 from trainer.planning.run_secret import secret_of_hosts
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 SERVED = "served until its workers had left"
-"""How a process ends that has no worker."""
+"""The outcome of a host without workers."""
 
 
 def start_here(assignment: Assignment) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     """Start this host's processes of an :class:`Assignment` with an engine, and run them to their end.
 
     Args:
-        engine: starts each; None: a forkserver does.
+        engine: starts each process; None: a forkserver.
     """
     from trainer.launch.forkserver import Forked, launch
     from trainer.launch.preload import modules_of
@@ -113,7 +112,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
 
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:
-    """What to start on this host."""
+    """The roles to start on this host."""
     from trainer.launch.started_process import Role
 
     roles, survives = [], plan.strategy.traits.survives
@@ -139,15 +138,14 @@ def _roles(plan: Plan, config: RunConfig) -> list[Role]:
 
 
 def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
-    """``server.N.json`` also of the servers on hosts that have another folder; one may be there from an earlier
-    life."""
+    """Write ``server.N.json`` of all servers, also of servers on hosts that do not share the run's folder."""
     with if_the_disk_takes():
         for rank, statistics in servers.items():
             replace_file(run_dir / f"server.{rank}.json", json.dumps(statistics, indent=1))
 
 
 def _ports(settings: LaunchConfig, servers: int, ranks: Sequence[int]) -> list[int]:
-    """Where the servers of this host listen, by their numbers; none: at free ports."""
+    """The ports of this host's servers, by rank; empty: free ports."""
     if everybody := peers(settings):
         return [everybody[settings.node_rank].endpoint.port]
     ports = server_ports(settings.server_ports, servers)

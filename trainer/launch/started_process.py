@@ -1,4 +1,4 @@
-"""What a launcher starts: the roles of a run on this host, and processes as those see them who watch them."""
+"""What a launcher starts: the roles of a run on this host, and the handle of a started process."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Role:
 
 
 class Handle(Protocol):
-    """Protocol of a started process as the supervisor sees it, whatever engine has started it."""
+    """Protocol of a started process, of any engine, as the supervisor watches it."""
 
     log: Path
-    """What the process printed."""
+    """File of the process's output."""
     returned: bool
-    """The process has sent what its entry returned."""
+    """The process has sent its entry's result."""
     value: Any
-    """What its entry returned."""
+    """The entry's result."""
     failure: Failure | None
-    """Why it failed, in its own words; None: it has not said."""
+    """The process's report of its failure; None: there is none."""
 
     @property
     def exitcode(self) -> int | None:
@@ -58,13 +58,13 @@ class Handle(Protocol):
         """Whether the process has ended successfully."""
 
     def poll(self) -> None:
-        """Read what the process has sent."""
+        """Read the process's news, without waiting."""
 
     def signs(self) -> list[Any]:
         """Objects to wait for, which become ready when there is something to read."""
 
     def dismiss(self) -> None:
-        """Let the process end: nobody needs it any more."""
+        """Let the process end."""
 
     def dump(self) -> bool:
         """Have the process write its Python stacks into its log; returns whether it can be asked to."""
@@ -78,8 +78,12 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class StartedProcess:
-    """A started process: its role, rank and handle. ``life``: the random number of this life, 0 if it has none.
-    ``returns``: it replaces one that has died while the others go on."""
+    """A started process: its role, rank and handle.
+
+    Attributes:
+        life: random number of this start of the process; 0: it has none.
+        returns: it replaces a process that died while the others went on.
+    """
 
     role: Role
     rank: int

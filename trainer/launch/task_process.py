@@ -1,4 +1,4 @@
-"""The process that a launcher has started by the command ``python -m trainer.launch.task_process FILE``."""
+"""``python -m trainer.launch.task_process FILE``: the main function of a process that a task launcher has started."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainer.launch.meeting_place import Place
 from trainer.launch.process import Failure, returned, to_log
 from trainer.launch.started_process import Role
 from trainer.launch.tasks import BEGUN, place_of
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 
 
 def main(file: Path) -> int:
-    """Run the process that the file describes, and leave its result on the run's board; returns the exit code."""
+    """Run the process that the file describes, and write its result to the run's board; returns the exit code."""
     try:
         start = _start_of(**json_text.loads(private.read(file)))
         file.unlink()
@@ -36,7 +36,7 @@ def main(file: Path) -> int:
     except (Exception, Interrupted) as error:
         board.set("failure", json.dumps(asdict(Failure.of(error))))
         return 1
-    board.wait(["leave"])  # all end together: a peer may still be reading what this one has sent
+    board.wait(["leave"])  # all end together: a peer may still read from this process
     return 0
 
 

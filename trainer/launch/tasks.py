@@ -20,8 +20,7 @@ from trainer.host import json_text, private, torchrun
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import TooLong, within
 from trainer.launch.process import Failure
-from trainer.planning.assignment import Assignment
-from trainer.planning.launcher import Launcher
+from trainer.planning.launcher import Assignment, Launcher
 from trainer.visible import shortened
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 BEGUN = "begun"
-"""The note of a process that runs the task's command."""
+"""Key of the note that a task's process has begun."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ class Task:
 
     Attributes:
         role, rank, device: e.g. ``worker``, 0 and ``cuda:0``.
-        command: what to run; it writes its own log, and leaves what it returns on the run's board.
-        environment: variables of the process, beside those of this one.
-        log: where all that it prints goes.
+        command: what to run; it writes its own log, and its result to the run's board.
+        environment: variables of the process, in addition to those of this process.
+        log: file of its output.
     """
 
     role: str
@@ -90,9 +89,9 @@ class TaskHandle:
     """The handle of a started command, as the supervisor sees it.
 
     Args:
-        board: of the run, where the process leaves that it has begun, and what it returns.
+        board: the run's board, on which the process notes its beginning and its result.
         timeout_s: longest wait until the process has begun.
-        clock: seconds that only go forward.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class TaskHandle:
         """The command's exit code; None while it runs.
 
         Raises:
-            RunFailed: the user's ``poll`` breaks, or returns something else.
+            RunFailed: the user's ``poll`` raises, or returns something else.
         """
         what = f"what launch returned for {self.task.role} {self.task.rank}"
         try:
@@ -136,7 +135,7 @@ class TaskHandle:
         return self.exitcode == 0 and self.returned
 
     def poll(self) -> None:
-        """Read what the process has left on the board; a process that has not begun in time has failed."""
+        """Read the process's notes on the board; a process that has not begun in time has failed."""
         if not self.arrived:
             self.arrived = self.board.check([BEGUN])
             if not self.arrived and self.failure is None and self.clock() - self.began > self.timeout_s:
@@ -147,8 +146,7 @@ class TaskHandle:
             self.failure = Failure(**json_text.loads(self.board.get("failure")))
 
     def _silent(self) -> str:
-        """Why a process that has not begun counts as failed, with the program that runs in its place, where it is
-        known."""
+        """Why a process that has not begun counts as failed; names the program that runs instead, if it is known."""
         arguments = getattr(self.running, "args", None)
         words = [arguments] if isinstance(arguments, str) else [str(word) for word in arguments or ()]
         program = f" (it runs: {shortened(' '.join(words))})" if words else ""
@@ -162,7 +160,7 @@ class TaskHandle:
         return []
 
     def dismiss(self) -> None:
-        """Let the process end: nobody needs it any more. Said once: later the board may be gone."""
+        """Let the process end. The note is written once: later the board may be gone."""
         if not self.dismissed:
             self.dismissed = True
             self.board.set("leave", "")
@@ -176,13 +174,13 @@ class TaskHandle:
         try:
             if self.exitcode is None:
                 self.running.kill()
-        except Exception as error:  # the others are still to be ended
+        except Exception as error:  # the other processes must be ended as well
             print(f"{self.task.role} {self.task.rank} cannot be ended: {why(error)}", flush=True)
 
     def join(self, seconds: float) -> None:
         """Wait until the command has ended, at most ``seconds``."""
         until = time.monotonic() + seconds
-        with contextlib.suppress(RunFailed):  # of the user's poll, which has been told of
+        with contextlib.suppress(RunFailed):  # the user's poll fails, which was reported before
             while self.exitcode is None and time.monotonic() < until:
                 time.sleep(POLL_S)
 
@@ -196,13 +194,13 @@ class Commands:
     """The engine of task launchers: each process is a command that the launcher starts.
 
     Args:
-        launch: of the launcher.
-        name: of the launcher's class.
+        launch: the launcher's method.
+        name: the name of the launcher's class.
         timeout_s: longest wait until ``launch`` has returned, and from then on until the process has begun.
     """
 
     can_restart = False
-    """What a process leaves on the board is under its rank: there is one for each."""
+    """Notes lie under the rank, so there can be one process for each rank."""
 
     def __init__(self, launch: Callable[[Task], Running], name: str, timeout_s: float) -> None:
         self.launch, self.name, self.timeout_s = launch, name, timeout_s
@@ -211,7 +209,7 @@ class Commands:
         """Do nothing: commands need no preparation."""
 
     def begin(self, start: Start, board: OwnBoard) -> TaskHandle:
-        """Have the launcher start a process's command. What the process is handed is in a file for this user alone."""
+        """Have the launcher start a process's command; a private file holds the process's :class:`Start`."""
         name = start.role.name
         file = start.scratch / f"{name}.{start.rank}.json"
         private.write(file, json.dumps(as_json_data(start)))
@@ -221,14 +219,14 @@ class Commands:
         try:
             return TaskHandle(task, self._launched(task), board, self.timeout_s)
         except BaseException:
-            file.unlink(missing_ok=True)  # a process that nobody watches ends where it looks for this
+            file.unlink(missing_ok=True)  # a process that is not watched ends when it misses this file
             raise
 
     def _launched(self, task: Task) -> Running:
-        """What the user's ``launch`` returns.
+        """Call the user's ``launch``.
 
         Raises:
-            RunFailed: ``launch`` breaks, does not return, or returns something that cannot be watched.
+            RunFailed: ``launch`` raises, does not return in time, or returns something that cannot be watched.
         """
         who = f"{task.role} {task.rank}"
         try:
@@ -255,7 +253,7 @@ class Commands:
 
 
 def as_json_data(start: Start) -> dict[str, Any]:
-    """What a command's process is handed (its :class:`Start`), as plain data for JSON."""
+    """A :class:`Start` as plain data for JSON."""
     return {
         **vars(start),
         "role": {**asdict(start.role), "devices": list(start.role.devices), "ports": list(start.role.ports)},

@@ -1,4 +1,4 @@
-"""What the commands of a run must have in common, on whichever hosts they are typed."""
+"""The terms of a run: what must be the same in the commands of all hosts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from trainer.config.keys import is_of, leaves
 from trainer.config.run_config import RunConfig
-from trainer.planning.assignment import Assignment
 from trainer.planning.launch_role import plain_launch
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 
 OF_EACH_HOST = (
@@ -40,8 +40,8 @@ OF_EACH_HOST = (
     "data.verify",
     "data.download",
 )
-"""Keys, and groups of them, that may differ: places, screens, how data are read. Of some of them the plan's values are
-compared."""
+"""Keys and groups of keys that may differ between hosts: places, screens, how data are read. For some of them the
+values in the plan are compared."""
 WORDS_OF_DATA = tuple(
     f"data.{name}"
     for name in (
@@ -56,11 +56,11 @@ WORDS_OF_DATA = tuple(
         "val_split",
     )
 )
-"""Texts in ``data`` that must be the same. Others are places of files, which a host may have elsewhere."""
+"""Texts in ``data`` that must be the same; other texts are paths, which may differ between hosts."""
 
 
 def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, Any]:
-    """What must be the same on all hosts, by the key or the name under which a difference is told."""
+    """What must be the same on all hosts, by the key or name that a message shows."""
     from trainer.launch.rendezvous import ANY
 
     typed = {key: value for key, value in leaves(config.plain(), "") if not _is_of_each_host(key, value)}

@@ -17,11 +17,11 @@ from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
 from trainer.launch.process_reports import environment, leave_plan
 from trainer.launch.torchrun_handover import Handover, handover
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.terminal import streams
 
 Start = Callable[[Assignment], dict[str, Any]]
-"""Starts the processes of an assignment's plan; returns worker 0's outcome."""
+"""A function that starts the processes of an assignment's plan, and returns worker 0's outcome."""
 
 
 def join(lead: Callable[[Start], object]) -> int:
@@ -77,9 +77,9 @@ def _store() -> Any:
 
 
 def _follow(way: Handover, store: Any, rank: int) -> int:
-    """Any other rank: wait for the finished config; a text instead says that there is nothing to do.
+    """Any other rank: wait for the assignment, and work; a text instead of it says that there is nothing to do.
 
-    torchrun's agent ends it by SIGTERM, also while C++ waits for the store, where no handler of Python's would run.
+    The default handler of SIGTERM is restored, so that torchrun's agent can end the rank while C++ waits for the store.
     """
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
@@ -104,9 +104,8 @@ def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dic
     from trainer.config.instantiate import locate
     from trainer.strategies.contract import Seat
 
-    local = int(os.environ["LOCAL_RANK"])
+    local, world, here = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     device = f"cuda:{local}" if assignment.plan.topology.device == "cuda" else "cpu"
-    world, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     entry = locate(assignment.plan.strategy.entries["worker"])
 
     def work(seat: Seat) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dic
             return entry(seat, assignment)  # type: ignore[no-any-return]
         except (RunFailed, UserError, Interrupted):
             raise
-        except Exception:  # torchrun shows it and keeps it in a file: without what the config hides
+        except Exception:  # torchrun shows the error and writes it to a file: hide the config's secrets
             words = text(traceback.format_exc(), set(assignment.secrets))
             raise RunFailed(f"worker {rank}:\n{words}") from None
 

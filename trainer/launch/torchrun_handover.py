@@ -1,9 +1,8 @@
-"""Hands the finished config from torchrun's rank 0 to the other ranks, so that no stranger can hand them another.
+"""Hands the assignment from torchrun's rank 0 to the other ranks, so that nobody else can.
 
-torchrun's store listens on every interface, without a password: nothing that comes from it is believed. On one host the
-config is a file in the folder that torchrun's agent makes for its ranks alone. Over several hosts it is a message in
-the store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes on to its ranks. It is JSON
-always.
+torchrun's store listens on every interface, without a password, so its content is not trusted. On one host the
+assignment is a file in the private folder that torchrun's agent makes for its ranks. Over several hosts it is a message
+in the store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes to its ranks. It is JSON.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ NAME = "handover.json"
 
 
 class Handover(ABC):
-    """Base class: passes one message from torchrun's rank 0 to the other ranks, a payload or why there is none."""
+    """Base class: passes one message from torchrun's rank 0 to the other ranks: a payload, or a reason to stop."""
 
     def give(self, payload: Mapping[str, Any]) -> None:
         """On rank 0: hand the payload over.
 
         Raises:
-            RunFailed: it holds what JSON cannot carry.
+            RunFailed: JSON cannot hold it.
         """
         try:
             text = json.dumps({"payload": payload})
@@ -49,14 +48,14 @@ class Handover(ABC):
         self.write(text)
 
     def stop(self, why: str) -> None:
-        """On rank 0: tell the others that there is nothing to do, and why ('' if all is well)."""
+        """On rank 0: tell the other ranks to stop, and why ('' if nothing failed)."""
         self.write(json.dumps({"stop": why}))
 
     def take(self) -> dict[str, Any] | str:
-        """On the other ranks: wait for the payload, or for the reason why there is none.
+        """On the other ranks: wait for the payload, or for the reason to stop.
 
         Raises:
-            RunFailed: none came, or one that is not rank 0's.
+            RunFailed: no message came, or one that is not rank 0's.
         """
         message = json_text.loads(self.read())
         return message["payload"] if "payload" in message else str(message["stop"])
@@ -75,7 +74,7 @@ class Handover(ABC):
 
 
 class InFolder(Handover):
-    """A handover on one host: the message is a file in a folder that nobody else can enter."""
+    """A handover on one host: the message is a file in a private folder."""
 
     def __init__(self, folder: Path, patience_s: float = PATIENCE_S) -> None:
         self.path = folder / NAME
@@ -87,7 +86,7 @@ class InFolder(Handover):
         return FolderBoard(folder)
 
     def write(self, text: str) -> None:
-        private.write(self.path, text)  # what is said last stays when the run is over: no config
+        private.write(self.path, text)  # the last message stays after the run, and is no config
 
     def read(self) -> str:
         patience = Patience(self.patience_s, time.monotonic)
@@ -99,10 +98,10 @@ class InFolder(Handover):
 
 
 class Sealed(Handover):
-    """A handover between hosts: the message is in a store that strangers can write to, sealed with the run's secret.
+    """A handover between hosts: the message is in torchrun's store, encrypted with the user's secret.
 
     Args:
-        run: what the message is for; one that was sealed for another run is not believed.
+        run: identifies the run; a message of another run is refused.
     """
 
     KEY = "handover"
@@ -170,7 +169,7 @@ def handover(store: Store, environment: Mapping[str, str] = os.environ) -> Hando
 def agents_folder(environment: Mapping[str, str]) -> Path | None:
     """The folder that torchrun's agent has made for its ranks in this attempt; None if others can enter it.
 
-    Each rank is told of a file for its errors, ``RUN/attempt_N/RANK/error.json``; RUN is new, with mode 0700.
+    Each rank's variables name a file for errors, ``RUN/attempt_N/RANK/error.json``; RUN is new, with mode 0700.
     """
     error_file = environment.get("TORCHELASTIC_ERROR_FILE", "")
     if not error_file:

@@ -10,43 +10,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.classification import Seen, seen_of
+from trainer.metrics.classification import Seen
 from trainer.metrics.contract import Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, gathered_rows
 from trainer.metrics.ranking import COLUMNS, area, merged, ranked
 
 HEAD = 5
-"""Loss, its denominator, hits at 0.5, |p - y|, (p - y)^2 come first in a vector of sums; then the ranking's rows; last,
-samples."""
+"""Length of the head of a vector of sums: loss, its denominator, hits at 0.5, |p - y|, (p - y)^2. The ranking's rows
+follow, and the number of samples."""
 LINE_SCORES = 1 << 16
-"""Distinct scores up to which the AUC of a line, and of the epoch so far, is exact. Beyond, its error is known."""
+"""Distinct scores up to which the AUC of a line, and of the epoch so far, is exact; beyond, its error is known."""
 VALIDATION_SCORES = 1 << 19
 """The same of a validation, over all workers. Its ranking of 16 MiB also fits a message to a parameter server."""
 CHUNK = 1 << 17
 """Samples of a validation that are ranked at a time."""
-OLD_BUCKETS, OLD_LIMIT = 1 << 14, 16.0
-"""Checkpoints of former versions have histograms of the logits in [-16, 16] instead of a ranking."""
 
 
 def _split(sums: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    """What adds up in a vector of sums (5 sums and the samples), and its ranking (R, 4)."""
+    """Split a vector of sums into those that are added (5 sums and the samples), and its ranking (R, 4)."""
     flat = sums.cpu()
-    if len(flat) % COLUMNS == HEAD % COLUMNS:  # of a former version: losses were divided by samples alone
-        flat = torch.cat([flat[:1], flat[-1:], flat[1:]])
-    head, rest = torch.cat([flat[:HEAD], flat[-1:]]), flat[HEAD:-1].numpy()
-    if len(rest) == 2 * OLD_BUCKETS and rest.sum() == flat[-1].item():
-        return head, _of_histograms(*rest.reshape(2, OLD_BUCKETS))
-    return head, rest.reshape(-1, COLUMNS)
-
-
-def _of_histograms(positives: np.ndarray, negatives: np.ndarray) -> np.ndarray:
-    """The ranking of the two histograms over logits that checkpoints of former versions have."""
-    edges = np.linspace(-OLD_LIMIT, OLD_LIMIT, OLD_BUCKETS + 1)
-    rows = np.stack([edges[:-1], np.nextafter(edges[1:], -np.inf), positives, negatives], axis=1)
-    rows[0, 0], rows[-1, 1] = -np.inf, np.inf
-    found: np.ndarray = rows[positives + negatives > 0]
-    return found
+    return torch.cat([flat[:HEAD], flat[-1:]]), flat[HEAD:-1].numpy().reshape(-1, COLUMNS)
 
 
 def _vector(head: torch.Tensor, ranking: np.ndarray) -> torch.Tensor:
@@ -166,7 +150,7 @@ class BinaryMeter:
 
     def load(self, state: Sequence[Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.seen = [seen_of(*batch) for batch in state]
+        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the sums (5 + 4 R + 1,) float64 on the CPU, and empty the meter.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer.metrics.best import best_of
-from trainer.metrics.confusion import Examination, Tally, is_tally, tally_of
+from trainer.metrics.confusion import Examination, Tally, tally_of
 from trainer.metrics.contract import Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total
@@ -66,14 +66,7 @@ class ClassObjective:
 
     def add(self, sums: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """Return the sums of the samples of both, on the device of the first."""
-        return self._with_denominator(sums) + self._with_denominator(others.to(sums.device))
-
-    def _with_denominator(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums as they are now; in checkpoints of former versions losses were divided by samples alone."""
-        rest = len(sums) - HEAD - 1  # of a line 0, else a tally's
-        if rest == 0 or (rest > 0 and is_tally(self.classes, rest)):
-            return sums
-        return torch.cat([sums[:1], sums[-1:], sums[1:]])
+        return sums + others.to(sums.device)
 
     def over_workers(
         self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
@@ -85,7 +78,6 @@ class ClassObjective:
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up.
         All are means, so that there is no more to tell of the epoch."""
-        sums = self._with_denominator(sums)
         samples = sums[-1].item()
         if not samples:
             return {}
@@ -96,7 +88,6 @@ class ClassObjective:
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
         """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
-        sums = self._with_denominator(sums)
         metrics = self.summary(sums)
         return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1(self.there)}
 
@@ -106,19 +97,11 @@ class ClassObjective:
 
     def examined(self, sums: torch.Tensor) -> Examination:
         """Return the counts by class and the worst mistakes of a whole validation."""
-        sums = self._with_denominator(sums)
         return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
 
 
 Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, float]
 """A batch: loss (), outputs, labels (N,), samples that count, and the denominator of the loss."""
-
-
-def seen_of(
-    loss: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, denominator: float | None = None
-) -> Seen:
-    """A batch from a checkpoint; those of former versions have no denominator."""
-    return loss, outputs, labels, samples, samples if denominator is None else denominator
 
 
 class ClassificationMeter:
@@ -146,7 +129,7 @@ class ClassificationMeter:
 
     def load(self, state: Sequence[Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.seen = [seen_of(*batch) for batch in state]
+        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the sums (5,) float64 and empty the meter: loss, its denominator, hits of acc1, hits of acc5,

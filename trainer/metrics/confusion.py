@@ -172,11 +172,6 @@ def tally_of(classes: int, total: torch.Tensor) -> Tally:
     return tally
 
 
-def is_tally(classes: int, size: int) -> bool:
-    """Whether a tally's vector, over however many workers, can have so many numbers."""
-    return size > _counts(classes) and (size - _counts(classes)) % (WORST * FIELDS) == 0
-
-
 def _counts(classes: int) -> int:
     return classes * (classes + 1) if classes <= MOST_CLASSES else 3 * classes
 

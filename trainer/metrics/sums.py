@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.classification import Seen, seen_of
+from trainer.metrics.classification import Seen
 from trainer.metrics.contract import Examined, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total
@@ -142,7 +142,7 @@ class SumsMeter:
 
     def load(self, state: Sequence[Any]) -> None:
         """Restore what :meth:`state` returned."""
-        self.seen = [seen_of(*batch) for batch in state]
+        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the vector of sums, and empty the meter."""

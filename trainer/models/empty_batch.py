@@ -1,4 +1,4 @@
-"""Lets a worker without samples run an update on one that does not count, without changing its model's statistics."""
+"""Lets a worker without samples run an update on a placeholder, without changing batch-norm statistics."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ def finetuned(
 
     Args:
         weights: a name of torchvision's, ``DEFAULT`` for its best, or a file of tensors by name.
-        head: ``new``: the last layer is new although its weights would fit, because they are of other classes.
+        head: ``new``: the last layer is new even if the weights would fit, as they are for other classes.
         freeze: ``backbone``: only the head learns; batch norms before it keep their statistics.
 
     Raises:
-        UserError: the weights are not there or belong to another model.
+        UserError: the weights are missing, or of another model.
     """
     model = architecture(name, weights, num_classes, **arguments)
     if not any(p.is_meta for p in model.parameters()):
@@ -47,14 +47,13 @@ def architecture(
 
 
 def check(name: str, weights: str, num_classes: int = 1000, freeze: str = "none", **arguments: Any) -> str:
-    """Before anything starts: refuse weights of another model, and pretrained ones that are neither in the cache nor at
-    their site.
+    """Check the weights before anything starts.
 
     Returns:
-        of a file, which part of it is taken; empty where that is all of it.
+        the part of the file that is loaded; empty: all of it.
 
     Raises:
-        UserError: they are.
+        UserError: the weights are of another model, or pretrained ones are neither in the cache nor at their site.
     """
     if _is_file(weights):
         return _check_file(name, weights, num_classes, arguments)
@@ -131,22 +130,20 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
 
 
 def _load(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
-    """All but layers that tell another number of classes apart, and auxiliary classifiers that the model goes
-    without."""
+    """Load all tensors except layers for another number of classes, and auxiliary classifiers that the model lacks."""
     found = renamed(tensors, model.state_dict(), what).tensors
     anew = _begin_anew(model, {name: tuple(tensor.shape) for name, tensor in found.items()}, what)
     fit.into(model, {n: t for n, t in found.items() if n not in anew and not _of_a_head(n, model)}, what)
 
 
 def _begin_anew(model: nn.Module, there: dict[str, fit.Shape], what: str) -> list[str]:
-    """The names of the tensors that a file does not have for this model: of the head, if it has none, or for other
-    classes.
+    """The names of the tensors that a file lacks for this model: of a missing head, or of a head for other classes.
 
     Args:
         there: shapes in the file, under the model's names.
 
     Raises:
-        UserError: what differs is more than that: the file belongs to another model.
+        UserError: other tensors differ as well: the file is of another model.
     """
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     here = {name: shape for name, shape in there.items() if name in own or not _of_a_head(name, model)}
@@ -167,14 +164,14 @@ def _begin_anew(model: nn.Module, there: dict[str, fit.Shape], what: str) -> lis
 
 
 def _of_a_head(name: str, model: nn.Module) -> bool:
-    """Whether a tensor is of an auxiliary classifier that this model goes without."""
+    """Whether a tensor is of an auxiliary classifier that this model lacks."""
     return name.partition(".")[0] in HEADS and name not in model.state_dict()
 
 
 def _without_head(
     model: nn.Module, num_classes: int, tensors: dict[str, torch.Tensor], head: str
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a file, with the model's own in place of those of the head where that is to be new."""
+    """The tensors of a file, with the model's own tensors for a new head."""
     if head != "new":
         return tensors
     own, (name, module) = model.state_dict(), _head_of(model, num_classes)
@@ -186,7 +183,7 @@ def _head_of(model: nn.Module, num_classes: int) -> tuple[str, nn.Module]:
     """The name of the last layer with as many outputs as there are classes, and that layer.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such layer.
     """
     modules: list[tuple[str, nn.Module]] = list(model.named_modules())
     heads = [one for one in modules if isinstance(one[1], nn.Linear) and one[1].out_features == num_classes]

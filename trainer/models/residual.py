@@ -18,11 +18,11 @@ PASSED = (nn.Dropout, nn.Identity)
 
 
 class NoResidualBlocks(ValueError):
-    """The error for a model in which no residual block ends in a norm with a scale; its text tells why."""
+    """The error for a model in which no residual block ends in a norm with a scale; its text gives the reason."""
 
 
 class _Tracer(fx.Tracer):
-    """Norms stay whole, also a library's own."""
+    """A tracer that does not trace into norms, also of other libraries."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, NORMS) or super().is_leaf_module(m, module_qualified_name)
@@ -31,11 +31,11 @@ class _Tracer(fx.Tracer):
 def last_norms(model: nn.Module) -> list[str]:
     """The names of the norms whose output is added to a shortcut, one per residual block, in the model's order.
 
-    Found in the traced graph, not by names: at each addition, of the two branches that lead to it, the one with more
-    layers is the block's (a shortcut has one convolution at most), and its last operation is the norm.
+    They are found in the traced graph: of the two branches of each addition, the one with more layers is the block's (a
+    shortcut has at most one convolution), and its last operation is the norm.
 
     Raises:
-        NoResidualBlocks: there are none, or the model cannot be traced.
+        NoResidualBlocks: there are no such blocks, or the model cannot be traced.
     """
     try:
         with warnings.catch_warnings():
@@ -64,7 +64,7 @@ def zero_last_norms(model: nn.Module) -> None:
     """Set the scale of every residual block's last norm to zero.
 
     Raises:
-        NoResidualBlocks: there are none.
+        NoResidualBlocks: there are no such blocks.
     """
     modules = dict(model.named_modules())
     for name in last_norms(model):
@@ -88,7 +88,7 @@ def _layers(branch: fx.Node, elsewhere: set[fx.Node], modules: dict[str, Any]) -
 
 
 def _last(node: fx.Node, modules: dict[str, Any]) -> str | None:
-    """The norm that a branch ends in, behind what changes nothing in evaluation."""
+    """The norm at the end of a branch, before operations without effect in evaluation."""
     for one in _backwards(node):
         module = modules.get(str(one.target)) if one.op == "call_module" else None
         if isinstance(module, NORMS):

@@ -1,12 +1,12 @@
-"""The skeleton of a model: the module as its class built it, without the tensors that saved weights fill.
+"""The skeleton of a model: the module as its class built it, without the values of its state_dict.
 
-Building a model of one's own a second time may fetch pretrained weights again, or read a file that is gone. So a
-training pickles the module once, when it is built: the run's logged model, its export and its test begin with this
-skeleton. In place of each parameter and buffer of the state_dict stand shape and type. Everything else is as
-``__init__`` left it: attributes, buffers that are not saved, tensors shared by several layers.
+Building a user's model again may download pretrained weights again, or need a file that is gone. So a training pickles
+the module once, when it is built; the logged model, the export and the test start from this skeleton. It has shape and
+type in place of each parameter and buffer of the state_dict. Everything else is as after ``__init__``: attributes,
+buffers that are not saved, tensors shared by several layers.
 
-A pickle names the classes of its objects and runs code of theirs. It is read where the config of the same folder would
-be instantiated, which runs the same code, and only if it is a file of this user's that nobody else can write to.
+Unpickling runs code of the user's classes. A skeleton is read only where the folder's config would be instantiated,
+which runs the same code, and only from a file that no other user can write.
 """
 
 from __future__ import annotations
@@ -20,25 +20,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.checkpoint.store import SKELETON
 from trainer.host import private
-
-FILE = "skeleton.pkl"
-"""In the run's folder."""
 
 
 def skeleton(module: nn.Module, secrets: Iterable[str] = ()) -> bytes | None:
     """Pickle a module without the values in its state_dict.
 
     Returns:
-        the pickle; None: pickle does not take the module, or gives another one back, or one of the secrets would be in
-        it.
+        the pickle; None: the module cannot be pickled, is not restored equal, or the pickle would hold a secret.
     """
     content = io.BytesIO()
     try:
         _Pickler(content, module).dump(module)
-        # unfilled: all workers of a host do this at once, and nobody writes to the memory of a large model
+        # empty tensors: all workers of a host do this at once, and a large model would fill the memory
         same = _described(_Unpickler(io.BytesIO(content.getvalue()), torch.empty).load()) == _described(module)
-    except Exception:  # whatever the attributes of a user's class raise when they are pickled
+    except Exception:  # any error of a user's class while it is pickled
         return None
     leaks = any(secret.encode("utf-8", "surrogatepass") in content.getvalue() for secret in secrets)
     return content.getvalue() if same and not leaks else None
@@ -48,29 +45,28 @@ def built(content: bytes) -> nn.Module:
     """The module of a skeleton; the tensors of its state_dict are zeros, or on the meta device where they were.
 
     Raises:
-        Exception: whatever importing the module's classes raises.
+        Exception: any error of importing the module's classes.
     """
     module: nn.Module = _Unpickler(io.BytesIO(content)).load()
     return module
 
 
 def of_run(run_dir: Path) -> bytes | None:
-    """The skeleton in a run's folder; None: the run left none, or another user may have written it."""
+    """The skeleton in a run's folder; None: there is none, or another user can write it."""
     try:
-        return private.read_unshared(run_dir / FILE)
+        return private.read_unshared(run_dir / SKELETON)
     except OSError:
         return None
 
 
 def as_built(skeleton_file: str, **arguments: Any) -> nn.Module:
-    """The module of a skeleton's file, as a ``_target_``: ``eval RUN`` and ``predict RUN`` name it in place of the
-    run's own class.
+    """The module of a skeleton's file: the ``_target_`` of ``eval RUN`` and ``predict RUN`` instead of its class.
 
     Args:
-        arguments: of that class, for whatever else in the config takes its values from them.
+        arguments: of that class; other keys of the config may refer to them.
 
     Raises:
-        OSError: another user may have written the file since the command began.
+        OSError: another user can write the file.
     """
     return built(private.read_unshared(Path(skeleton_file)))
 
@@ -91,7 +87,7 @@ class _Pickler(pickle.Pickler):
         self.numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
 
     def persistent_id(self, obj: Any) -> Any:
-        """What stands for the object; None: it is pickled itself, as tensors of other classes are."""
+        """The description of a tensor of the state_dict; None: the object is pickled itself."""
         if type(obj) not in (torch.Tensor, nn.Parameter) or id(obj) not in self.numbers:
             return None
         number, parameter = self.numbers[id(obj)], isinstance(obj, nn.Parameter)
@@ -99,7 +95,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """The unpickler for it: one tensor for each number."""
+    """The unpickler for :class:`_Pickler`: it makes one tensor for each number."""
 
     def __init__(self, file: io.BytesIO, make: Callable[..., torch.Tensor] = torch.zeros) -> None:
         super().__init__(file)

@@ -1,9 +1,9 @@
 """A workaround for bf16 convolutions on CPUs: a kernel leaves gradients unwritten for some strides and paddings.
 
-Where a strided convolution's input is so small that one of the kernel's taps never meets it (3x3, stride 2, padding 1
-on 1x1: only the middle tap does), oneDNN's bf16 kernel (brgconv_bwd_w, torch 2.15) does not write that tap's gradient,
-which is zero: whatever the memory held goes into the update, and now and then that is not a number. Such a convolution
-is computed in fp32; the small input makes it cheap.
+If a strided convolution's input is so small that one tap of the kernel never meets it (3x3, stride 2, padding 1 on 1x1:
+only the middle tap does), oneDNN's bf16 kernel (brgconv_bwd_w, torch 2.15) does not write that tap's gradient, which is
+zero. Uninitialised memory then goes into the update, sometimes NaN. Such a convolution is computed in fp32, which is
+cheap for a small input.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from trainer.models.embedding_tables import RowEmbedding
 class WideAndDeep(nn.Module):
     """A linear model beside a deep network on embedded ids (Cheng et al., 2016, arXiv:1606.07792).
 
-    All slots share one table: an id says slot and token. The linear part sees the dense features, the network these and
-    the ids' rows.
+    All slots share one table: an id depends on slot and token. The linear part gets the dense features; the network
+    gets the dense features and the ids' rows.
 
     Args:
         table_size: rows of the table; None: any id of 0..2^63-1, for parameter servers alone.

@@ -12,29 +12,28 @@ from torch import nn
 from trainer.config.schema import EmaConfig
 
 NOTHING = -1
-"""Instead of a number of updates: no weights are in the average."""
+"""Value of ``step`` while the average holds no weights."""
 
 
 class SumsOverWorkers(Protocol):
-    """Protocol of what averaged weights need of a strategy: sums over workers, and who takes part."""
+    """Protocol of a strategy for averaged weights: sums over workers, and the workers that take part."""
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over workers of a float64 vector."""
 
     def members(self) -> tuple[int, int]:
-        """This worker's index among those that take part, and their number."""
+        """This worker's index among the workers that take part, and their number."""
 
 
 class AveragedWeights:
     """An EMA of the weights: after every update, ``average = decay * average + (1 - decay) * weights``.
 
-    Floating buffers (batch-norm statistics) are averaged alike, since they have to fit the averaged weights; others
-    are copied. It follows a worker's model; where workers have the same model after each update they have the same
-    average without exchanging anything.
+    Floating buffers (batch-norm statistics) are averaged as well, since they must fit the averaged weights; other
+    buffers are copied. Workers with equal models have equal averages without communication.
 
     Args:
-        model: on its device, with its start.
-        decay: share of the average that an update keeps.
+        model: on its device, with its initial weights.
+        decay: share of the average that stays in an update.
         warmup: the decay grows with the updates: ``min(decay, 1 - (1 + n / gamma) ** -power)`` in the n-th one, n from
             0, as in timm's ModelEmaV3.
 
@@ -54,8 +53,7 @@ class AveragedWeights:
         self.placed = False
 
     def begin_anew(self) -> None:
-        """Begin with the weights that are followed next. (Not with those of now: a worker may have to pull them
-        first.)"""
+        """Begin with the weights of the next update, not with the current ones, which may not be pulled yet."""
         self.step = NOTHING
 
     def live(self) -> list[torch.Tensor]:
@@ -84,9 +82,9 @@ class AveragedWeights:
 
     @torch.no_grad()
     def agree(self, strategy: SumsOverWorkers, mean: bool) -> None:
-        """Make the average equal on all workers: buffers are the first worker's, differing weights their mean.
+        """Average the EMA over workers before use: buffers come from the first worker, weights are the mean.
 
-        The mean of the workers' averages is the average of their mean, whatever they exchanged meanwhile.
+        An EMA is linear, so the mean of the workers' EMAs is the EMA of their mean weights.
         """
         index, count = strategy.members()
         if count == 1:

@@ -15,13 +15,13 @@ from trainer.optim.states import States, by_name, put
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
-    """The class of an optimizer as checkpoints tell it, e.g. ``Adam``, or ``Adam + SparseAdam`` with tables."""
+    """The class of an optimizer as checkpoints name it: ``Adam``, or ``Adam + SparseAdam`` with tables."""
     parts = optimizer.parts.values() if isinstance(optimizer, DenseAndSparse) else (optimizer,)
     return BETWEEN.join(type(part).__name__ for part in parts)
 
 
 def kept_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> KeptState:
-    """What an optimizer will keep of each parameter after an update; the optimizer itself stays as it is.
+    """The state that an optimizer will keep for each parameter after an update; the optimizer is not changed.
 
     Args:
         names: of the parameters, in the order of the optimizer's groups.
@@ -34,7 +34,7 @@ def kept_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> KeptSt
 
 
 def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
-    """The keys that an optimizer keeps of each parameter, from an update of a copy with parameters of one element."""
+    """The state keys of each parameter, from an update of a copy with parameters of one element."""
     parameters = _parameters(optimizer)
     stand_ins = [torch.zeros((1,) * p.dim(), dtype=p.dtype, device=p.device) for p in parameters]
     for stand_in in stand_ins:
@@ -47,7 +47,7 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
         tried = copy.deepcopy(optimizer, copies)
         tried.step()
         kept = [tried.state.get(stand_in, {}) for stand_in in stand_ins]
-    except Exception:  # an optimizer of somebody's own may want more than a gradient
+    except Exception:  # a user's optimizer may need more than a gradient
         yield from [None] * len(parameters)
         return
     for one in kept:
@@ -65,7 +65,7 @@ def _small(state: Mapping[str, Any]) -> dict[str, Any]:
 def saved_state(
     kind: str, states: States, tables: Collection[str] = (), of_no_parameter: Sequence[str] = ()
 ) -> KeptState:
-    """What is there of a saved state, for :func:`carry`."""
+    """The :class:`KeptState` of a saved state, for :func:`carry`."""
     keys = {name: [key for key, value in state.items() if value is not None] for name, state in states.items()}
     return KeptState(kind, keys, tables, of_no_parameter)
 
@@ -79,12 +79,12 @@ def load_by_name(
 ) -> bool:
     """Load an optimizer's saved ``state_dict``, each parameter's state by its name.
 
-    What is of no parameter is taken over where class and parameters are the same; returns whether they are.
+    State of no parameter is loaded if class and parameters are the same; returns whether they are.
 
     Args:
-        optimizer: has made no update yet: what is not taken over stays as it begins.
+        optimizer: without an update so far; state that is not loaded begins anew.
         names: of the optimizer's parameters, in the order of its groups.
-        kind, saved, saved_names: of the saved one: its class, its ``state_dict``, its parameters in their order.
+        kind, saved, saved_names: class, ``state_dict`` and parameter names of the saved optimizer.
     """
     states, live = by_name(saved, saved_names), kept_state(optimizer, names)
     carried, now = carry(saved_state(kind, states, live.tables), live), optimizer.state_dict()
@@ -95,7 +95,7 @@ def load_by_name(
 
 
 def matching_states(carried: Carried, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
-    """The states that are taken over, with the buffers that begin at zero."""
+    """The saved states to load, by name, with the buffers that begin at zero."""
     found = {name: {key: states[name][key] for key in keys} for name, keys in carried.keys.items()}
     for name, keys in carried.zeros.items():
         found[name] |= {key: torch.zeros_like(parameters[name]) for key in keys}

@@ -8,7 +8,7 @@ import torch
 
 
 def _values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The values of these parameters' gradients; sparse ones are coalesced first, for right norms and limits."""
+    """The values of these parameters' gradients; sparse ones are coalesced first, so that norms are right."""
     values = []
     for parameter in parameters:
         if parameter.grad is None:
@@ -29,7 +29,7 @@ def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
     """Scale gradients to an L2 norm of at most ``limit`` like ``torch.nn.utils.clip_grad_norm_``, dense or sparse.
 
     Returns:
-        The norm before.
+        The norm before clipping.
     """
     values = _values_of(parameters)
     if not values:

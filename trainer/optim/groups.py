@@ -1,4 +1,4 @@
-"""The optimizer's parameter groups: which parameters are decayed, and each one's factor on the learning rate."""
+"""The optimizer's parameter groups: weight decay and learning-rate factor of each parameter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
     A shared parameter stands under its first name.
 
     Args:
-        node: the ``optimizer`` node; a user's own may lack these keys, which then do nothing.
+        node: the ``optimizer`` node; a user's own may lack these keys.
     """
     factors = node.get("lr_factors") or {}
     decay = node.get("layer_decay")
@@ -47,8 +47,8 @@ def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
 
 
 def undecayed(model: nn.Module) -> Iterator[str]:
-    """Names of the parameters that weight decay spares: biases, those of norms, and all with at most one dimension.
-    So are those that the model itself names (``no_weight_decay()``, timm's convention)."""
+    """Names of the parameters without weight decay: biases, norms, and all with at most one dimension; and those of the
+    model's ``no_weight_decay()`` (timm's convention)."""
     own = getattr(model, "no_weight_decay", None)
     named = set(own()) if callable(own) else set()
     of_norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters(recurse=False)}
@@ -59,10 +59,10 @@ def undecayed(model: nn.Module) -> Iterator[str]:
 
 
 def check_patterns(model: nn.Module, node: Mapping[str, Any]) -> None:
-    """Refuse ``optimizer.lr_factors`` with a pattern that matches no parameter, or that leave nothing to train.
+    """Check ``optimizer.lr_factors``.
 
     Raises:
-        UserError: with the nearest names.
+        UserError: a pattern matches no parameter (the message has the nearest names), or nothing is left to train.
     """
     factors = node.get("lr_factors") or {}
     aliases = [a for names in _aliases(model).values() for a in names]
@@ -92,7 +92,7 @@ def freeze(model: nn.Module, node: Mapping[str, Any], tables: Iterable[Any] = ()
     """Turn off the gradients of parameters in groups whose learning-rate factor is 0.
 
     Args:
-        tables: the model's sparse tables, which keep theirs (a server holds them, or will); their rate is 0.
+        tables: the model's sparse tables, which keep their gradients, as servers hold them; their rate is 0.
     """
     kept = {id(module.weight) for module in tables}
     found = rates(model, node)
@@ -118,11 +118,11 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
 
     Args:
         node: the ``optimizer`` node.
-        groups: none where nothing is trained here; torch's optimizers want a parameter, and get one that nobody has.
+        groups: empty if nothing is trained here; the optimizer then gets a parameter of no model.
         lr: learning rate instead of the node's (scaled to the batch).
 
     Raises:
-        UserError: it does not take these parameters, or no parameter groups where there are several.
+        UserError: the optimizer does not take these parameters, or no parameter groups.
     """
     groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
     plain = len(groups) == 1
@@ -140,12 +140,12 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
 
 
 def _factor(aliases: list[str], factors: Mapping[str, float]) -> float:
-    """Of the patterns that match, the last one counts."""
+    """The factor of the last matching pattern; 1 without one."""
     return float(([1.0] + [f for p, f in factors.items() if any(_matches(n, p) for n in aliases)])[-1])
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """``head`` is the parameter or all of the module of that name; ``*`` stands for anything, dots included."""
+    """Whether a pattern matches: ``head`` is a parameter or a whole module; ``*`` matches anything, also dots."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 

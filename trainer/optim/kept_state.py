@@ -1,4 +1,4 @@
-"""What an optimizer takes over of another one's state, by parameter name, when a run resumes with another config.
+"""Decides which state an optimizer loads from another one, by parameter name, when the config has changed.
 
 :func:`carry` decides for the plan, which lists what begins anew, and for the workers and servers that load the state.
 This module imports no torch.
@@ -17,21 +17,20 @@ BEGINS_AT_ZERO: Mapping[str, frozenset[str]] = {
     "AdamW": frozenset({"max_exp_avg_sq"}),
     "RMSprop": frozenset({"momentum_buffer", "grad_avg"}),
 }
-"""Buffers that an option of torch's optimizers adds (amsgrad, momentum, centered). They begin at zero whenever they
-begin."""
+"""Buffers that an option of torch's optimizers adds (amsgrad, momentum, centered); they begin at zero."""
 BETWEEN = " + "
 MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """What an optimizer keeps of each parameter.
+    """The state keys of an optimizer.
 
     Attributes:
         kind: the class's name, e.g. ``Adam``; of dense parameters and tables ``Adam + SparseAdam``.
-        keys: by parameter name; None: only an update can tell, and it could not be tried.
+        keys: by parameter name; None: not known, as no trial update was possible.
         tables: names of the parameters that are updated by rows.
-        of_no_parameter: names of what an optimizer of one's own keeps beside the state of its parameters.
+        of_no_parameter: names of further state that a user's optimizer keeps.
     """
 
     kind: str
@@ -47,14 +46,14 @@ class KeptState:
 
 @dataclass(frozen=True)
 class Carried:
-    """What is taken over of the saved state, by parameter name.
+    """The saved state to load, by parameter name.
 
     Attributes:
-        keys: that are taken over. zeros: buffers that begin at zero beside them.
-        anew: what begins anew: the keys, and why; the names of the parameters. unused: keys that are dropped.
-        gone: parameters with a saved state that are not trained any more.
-        same: the saved state is of the same class and parameters, so that what is of no parameter is taken over, too.
-        dropped: names of what is of no parameter, where it is not.
+        keys: to load. zeros: further buffers, which begin at zero.
+        anew: names of parameters whose state begins anew, by (keys, reason). unused: saved keys that are dropped.
+        gone: parameters with a saved state that are no longer trained.
+        same: class and parameters are the same, so that state of no parameter is loaded as well.
+        dropped: names of state of no parameter that is not loaded.
     """
 
     keys: dict[str, list[str]] = field(default_factory=dict)
@@ -84,12 +83,10 @@ class Carried:
 
 
 def carry(saved: KeptState, live: KeptState) -> Carried:
-    """Decide what an optimizer takes over of a saved state; the state of the same parameter and class, never of another
-    one.
+    """Decide which saved state an optimizer loads: only state of the same parameter and of the same class.
 
     Args:
-        saved: its ``keys`` are those that are there, none of a parameter that never had a gradient.
-        live: its ``keys`` are those that the optimizer needs.
+        saved: with the saved keys; a parameter that never had a gradient has none. live: with the needed keys.
     """
     gone = [name for name, keys in saved.keys.items() if keys and name not in live.keys]
     same = saved.kind == live.kind and list(saved.keys) == list(live.keys)
@@ -108,7 +105,7 @@ def carry(saved: KeptState, live: KeptState) -> Carried:
                 found.unused[_listed(there)].append(name)
         elif not missing:
             _takes(found, name, there, needed)
-        elif not there and ever[before] >= missing:  # a parameter without a gradient so far, as before
+        elif not there and ever[before] >= missing:  # a parameter without a gradient so far
             continue
         elif there and missing <= BEGINS_AT_ZERO.get(kind, frozenset()):
             _takes(found, name, there, needed)
@@ -120,7 +117,7 @@ def carry(saved: KeptState, live: KeptState) -> Carried:
 
 
 def _takes(found: Carried, name: str, there: Collection[str], needed: Collection[str] | None) -> None:
-    """The saved keys of a parameter that are needed."""
+    """Load the needed keys of a parameter."""
     kept = sorted(there if needed is None else set(there) & set(needed))
     if kept:
         found.keys[name] = kept
@@ -139,7 +136,7 @@ def _listed(words: Collection[str]) -> str:
 
 
 def named(names: Sequence[str], everything: Collection[str]) -> str:
-    """The names of parameters in a sentence; of all of them their number, of very many the first ones."""
+    """The names of parameters in a sentence: the first ones of many; for all of them only their number."""
     if len(names) > 1 and len(names) == len(everything):
         return f"all {counted(len(names), 'parameter')}"
     shown = list(names[:MOST_NAMES])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""What counts as a norm; batch and instance norms of all kinds derive from the first."""
+"""Classes of norms; all batch and instance norms derive from the first."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,11 @@ class Unit:
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """The layer number of each parameter (by its first name), from 0 at the input.
 
-    The layers are the model's children in the order in which they are defined; of an ``nn.Sequential`` or an
-    ``nn.ModuleList`` each element is one, and a child that has more than half of the model's parameters and such a list
-    inside (a backbone, an encoder) is looked into. So each block of a ResNet or of a transformer is one layer. A norm
-    between layers belongs to the layer before it, or, where that stands in a list of its own (a transformer's last
-    norm), to the one after it. Parameters of the modules that are looked into (position embeddings, class tokens)
-    belong to layer 0, as in BEiT (Bao et al., 2022) and timm.
+    The layers are the model's children in the order of their definition. Each element of an ``nn.Sequential`` or
+    ``nn.ModuleList`` is a layer. A child with more than half of the model's parameters and with such a list inside (a
+    backbone, an encoder) is divided further, so that each block of a ResNet or transformer is a layer. A norm belongs
+    to the layer before it; a norm after a list (a transformer's last norm), to the layer after it. Parameters of
+    divided modules (position embeddings, class tokens) belong to layer 0, as in BEiT (Bao et al., 2022) and timm.
     """
     units = list(_units(model, "", _size(model) / 2))
     numbers, number = {}, -1
@@ -40,7 +39,7 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
         if not joins:
             number += 1
         numbers[unit.name] = number
-        if waits:  # the layer after it has this number too
+        if waits:  # the next layer has this number, too
             number -= 1
     return {name: _number(name, numbers) for name, _ in model.named_parameters()}
 

@@ -15,7 +15,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "sparseadam": ("takes sparse gradients alone", "optimizer.name=Adam optimizer.sparse=adam"),
 }
-"""Why, and what to type instead, by the name in lower case."""
+"""By name in lower case: why it is refused, and what to type instead."""
 
 SCHEDULES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "StepLR": ("step", {"step_size": "every_epochs", "gamma": "gamma"}),
@@ -32,7 +32,7 @@ TORCHS = "torch.optim.lr_scheduler."
 
 
 def option_for(node: Mapping[str, Any]) -> str:
-    """What to type instead of a ``scheduler`` node of torch's; of some there is no option."""
+    """The option in place of a ``scheduler`` node of torch's; empty: there is none."""
     option, keys = SCHEDULES.get(str(node.get("_target_")).removeprefix(TORCHS), ("", {}))
     values = [f"scheduler.{own}={spelled(node[name])}" for name, own in keys.items() if name in node]
     return (

@@ -11,7 +11,7 @@ from trainer.metrics.best import Best
 from trainer.wording import counted
 
 PLATEAU = "trainer.optim.schedules.Plateau"
-"""The schedule that goes by validations."""
+"""The schedule that depends on validations."""
 
 
 class Constant:
@@ -53,8 +53,7 @@ class Constant:
         return max(1, self.total_steps - self.warmup)
 
     def progress(self, step: int) -> float:
-        """How much of the way after the warm-up is done in update number ``step``: from 0 in its first to 1 in the
-        run's last."""
+        """The progress after the warm-up at update number ``step``: from 0 at its first to 1 at the run's last."""
         return min(1.0, (step - self.warmup) / (self.length - 1)) if self.length > 1 else 1.0
 
     def after_warmup(self, step: int) -> float:

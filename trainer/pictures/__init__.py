@@ -1,1 +1,1 @@
-"""Figures of matplotlib, and texts that fit into them: used by whatever draws a picture of a run."""
+"""Makes figures of matplotlib, and fits texts into them."""

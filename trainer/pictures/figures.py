@@ -21,9 +21,9 @@ def figure_of(size: tuple[float, float], title: str, arranged: bool = True) -> A
     figure = Figure(figsize=size, dpi=DPI, layout="constrained" if arranged else None)
     FigureCanvasAgg(figure)
     fonts = families([title])
-    told = Ruler(12, fonts).wrap(title, size[0] - 0.5, 2)
+    lines = Ruler(12, fonts).wrap(title, size[0] - 0.5, 2)
     top = {} if arranged else {"y": 1.0 - 0.1 / size[1]}
-    figure.suptitle(told, fontsize=12, fontfamily=fonts, parse_math=False, **top)
+    figure.suptitle(lines, fontsize=12, fontfamily=fonts, parse_math=False, **top)
     return figure
 
 

@@ -47,7 +47,7 @@ class ModelFacts:
         shapes: of all parameters, by name.
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
-        taken: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
+        part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
     """
 
     parameters: int
@@ -61,7 +61,7 @@ class ModelFacts:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     optimizer: KeptState | None = None
     denominator: str = "samples"
-    taken: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,14 +194,14 @@ def with_strategy(config: RunConfig, workers: int, typed: Collection[str] = ()) 
     if config.strategy._target_ != AUTO:
         return config, ""
     chosen = schema.StrategyConfig if workers == 1 else schema.CollectiveStrategy
-    taken, usual = asdict(chosen()), asdict(schema.AutoStrategy())
-    given = config.node("strategy")
-    for name in given.keys() - taken.keys():
+    options, usual = asdict(chosen()), asdict(schema.AutoStrategy())
+    node = config.node("strategy")
+    for name in node.keys() - options.keys():
         keys = [key for key in typed if is_of(key, [f"strategy.{name}"])]
-        if keys or given[name] != usual.get(name):
-            what = keys[0] if keys else f"strategy.{name}={spelled(given[name])}"
+        if keys or node[name] != usual.get(name):
+            what = keys[0] if keys else f"strategy.{name}={spelled(node[name])}"
             why = "strategy=auto is single with one worker, which has no such key"
             raise UserError(what, why, "launch.nproc=2 (or strategy=collective)", keys)
     why = "one worker" if workers == 1 else f"{workers} workers"
-    kept = {name: given.get(name, value) for name, value in taken.items() if name != "_target_"}
+    kept = {name: node.get(name, value) for name, value in options.items() if name != "_target_"}
     return config.replaced("strategy", {"_target_": chosen._target_, **kept}), why

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import is_each_once, sampler_name
 from trainer.errors import UserError
 from trainer.host import torchrun
 from trainer.planning.checked_config import Checked
@@ -15,7 +16,6 @@ from trainer.wording import counted
 
 AUTO = "auto"
 STRIDED, CONTIGUOUS = "strided", "contiguous"
-EACH_ONCE = "each_once"
 FIRST_TRY = 32
 """Samples per worker with which the search for the largest batch begins, and which a plan without one has."""
 
@@ -29,10 +29,10 @@ def searched(config: RunConfig, typed: set[str]) -> bool:
     data, launch, what = config.data, config.launch, "data.batch_size=auto"
     if config.mode != "train" or data.batch_size != AUTO:
         return False
-    mine, together = "data.batch_size" in typed, "data.global_batch_size" in typed
-    if data.global_batch_size is not None and together and not mine:
+    by_worker, together = "data.batch_size" in typed, "data.global_batch_size" in typed
+    if data.global_batch_size is not None and together and not by_worker:
         return False
-    if data.global_batch_size is not None and mine == together:
+    if data.global_batch_size is not None and by_worker == together:
         why = f"finds the samples of an update, and data.global_batch_size={data.global_batch_size} sets them"
         raise UserError(what, why, "data.global_batch_size=null (or data.batch_size=null)")
     if launch.nnodes > 1:
@@ -68,15 +68,15 @@ def batch_sizes(
     Raises:
         UserError: they contradict each other, or the batch cannot be shared out.
     """
-    mine, together, portions = (
+    size, together, portions = (
         None if data.batch_size == AUTO else data.batch_size,
         data.global_batch_size,
         workers * merge,
     )
     if together is None:
-        return {"batch_size": 32 if mine is None else mine}
-    if mine is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
-        return {"batch_size": mine, "global_batch_size": None}
+        return {"batch_size": 32 if size is None else size}
+    if size is not None and "data.batch_size" in typed and "data.global_batch_size" not in typed:
+        return {"batch_size": size, "global_batch_size": None}
     what = f"data.global_batch_size={together}"
     spread = f"{counted(workers, 'worker')}" + (f" x {merge} merged batches" if merge > 1 else "")
     if together < portions:
@@ -86,10 +86,10 @@ def batch_sizes(
         why = f"is not a multiple of {spread}, and work that is leased in blocks comes in batches of one size"
         raise UserError(what, why, f"data.global_batch_size={nearest} (or data.work=static)")
     share = -(-together // portions)
-    if mine is not None and mine != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
+    if size is not None and size != share and ("data.batch_size" in typed) == ("data.global_batch_size" in typed):
         raise UserError(
             what,
-            f"disagrees with data.batch_size={mine}, which over {spread} makes {mine * portions}",
+            f"disagrees with data.batch_size={size}, which over {spread} makes {size * portions}",
             f"data.batch_size={share} (or one of the two alone)",
         )
     return {"batch_size": share}
@@ -97,8 +97,8 @@ def batch_sizes(
 
 def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
     """Valid batch sizes near the invalid ones asked for, to show a plan that a run would be refused for."""
-    mine = None if data.batch_size == AUTO else data.batch_size
-    together = data.global_batch_size or (mine or 1) * portions
+    size = None if data.batch_size == AUTO else data.batch_size
+    together = data.global_batch_size or (size or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
@@ -121,9 +121,9 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     if leased and blocks and "sampler.padding" in typed:
         why = "splits an epoch beforehand, and with this strategy workers lease blocks of work"
         raise UserError(blocks, why, "data.work=static (or sampler.padding=strided)")
-    if blocks and sampler.order != EACH_ONCE:
+    if blocks and not is_each_once(config):
         raise UserError(
-            blocks, f"takes each sample once, and sampler.order={sampler.order} does not", "sampler.padding=strided"
+            blocks, f"takes each sample once, and {sampler_name(config)} does not", "sampler.padding=strided"
         )
     if together is not None:
         return config.changed(sampler={"pad": False, "padding": STRIDED})
@@ -171,14 +171,14 @@ def single_sample(checked: Checked) -> SingleSample | None:
 def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
     """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an
     epoch that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
-    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+    from trainer.data.sampler import TrainingSampler, training_sampler, undivided_sampler
 
     samples, workers = checked.facts.train_samples, checked.workers
     if checked.leased:
         workers = 1
-        sampler = DistributedBatchSampler(samples, config.batch_size, drop_last=config.sampler.drop_last, pad=False)
+        sampler: TrainingSampler = undivided_sampler(config, samples, config.batch_size)
     else:
-        sampler = training_sampler(config, samples, config.batch_size, 0, workers)  # type: ignore[assignment]
+        sampler = training_sampler(config, samples, config.batch_size, 0, workers)
     limits = [config.limit_train_batches, config.max_steps and config.max_steps * checked.merge]
     limit = None if checked.leased else min((one for one in limits if one), default=None)
     cuts, ends = list(sampler.cuts())[:limit], 2 * checked.merge

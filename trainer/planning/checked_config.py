@@ -37,7 +37,7 @@ class Lacks(list[str]):
         return True
 
 
-@dataclass
+@dataclass(frozen=True)
 class Checked:
     """A config that has passed all checks, with what they found out.
 
@@ -99,5 +99,5 @@ class Checked:
     @property
     def global_batch_size(self) -> int:
         """The samples in one update, over all workers."""
-        given = self.config.data.global_batch_size if self.config.mode == "train" else None
-        return given or self.config.batch_size * self.workers * self.merge
+        together = self.config.data.global_batch_size if self.config.mode == "train" else None
+        return together or self.config.batch_size * self.workers * self.merge

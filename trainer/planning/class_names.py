@@ -168,7 +168,7 @@ def for_predictions(config: RunConfig, source: DataSource, facts: Facts) -> Clas
 
 
 def _unnamed(weights: Path, ours: Sequence[str], facts: Facts) -> str:
-    """What is said of weights whose classes nobody has named; empty where the data have no names either."""
+    """A remark on weights without class names; empty if the data have no names either."""
     if not ours:
         return ""
     run = run_of(weights)
@@ -183,8 +183,8 @@ def _others(what: str, strange: Sequence[str], theirs: Sequence[str], facts: Fac
 
 
 def new_head(config: RunConfig, source: DataSource, facts: Facts) -> tuple[RunConfig, str]:
-    """Return the config with a new head where pretrained weights are of a run with other classes, and what is said of
-    it."""
+    """Return the config, with a new head if the pretrained weights are of a run with other classes, and a remark on
+    that."""
     model = config.model
     if config.mode != "train" or model.get("_target_") != schema.FinetuneModel._target_ or model.get("head") != "auto":
         return config, ""
@@ -201,7 +201,7 @@ def new_head(config: RunConfig, source: DataSource, facts: Facts) -> tuple[RunCo
 
 
 def refuse_other_start(config: RunConfig, source: DataSource, facts: Facts) -> None:
-    """Refuse ``strategy.load_from`` of a run with other classes, whose head would be taken for these.
+    """Refuse ``strategy.load_from`` of a run with other classes: its head would predict the wrong ones.
 
     Raises:
         UserError: the names or their order differ.
@@ -223,8 +223,7 @@ def refuse_other_start(config: RunConfig, source: DataSource, facts: Facts) -> N
 
 
 def of_checkpoint(run: Path, config: RunConfig, source: DataSource, facts: Facts) -> str:
-    """How the classes differ from those of the run that wrote a checkpoint; empty where they do not, or nobody
-    tells."""
+    """How the classes differ from those of the run that wrote a checkpoint; empty if they are equal or unknown."""
     theirs, ours = names_in(run, f"resume={run}"), names_of_data(config, source, facts)
     if theirs is None or not ours or ours == theirs:
         return ""

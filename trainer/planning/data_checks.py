@@ -1,4 +1,4 @@
-"""Checks that the data can do what the config asks for; of streams also how long an epoch is and who reads what."""
+"""Checks that the data can do what the config asks for; of streams also how long an epoch is, and what workers read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from trainer.config import keys, schema
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import epoch_order, is_each_once, sampler_name
 from trainer.data.source import Facts
 from trainer.errors import UserError
-from trainer.planning.batches import EACH_ONCE, STRIDED
+from trainer.planning.batches import STRIDED
 from trainer.planning.checked_config import Checked
 from trainer.planning.user_class_checks import refusals
 from trainer.wording import counted
@@ -35,7 +36,7 @@ def check_data(checked: Checked) -> None:
     if config.data.num_classes != facts.classes:
         raise UserError(
             f"data.num_classes={config.data.num_classes}",
-            f"{facts.source} has {counted(facts.classes, 'class')}",
+            f"{facts.source} has {facts.targets}",
             f"data.num_classes={facts.classes}",
         )
     inputs = facts.shape if isinstance(facts.shape, dict) else ()
@@ -63,11 +64,17 @@ def check_data(checked: Checked) -> None:
 def check_enough(checked: Checked) -> None:
     """Refuse more workers than there are training samples."""
     config, facts, workers = checked.config, checked.facts, checked.workers
-    if config.mode == "train" and facts.train_samples < workers:
+    if config.mode != "train":
+        return
+    if facts.train_samples < workers:
         raise UserError(
             f"{workers} workers",
             f"{facts.source} has {facts.train_samples} training samples, fewer than workers",
             _fewer(checked),
+        )
+    if (positions := len(epoch_order(config, facts.train_samples))) < workers:
+        raise UserError(
+            f"{workers} workers", f"{sampler_name(config)} has {positions} samples in an epoch, fewer than workers"
         )
 
 
@@ -85,18 +92,17 @@ def _fewer(checked: Checked) -> str:
 
 def _check_order(config: RunConfig, facts: Facts) -> None:
     """Refuse a sampler that repeats samples without shuffling, or without knowing which samples there are."""
-    order = config.sampler.order
-    if order == "each_once":
+    if is_each_once(config):
         return
     if not config.sampler.shuffle:
         raise UserError(
-            "sampler.shuffle=false", f"sampler.order={order} draws the samples at random", "sampler.shuffle=true"
+            "sampler.shuffle=false", f"{sampler_name(config)} orders the samples by itself", "sampler.shuffle=true"
         )
     if facts.streams or facts.kind == "random":
         raise UserError(
-            f"sampler.order={order}",
+            sampler_name(config),
             f"{facts.source} have no samples to choose from by their class or number",
-            "sampler.order=each_once",
+            "sampler=each_once",
         )
 
 
@@ -125,7 +131,7 @@ def check_unsharded(config: RunConfig, leased: bool) -> None:
     """Refuse ``sampler.shard=false`` together with settings that share an epoch's samples out to workers."""
     if config.sampler.shard or config.mode != "train":
         return
-    together, order, others = config.data.global_batch_size, config.sampler.order, "sampler.shard=true"
+    together, others = config.data.global_batch_size, "sampler.shard=true"
     if together is not None:
         raise UserError(
             "sampler.shard=false",
@@ -144,12 +150,15 @@ def check_unsharded(config: RunConfig, leased: bool) -> None:
             "each worker reads every sample, and with data.read=scatter the first reads for all",
             f"data.read=each (or {others})",
         )
-    for key, value, usual in (("padding", config.sampler.padding, STRIDED), ("order", order, EACH_ONCE)):
-        if value != usual:
+    for found, usual in (
+        (f"sampler.padding={config.sampler.padding}", f"sampler.padding={STRIDED}"),
+        (sampler_name(config), "sampler=each_once"),
+    ):
+        if found != usual:
             raise UserError(
                 "sampler.shard=false",
-                f"each worker reads every sample once, and sampler.{key}={value} does otherwise",
-                f"sampler.{key}={usual} (or {others})",
+                f"each worker reads every sample once, and {found} does otherwise",
+                f"{usual} (or {others})",
             )
 
 
@@ -196,11 +205,11 @@ def with_length(
     data, source = config.data, facts.source
     if not facts.iterable:
         for key, default in (("shard", schema.DataConfig.shard), ("steps_per_epoch", None), ("shuffle_buffer", None)):
-            if (given := getattr(data, key)) != default:
+            if (value := getattr(data, key)) != default:
                 instead = f"data.{key}={'null' if default is None else default}" + (
-                    f" limit_train_batches={given}" if key == "steps_per_epoch" else ""
+                    f" limit_train_batches={value}" if key == "steps_per_epoch" else ""
                 )
-                raise UserError(f"data.{key}={given}", f"is for streams, and {source} has numbered samples", instead)
+                raise UserError(f"data.{key}={value}", f"is for streams, and {source} has numbered samples", instead)
         return config, facts
     if config.mode != "train":
         return config, facts
@@ -239,11 +248,9 @@ def _stream_refusals(
             f"{source} is a stream, and comes in its own order",
             "data.shuffle_buffer=1000 (or sampler.shuffle=false)",
         )
-    if config.sampler.order != "each_once":
+    if not is_each_once(config):
         yield UserError(
-            f"sampler.order={config.sampler.order}",
-            f"{source} is a stream, which has no samples to choose from",
-            "sampler.order=each_once",
+            sampler_name(config), f"{source} is a stream, which has no samples to choose from", "sampler=each_once"
         )
     if not config.sampler.shard:
         yield UserError(

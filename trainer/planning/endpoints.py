@@ -35,19 +35,19 @@ class Endpoint:
         return self.host == "localhost" if ip is None else ip.is_loopback
 
 
-def endpoints_of(key: str, told: str | None, example: str = EXAMPLE) -> tuple[Endpoint, ...]:
+def endpoints_of(key: str, text: str | None, example: str = EXAMPLE) -> tuple[Endpoint, ...]:
     """Parse a comma-separated list of endpoints; () if there is none.
 
     Raises:
-        UserError: one is none that others can connect to, or stands there twice.
+        UserError: an endpoint is invalid, unreachable for others, or listed twice.
     """
     found: list[Endpoint] = []
-    for word in filter(None, (word.strip() for word in (told or "").split(","))):
+    for word in filter(None, (word.strip() for word in (text or "").split(","))):
         if (endpoint := _endpoint(key, word, example)) in found:
-            raise UserError(f"{key}={told}", f"{endpoint} stands there twice", f"{key}={example}")
+            raise UserError(f"{key}={text}", f"{endpoint} stands there twice", f"{key}={example}")
         found.append(endpoint)
-    if told is not None and not found:
-        raise UserError(f"{key}={told}", "holds no endpoint", f"{key}={example}")
+    if text is not None and not found:
+        raise UserError(f"{key}={text}", "holds no endpoint", f"{key}={example}")
     return tuple(found)
 
 
@@ -71,16 +71,16 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def server_ports(told: str | None, servers: int) -> list[int]:
+def server_ports(text: str | None, servers: int) -> list[int]:
     """The port of each parameter server, by number, from ``8000-8003`` or ``8000,8001``; [] if none are given.
 
     Raises:
         UserError: these are no ports, one is there twice, or they are too few.
     """
-    if told is None:
+    if text is None:
         return []
-    ports = [port for word in told.strip(" []").split(",") for port in _range(told, word.strip())]
-    what, instead = f"{PORTS}={told}", f"{PORTS}=8000-{8000 + servers - 1}" if servers > 1 else f"{PORTS}=8000"
+    ports = [port for word in text.strip(" []").split(",") for port in _range(text, word.strip())]
+    what, instead = f"{PORTS}={text}", f"{PORTS}=8000-{8000 + servers - 1}" if servers > 1 else f"{PORTS}=8000"
     if twice := next((port for port in ports if ports.count(port) > 1), 0):
         raise UserError(what, f"port {twice} is there twice, and each server needs its own", instead)
     if len(ports) < servers:
@@ -88,13 +88,13 @@ def server_ports(told: str | None, servers: int) -> list[int]:
     return ports[:servers]
 
 
-def _range(told: str, word: str) -> range:
+def _range(text: str, word: str) -> range:
     first, dash, last = word.partition("-")
     numbers = [int(n) if n.isascii() and n.isdecimal() else 0 for n in (first, last if dash else first)]
     low, high = numbers
     if not 1 <= low <= high <= HIGHEST:
         raise UserError(
-            f"{PORTS}={told}",
+            f"{PORTS}={text}",
             f"{word or 'nothing'} is neither a port from 1 to {HIGHEST} nor a range of ports",
             f"{PORTS}=8000-8003",
         )
@@ -111,11 +111,11 @@ def check_port(config: RunConfig) -> None:
     if not (port and serves) or config.plan or addresses.port_is_free(address, port):
         return
     if not addresses.port_is_free(address, 0):
-        mine = schema.LaunchConfig.master_addr if single else addresses.address()
+        own = schema.LaunchConfig.master_addr if single else addresses.address()
         raise UserError(
             f"launch.master_addr={address}",
             "is not this host's address, and host 0 serves the meeting",
-            f"launch.master_addr={mine}" + ("" if single else " (or launch.node_rank=1)"),
+            f"launch.master_addr={own}" + ("" if single else " (or launch.node_rank=1)"),
         )
     free = next((p for p in range(port + 1, 65536) if addresses.port_is_free(address, p)), MEETING_PORT)
     raise UserError(

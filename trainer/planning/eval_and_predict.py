@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import durable_folder, store
+from trainer.checkpoint.remote import is_address
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
@@ -65,7 +66,7 @@ def in_its_mode(config: RunConfig) -> RunConfig:
         )
     plain = asdict(schema.GroupStrategy())
     plain |= {"_target_": EVALUATORS, "timeout_s": config.node("strategy").get("timeout_s", plain["timeout_s"])}
-    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # what is looked at once
+    kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # each sample is read once
     return config.replaced("strategy", plain).changed(
         weights=str(weights_file(Path(str(weights)))),
         launch={"servers": None, "server_hosts": "auto", "server_ports": None, "server_endpoints": None},
@@ -191,7 +192,7 @@ class LookedAt:
     """The image files or files of rows that mode=predict reads; none for mode=eval.
 
     Attributes:
-        folder: that all files are in; empty where none are looked at.
+        folder: that all files are in; empty where no file is read.
         files: images or files of rows, relative to it.
         samples: about how many there are in them.
         attention: what is odd about them, for the plan.
@@ -217,7 +218,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
     reader = reader_of(source, facts)
     if reader is None and not source.sees_pictures:
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
-    found = _images(config) if reader is None else _rows(config, reader)
+    found = _images(config, source) if reader is None else _rows(config, reader)
     _check_output(config.predict.output)
     return found
 
@@ -237,27 +238,30 @@ def _check_split(config: RunConfig, facts: Facts) -> None:
         return
     split = config.eval.split
     kind, other = ("validation", TEST) if split == VAL else (TEST, VAL)
-    told = (
+    what_is_there = (
         f"tells no number of {kind} samples ({split}_samples of its facts)"
         if facts.iterable
         else f"has no {kind} samples"
     )
     there = facts.test_samples if split == VAL else facts.val_samples
     what = "mode=eval" if split == VAL else f"eval.split={split}"
-    raise UserError(what, f"{facts.source} {told}", f"eval.split={other}" if there else "")
+    raise UserError(what, f"{facts.source} {what_is_there}", f"eval.split={other}" if there else "")
 
 
-def _images(config: RunConfig) -> LookedAt:
-    """The images of the folder, or the one image that is given."""
+def _images(config: RunConfig, source: DataSource) -> LookedAt:
+    """The images of the folder, or the one image that is given, or those that a table names."""
     from trainer.data.images.image_files import EXTENSIONS, is_image
     from trainer.data.images.listing import images_in
 
     class_names_of(Path(str(config.weights)))  # asked for again when the table is written
-    folder, again = Path(str(config.predict.input)), list[str]()
+    place = str(config.predict.input)
+    folder, again = Path(place), list[str]()
     if folder.is_file() and is_image(folder.name):
         files, folder = [folder.name], folder.absolute().parent
     elif folder.is_dir():
         files, again = images_in(folder)
+    elif (is_address(place) or folder.is_file()) and (found := source.pictures_of(place)):
+        return LookedAt(os.path.abspath(found[0]), tuple(found[1]), len(found[1]))
     else:
         there = "is neither a folder nor an image" if folder.exists() else "there is no such folder"
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
@@ -305,11 +309,11 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
         return
     for key, value in node.items():
         if theirs is not None and key in theirs and theirs[key] != value:
-            told = "null" if theirs[key] is None else theirs[key]
+            before = "null" if theirs[key] is None else theirs[key]
             raise UserError(
                 f"data.{key}={'null' if value is None else value}",
-                f"the run that left the weights had data.{key}={told}",
-                f"data.{key}={told}",
+                f"the run that left the weights had data.{key}={before}",
+                f"data.{key}={before}",
             )
 
 
@@ -329,8 +333,8 @@ def _check_output(output: str | None) -> None:
 
 def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
     """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
-    given, together = (
+    size, together = (
         data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
         data.global_batch_size,
     )
-    return int(given or max(1, (together or 32 * workers) // workers))
+    return int(size or max(1, (together or 32 * workers) // workers))

@@ -147,10 +147,10 @@ def _check_name(asked: str, folder: Path, run_dir: Path) -> None:
     Raises:
         UserError: it has another name.
     """
-    mine = own(folder, run_dir)
-    if mine is None or store.NAME.fullmatch(mine.name.removesuffix(".previous")):
+    own_path = own(folder, run_dir)
+    if own_path is None or store.NAME.fullmatch(own_path.name.removesuffix(".previous")):
         return
-    why = "is of a training that was given up" if mine.name.startswith(store.GIVEN_UP) else "is not called step-N"
+    why = "is of a training that was given up" if own_path.name.startswith(store.GIVEN_UP) else "is not called step-N"
     raise UserError(
         f"resume={asked}",
         f"{why}, and a run goes on in its own folder from a step-N alone",

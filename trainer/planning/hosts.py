@@ -130,16 +130,16 @@ def server_hosts(launch: LaunchConfig, servers: int) -> list[int]:
 
 
 def _chosen(launch: LaunchConfig, servers: int) -> list[int]:
-    told, everywhere = launch.server_hosts.strip(), list(range(launch.nnodes))
-    if told == AUTO:
+    text, everywhere = launch.server_hosts.strip(), list(range(launch.nnodes))
+    if text == AUTO:
         return everywhere if servers >= launch.nnodes else [0]
-    return {ALL: everywhere, FIRST: [0]}.get(told) or _numbers(told, launch.nnodes)
+    return {ALL: everywhere, FIRST: [0]}.get(text) or _numbers(text, launch.nnodes)
 
 
-def _numbers(told: str, nnodes: int) -> list[int]:
+def _numbers(text: str, nnodes: int) -> list[int]:
     """The hosts of a list such as ``0,2``."""
-    what, instead = f"{SERVER_HOSTS}={told}", f"{SERVER_HOSTS}=auto (or all, first, or hosts' numbers such as 0,1)"
-    words = [word.strip() for word in told.split(",") if word.strip()]
+    what, instead = f"{SERVER_HOSTS}={text}", f"{SERVER_HOSTS}=auto (or all, first, or hosts' numbers such as 0,1)"
+    words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise UserError(what, "names no host", instead)
     hosts: list[int] = []
@@ -285,7 +285,7 @@ def check_alone(config: RunConfig, environment: Mapping[str, str] = os.environ) 
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Tasks:
-    """Slurm's variables. In a batch script or a shell of salloc SLURM_NTASKS counts tasks that nobody has started."""
+    """Slurm's variables. In a batch script or a shell of salloc, SLURM_NTASKS counts tasks that were not started."""
     step = _number(environment, SLURM_STEP)
     if SLURM.size in environment or step is None or step >= NO_STEP:
         return SLURM if SLURM.size in environment else replace(SLURM, size="")

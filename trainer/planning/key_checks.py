@@ -197,13 +197,13 @@ def _check_nodes(key: str, nodes: Any, example: str) -> None:
             raise UserError(f"{path}={keys.spelled(node)}", "must be a mapping with a _target_", example)
         target = node["_target_"]
         check_target(target, f"{path}._target_")
-        taken = parameters(target)
-        strange = next((name for name in node if taken is not None and name not in (*taken, "_target_")), None)
+        accepted = parameters(target)
+        strange = next((name for name in node if accepted is not None and name not in (*accepted, "_target_")), None)
         if strange is not None:
-            near = keys.nearest(strange, taken or ())
+            near = keys.nearest(strange, accepted or ())
             raise UserError(
                 f"{path}.{strange}",
-                f"{target} takes no such argument; it takes {', '.join(taken or ())}",
+                f"{target} takes no such argument; it takes {', '.join(accepted or ())}",
                 near and f"{near}: {keys.spelled(node[strange])}",
             )
 

@@ -49,71 +49,73 @@ def of_paddle(launch: LaunchConfig, environment: Mapping[str, str], mode: str) -
     Raises:
         UserError: a variable is missing, or two contradict each other.
     """
-    told = {name: value.strip() for name, value in environment.items() if value.strip()}
-    if PADDLE_SERVERS in told:
-        _needed(told, PADDLE_ROLE)
-    role = told.get(PADDLE_ROLE, "TRAINER").upper()
+    variables = {name: value.strip() for name, value in environment.items() if value.strip()}
+    if PADDLE_SERVERS in variables:
+        _needed(variables, PADDLE_ROLE)
+    role = variables.get(PADDLE_ROLE, "TRAINER").upper()
     if role not in PADDLE_ROLES:
         raise UserError(
-            f"{PADDLE_ROLE}={told[PADDLE_ROLE]}", f"is neither PSERVER nor TRAINER ({ENV})", f"{PADDLE_ROLE}=TRAINER"
+            f"{PADDLE_ROLE}={variables[PADDLE_ROLE]}",
+            f"is neither PSERVER nor TRAINER ({ENV})",
+            f"{PADDLE_ROLE}=TRAINER",
         )
-    workers = endpoints_of(PADDLE_WORKERS, _needed(told, PADDLE_WORKERS), PADDLE_EXAMPLES[PADDLE_WORKERS])
-    if (number := _number(told, PADDLE_NUMBER, str(len(workers)))) != len(workers):
+    workers = endpoints_of(PADDLE_WORKERS, _needed(variables, PADDLE_WORKERS), PADDLE_EXAMPLES[PADDLE_WORKERS])
+    if (number := _number(variables, PADDLE_NUMBER, str(len(workers)))) != len(workers):
         raise UserError(
             f"{PADDLE_NUMBER}={number}", f"{PADDLE_WORKERS} has {len(workers)}", f"{PADDLE_NUMBER}={len(workers)}"
         )
-    servers = told.get(PADDLE_SERVERS) if mode == "train" else None
-    rank = _rank_of_a_server(told) if PADDLE_ROLES[role] == "server" else _rank_of_a_worker(told)
+    servers = variables.get(PADDLE_SERVERS) if mode == "train" else None
+    rank = _rank_of_a_server(variables) if PADDLE_ROLES[role] == "server" else _rank_of_a_worker(variables)
     return {
         "role": PADDLE_ROLES[role],
         "rank": rank,
         "server_endpoints": servers,
-        "worker_endpoints": told[PADDLE_WORKERS],
+        "worker_endpoints": variables[PADDLE_WORKERS],
     }
 
 
-def _rank_of_a_server(told: Mapping[str, str]) -> int:
+def _rank_of_a_server(variables: Mapping[str, str]) -> int:
     """A server's rank is the place of its own endpoint in the list."""
-    servers = endpoints_of(PADDLE_SERVERS, _needed(told, PADDLE_SERVERS), PADDLE_EXAMPLES[PADDLE_SERVERS])
-    host, port = _needed(told, PADDLE_IP), _number(told, PADDLE_PORT)
-    mine = [rank for rank, server in enumerate(servers) if (server.host, server.port) == (host.strip("[]"), port)]
-    if not mine:
+    servers = endpoints_of(PADDLE_SERVERS, _needed(variables, PADDLE_SERVERS), PADDLE_EXAMPLES[PADDLE_SERVERS])
+    host, port = _needed(variables, PADDLE_IP), _number(variables, PADDLE_PORT)
+    ranks = [rank for rank, server in enumerate(servers) if (server.host, server.port) == (host.strip("[]"), port)]
+    if not ranks:
         raise UserError(
             f"{PADDLE_IP}={host} {PADDLE_PORT}={port}",
-            f"is no endpoint of {PADDLE_SERVERS}={told[PADDLE_SERVERS]}",
+            f"is no endpoint of {PADDLE_SERVERS}={variables[PADDLE_SERVERS]}",
             f"{PADDLE_IP}={servers[0].host} {PADDLE_PORT}={servers[0].port}",
         )
-    return mine[0]
+    return ranks[0]
 
 
-def _rank_of_a_worker(told: Mapping[str, str]) -> int:
-    workers = endpoints_of(PADDLE_WORKERS, told[PADDLE_WORKERS], PADDLE_EXAMPLES[PADDLE_WORKERS])
-    rank = _number(told, PADDLE_ID)
+def _rank_of_a_worker(variables: Mapping[str, str]) -> int:
+    workers = endpoints_of(PADDLE_WORKERS, variables[PADDLE_WORKERS], PADDLE_EXAMPLES[PADDLE_WORKERS])
+    rank = _number(variables, PADDLE_ID)
     if rank >= len(workers):
         raise UserError(
             f"{PADDLE_ID}={rank}",
             f"{PADDLE_WORKERS} has {len(workers)}, so that the last is {len(workers) - 1}",
             f"{PADDLE_ID}={len(workers) - 1}",
         )
-    mine = told.get(PADDLE_CURRENT, str(workers[rank]))
-    if endpoints_of(PADDLE_CURRENT, mine) != (workers[rank],):
+    current = variables.get(PADDLE_CURRENT, str(workers[rank]))
+    if endpoints_of(PADDLE_CURRENT, current) != (workers[rank],):
         raise UserError(
-            f"{PADDLE_CURRENT}={mine}",
+            f"{PADDLE_CURRENT}={current}",
             f"{PADDLE_ID}={rank}, and that one of {PADDLE_WORKERS} is {workers[rank]}",
             f"{PADDLE_CURRENT}={workers[rank]}",
         )
     return rank
 
 
-def _needed(told: Mapping[str, str], name: str) -> str:
-    if name not in told:
+def _needed(variables: Mapping[str, str], name: str) -> str:
+    if name not in variables:
         why = {PADDLE_WORKERS: ": trainer 0's endpoint is where all processes meet"}.get(name, "")
         raise UserError(name, f"is not set, and {ENV} needs it{why}", f"{name}={PADDLE_EXAMPLES[name]}")
-    return told[name]
+    return variables[name]
 
 
-def _number(told: Mapping[str, str], name: str, default: str = "") -> int:
-    value = told.get(name, default) or _needed(told, name)
+def _number(variables: Mapping[str, str], name: str, default: str = "") -> int:
+    value = variables.get(name, default) or _needed(variables, name)
     if not (value.isascii() and value.isdecimal()):
         raise UserError(f"{name}={value}", f"is no whole number ({ENV})", f"{name}={PADDLE_EXAMPLES[name]}")
     return int(value)
@@ -187,7 +189,7 @@ def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _without_a_role(launch: LaunchConfig) -> LaunchConfig:
-    """The same, where nothing but the environment tells the role."""
+    """Return ``launch``, after a check that only the environment sets the role, rank and endpoints."""
     for name in ("role", *OF_ROLES):
         if (value := getattr(launch, name)) is not None:
             raise UserError(
@@ -219,18 +221,18 @@ def _me(launch: LaunchConfig) -> Peer:
                 f"{needed} is not given: all processes know the endpoints of all",
                 f"{needed}=10.0.0.1:{example},10.0.0.2:{example}",
             )
-    mine = [peer for peer in peers(launch) if peer.role == launch.role]
+    of_role = [peer for peer in peers(launch) if peer.role == launch.role]
     if launch.rank is None:
         raise UserError(
-            what, f"{RANK} is not given: which of {counted(len(mine), str(launch.role))} is this one", f"{RANK}=0"
+            what, f"{RANK} is not given: which of {counted(len(of_role), str(launch.role))} is this one", f"{RANK}=0"
         )
-    if launch.rank >= len(mine):
+    if launch.rank >= len(of_role):
         raise UserError(
             f"{RANK}={launch.rank}",
-            f"{key} has {counted(len(mine), 'endpoint')}, so that the last rank is {len(mine) - 1}",
-            f"{RANK}={len(mine) - 1}",
+            f"{key} has {counted(len(of_role), 'endpoint')}, so that the last rank is {len(of_role) - 1}",
+            f"{RANK}={len(of_role) - 1}",
         )
-    return mine[launch.rank]
+    return of_role[launch.rank]
 
 
 def _check_apart(launch: LaunchConfig, everybody: list[Peer]) -> None:
@@ -267,9 +269,9 @@ def _check_others(launch: LaunchConfig, everybody: list[Peer]) -> None:
             )
     for role, key, endpoints in (("worker", "workers", WORKERS), ("server", "servers", SERVERS)):
         size = sum(peer.role == role for peer in everybody)
-        if (given := getattr(launch, key)) is not None and given != size:
+        if (value := getattr(launch, key)) is not None and value != size:
             raise UserError(
-                f"launch.{key}={given}",
+                f"launch.{key}={value}",
                 f"{endpoints} has {counted(size, 'endpoint')}",
                 f"launch.{key}={size or 'null'}",
             )
@@ -318,4 +320,4 @@ def neighbours(launch: LaunchConfig) -> list[Peer]:
 def plain_launch(launch: LaunchConfig) -> dict[str, Any]:
     """The endpoints as settings, the same for all processes of a run that are started one by one."""
     listed = ((WORKERS, launch.worker_endpoints), (SERVERS, launch.server_endpoints))
-    return {key: ",".join(map(str, endpoints_of(key, told))) or None for key, told in listed}
+    return {key: ",".join(map(str, endpoints_of(key, text))) or None for key, text in listed}

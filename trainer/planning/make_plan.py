@@ -73,14 +73,14 @@ def _concern(checked: Checked, model: ModelFacts, length: Length) -> str:
 
 
 def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[str]:
-    """Yield what of a schedule of ours the run is too short for; a user's own class is called in the workers alone."""
-    node, told = config.node("scheduler"), config.execution
+    """Yield what of a built-in schedule the run is too short for. A user's own class is called only in workers."""
+    node, execution = config.node("scheduler"), config.execution
     if config.mode != "train" or not total or not str(node.get("_target_")).startswith(SCHEDULES):
         return
     schedule = call_target(node, "scheduler", total_steps=total, steps_per_epoch=steps_per_epoch)
     yield from schedule.concerns()
     if isinstance(schedule, Plateau) and config.validation:
-        every = [told.val_every_steps or 0, (told.val_every or 0) * steps_per_epoch]
+        every = [execution.val_every_steps or 0, (execution.val_every or 0) * steps_per_epoch]
         steps = {step for some in every if some for step in range(some, total + 1, some) if step >= schedule.warmup}
         looks = len(steps | {total})
         if looks < schedule.patience + 2:  # the first one is the best so far
@@ -124,7 +124,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
             labels=[*checked.classes.labels],
             predict=_predicted(checked),
         ),
-        model=ModelPlan(model.parameters, config.weights or "", model.taken),
+        model=ModelPlan(model.parameters, config.weights or "", model.part),
         objective=_objective(checked, model),
         paths=replace(paths, tracking=tracking_uri(config.tracking), own_code=own_code(config)),
         remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, length)),
@@ -192,7 +192,7 @@ def _predicted(checked: Checked) -> Predicted | None:
 
 
 def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -> tuple[Chosen, dict[str, str]]:
-    """What ``auto`` stands for, and the reasons; of a plan for other hosts, as far as this machine can know.
+    """What ``auto`` chooses, and the reasons; for other hosts, as far as this machine can know.
 
     Args:
         slow: a sample takes long to read.
@@ -250,11 +250,10 @@ def _evaluation_length(checked: Checked) -> Length:
 
 def _count_batches(config: RunConfig, samples: int, batch_size: int, workers: int, leased: bool) -> int:
     """The number of batches per worker and epoch; if work is leased, the average rounded up."""
-    from trainer.data.sampler import DistributedBatchSampler, training_sampler
+    from trainer.data.sampler import training_sampler, undivided_sampler
 
     if leased:
-        everything = DistributedBatchSampler(samples, batch_size, drop_last=config.sampler.drop_last, pad=False)
-        return ceil(len(everything) / workers)
+        return ceil(len(undivided_sampler(config, samples, batch_size)) / workers)
     return len(training_sampler(config, samples, batch_size, 0, workers))
 
 

@@ -1,7 +1,7 @@
 """The plan: all processes, devices, batches, steps and paths of a run, decided before the first process starts.
 
 A plan is pure data, printable and frozen. It is made by :func:`trainer.planning.make_plan.make_plan`, which is called
-again when a fact changes. It travels to the processes in an :class:`trainer.planning.assignment.Assignment`, and lies
+again when a fact changes. It travels to the processes in an :class:`trainer.planning.launcher.Assignment`, and lies
 in the run's folder as ``plan.json``.
 """
 
@@ -83,7 +83,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Batches:
-    """How many samples a batch and an update have, who gets them, and the learning rate that is scaled to them.
+    """How many samples a batch and an update have, how workers get them, and the learning rate scaled to them.
 
     Attributes:
         size: samples per worker and batch, at most; val_size: per worker and evaluation batch. merge: batches per
@@ -238,8 +238,8 @@ class Plan:
 
     @property
     def updates_of(self) -> str:
-        """Whose updates this host's result counts, where each worker takes its own, as many as it gets work for: `` of
-        worker N``."""
+        """`` of worker N`` if work is leased: the result counts that worker's updates, because each worker does another
+        number of them. Empty otherwise."""
         first = min((process.rank for process in self.topology.here if process.role == "worker"), default=0)
         return f" of worker {first}" if self.batches.leased else ""
 

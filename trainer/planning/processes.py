@@ -45,12 +45,12 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
 
 def transport_of(config: RunConfig, roles: Mapping[str, int]) -> str:
     """How values travel between workers and servers, as the plan shows it; '' without servers."""
-    told = config.node("strategy").get("transport")
-    if "server" not in roles or told is None:
+    transport = config.node("strategy").get("transport")
+    if "server" not in roles or transport is None:
         return ""
-    if told == "tcp" or config.launch.nnodes > 1:
+    if transport == "tcp" or config.launch.nnodes > 1:
         return "TCP, encrypted"
-    if told == "ipc":
+    if transport == "ipc":
         return "Unix sockets"
     lacks = segments.what_lacks()
     return f"Unix sockets (no shared memory: {lacks})" if lacks else "Unix sockets, large values in shared memory"

@@ -84,8 +84,8 @@ def _of_each(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     if config.data.global_batch_size is not None:
         yield "data.global_batch_size would change the batches that are handed out", "data.batch_size=N"
     for key in EACH:
-        if (told := getattr(config, key)) is not None:
-            yield f"{key}={told} counts those of each worker, whose number changes", f"{key}=null"
+        if (value := getattr(config, key)) is not None:
+            yield f"{key}={value} counts those of each worker, whose number changes", f"{key}=null"
 
 
 def restartable(checked: Checked) -> bool:

@@ -61,12 +61,12 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
         )
         raise UserError(f"{plan.topology.workers} workers", why, f"data.batch_size={before}")
     for key in EACH:
-        told, now = about.config.get(key), getattr(config, key)
-        if told is not None and told * about.workers != (now or 0) * plan.topology.workers:
-            together = told * about.workers
+        before_each, now = about.config.get(key), getattr(config, key)
+        if before_each is not None and before_each * about.workers != (now or 0) * plan.topology.workers:
+            together = before_each * about.workers
             why = (
                 f"it counts those of each worker, and {folder} is of {counted(about.workers, 'worker')} with "
-                f"{told} each"
+                f"{before_each} each"
             )
             even = (
                 f"{key}={together // plan.topology.workers}"
@@ -120,7 +120,7 @@ def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 PRECISION = "precision"
-"""What it stands for is compared (:func:`_precision`), not the word."""
+"""Key that is compared by what ``auto`` chose (:func:`_precision`)."""
 FP16, FP64 = "fp16", "fp64"
 HARMLESS = (
     "on_nonfinite",
@@ -204,9 +204,9 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
     Raises:
         UserError: the run cannot go on from it as it is configured.
     """
-    about, mine = store.about(folder), own(folder, Path(plan.paths.run_dir))
+    about, own_path = store.about(folder), own(folder, Path(plan.paths.run_dir))
     about = replace(about, config=completed(about.config, public(config)))
-    here, folder = mine is not None, mine or folder
+    here, folder = own_path is not None, own_path or folder
     check_checkpoint(config, about.config, folder)
     _check_strategy(plan, about, folder)
     if (about.servers or plan.topology.roles.get("server")) and (why := _kept_in_servers(plan, about)):
@@ -252,7 +252,7 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
 
 
 def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
-    """The same, with the data compared.
+    """Compare the data with those of the checkpoint; returns ``resume`` with the difference.
 
     Args:
         now: their fingerprint.
@@ -274,7 +274,7 @@ def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
 
 
 def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
-    """The same, with the classes compared.
+    """Compare the classes with those of the checkpoint; returns ``resume`` with the difference.
 
     Args:
         other: how they differ, in words; empty: they do not.
@@ -351,12 +351,12 @@ def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
 
 def _kept_at_one_place(plan: Plan, about: store.About) -> str:
     """What workers and servers cannot hand over to each other; empty: nothing."""
-    told = completed(about.config.get("strategy", {}), {"entry": asdict(Entry())}, "strategy.")
-    if about.strategy == SYNC and (wire := told.get("wire", "full")) != "full":
+    strategy = completed(about.config.get("strategy", {}), {"entry": asdict(Entry())}, "strategy.")
+    if about.strategy == SYNC and (wire := strategy.get("wire", "full")) != "full":
         return f"what strategy.wire={wire} has rounded off would be lost"
-    if told.get("comm_hook") == "powersgd":
+    if strategy.get("comm_hook") == "powersgd":
         return "what strategy.comm_hook=powersgd has left out would be lost"
-    if about.strategy == SYNC and (told.get("evict_after") is not None or told.get("entry") != asdict(Entry())):
+    if about.strategy == SYNC and (strategy.get("evict_after") is not None or strategy.get("entry") != asdict(Entry())):
         return "workers that keep whole tables neither drop rows nor let them in late"
     if plan.strategy.name == SYNC and not plan.strategy.traits.exact:
         return "with these options of pserver_sync the updates would be others"
@@ -364,7 +364,7 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
 
 
 def _precision(plan: Plan, about: store.About) -> str:
-    """How the precision differs from the checkpoint's, or '' if it does not; of ``auto``, what it stands for counts."""
+    """How the precision differs from the checkpoint's, or '' if it does not; ``auto`` counts as what it chose."""
     before, now = about.precision, plan.chosen.precision
     return f"precision was {before}, is {now}" if before != now else ""
 
@@ -412,9 +412,9 @@ def _other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
 
 def _other_errors(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if workers with compression errors are now more or fewer."""
-    told = about.config.get("strategy", {})
+    strategy = about.config.get("strategy", {})
     for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
-        if told.get(option) == value and about.workers != plan.topology.workers:
+        if strategy.get(option) == value and about.workers != plan.topology.workers:
             yield (
                 f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has "
                 f"left out, and has {plan.topology.workers}"

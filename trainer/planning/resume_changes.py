@@ -267,7 +267,7 @@ SAME_ORDER = (
     "data.transforms",
     "sampler.pad",
 )
-"""Keys of those that leave the order as it is. (The size of a batch is compared by the samples of an update.)"""
+"""Of these, keys that do not change the order. (The batch size is compared by the samples of an update.)"""
 ORDER_AT_SERVERS = (
     "optimizer.lr_factors",
     "optimizer.layer_decay",
@@ -310,36 +310,36 @@ def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> It
             "samples and for augmentation"
         )
     yield from _schedule(before, now)
-    told, strategy = (one.get("strategy", {}) for one in (before, now))
+    old_strategy, strategy = (one.get("strategy", {}) for one in (before, now))
     for option, value in MEMORIES:
-        if told.get(option) == value != strategy.get(option) and about.strategy == plan.strategy.name:
+        if old_strategy.get(option) == value != strategy.get(option) and about.strategy == plan.strategy.name:
             yield (
                 f"what workers have left out of their gradients (strategy.{option}={value}): it is not added to a "
                 f"later update"
             )
-    if float(told.get("delay_compensation") or 0.0) and (
+    if float(old_strategy.get("delay_compensation") or 0.0) and (
         moved := [key for key in changed if is_of(key, ORDER_AT_SERVERS)]
     ):
         yield (
             f"the parameters that workers had pulled: {moved[0]} was changed, and a gradient of the first update "
             f"is not compensated"
         )
-    if "strategy.powersgd.rank" in changed and strategy.get("comm_hook") == told.get("comm_hook") == "powersgd":
+    if "strategy.powersgd.rank" in changed and strategy.get("comm_hook") == old_strategy.get("comm_hook") == "powersgd":
         yield "the factors of strategy.comm_hook=powersgd, which have another rank: they begin anew"
 
 
 def check_ages(config: RunConfig, about: store.About) -> None:
-    """The ages of table rows are counted as before, if any row goes by its age.
+    """Check that the ages of table rows are counted as before, if rows are evicted by age.
 
     Raises:
         UserError: they are not.
     """
-    by, told = getattr(config.strategy, "evict_by", None), about.config.get("strategy", {}).get("evict_by")
-    if about.servers and getattr(config.strategy, "evict_after", None) is not None and told not in (None, by):
+    by, before = getattr(config.strategy, "evict_by", None), about.config.get("strategy", {}).get("evict_by")
+    if about.servers and getattr(config.strategy, "evict_after", None) is not None and before not in (None, by):
         raise UserError(
             f"strategy.evict_by={by}",
-            f"the ages of the checkpoint's rows are counted by {told}",
-            f"strategy.evict_by={told} (or strategy.evict_after=null)",
+            f"the ages of the checkpoint's rows are counted by {before}",
+            f"strategy.evict_by={before} (or strategy.evict_after=null)",
         )
 
 

@@ -32,14 +32,14 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
     Raises:
         UserError: it can be guessed, or its file is none or others can read it.
     """
-    told = launch.secret_file
-    secret = _of_file(told, f"launch.secret_file={told}") if told else environment.get(VARIABLE, "").strip()
+    file = launch.secret_file
+    secret = _of_file(file, f"launch.secret_file={file}") if file else environment.get(VARIABLE, "").strip()
     if secret and len(secret) < LEAST:
-        where = f"launch.secret_file={told}" if told else VARIABLE
+        where = f"launch.secret_file={file}" if file else VARIABLE
         raise UserError(
             where,
             f"is shorter than {LEAST} characters and could be guessed",
-            MAKE if told else f"{VARIABLE}=$(openssl rand -hex 32) on all hosts",
+            MAKE if file else f"{VARIABLE}=$(openssl rand -hex 32) on all hosts",
         )
     redact.HERE.learn([secret] if secret else [])
     return secret
@@ -63,7 +63,7 @@ def secret_of_hosts(launch: schema.LaunchConfig) -> str:
 
 
 def _of_cache() -> str:
-    """The secret in the user's cache, which the first who needs it makes."""
+    """The secret in the user's cache; the first process that needs it makes it."""
     make(folder := cache_root())
     path = folder / KEPT
     if not path.exists():
@@ -127,5 +127,5 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
 def is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:
     """Whether servers would accept any program that reaches the launcher's store as a process of the run."""
     launch = config.launch
-    given = launch.secret_file or os.environ.get(VARIABLE) or (launch.role is not None and on_one_machine(launch))
-    return launch.nnodes > 1 and launch.insecure and not given and set(roles) != {"worker"}
+    secret = launch.secret_file or os.environ.get(VARIABLE) or (launch.role is not None and on_one_machine(launch))
+    return launch.nnodes > 1 and launch.insecure and not secret and set(roles) != {"worker"}

@@ -90,7 +90,7 @@ def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None
     """Refuse a tracking address that is certain not to work, without calling it.
 
     Args:
-        experiment: of the run; None: only the address is looked at.
+        experiment: of the run; None: only the address is checked.
 
     Raises:
         UserError: it can never work.
@@ -296,8 +296,8 @@ def check_tracking(config: RunConfig) -> None:
         _check_experiment(experiment)
     check_store(tracking, experiment)
     for key, most in (("experiment", 256), ("run_name", 250)):
-        if len(given := getattr(tracking, key) or "") > most:
-            raise UserError(f"tracking.{key}={given}", f"is longer than {most} characters", f"tracking.{key}=null")
+        if len(value := getattr(tracking, key) or "") > most:
+            raise UserError(f"tracking.{key}={value}", f"is longer than {most} characters", f"tracking.{key}=null")
     _check_registered(tracking)
     for name, value in tracking.tags.items():
         if not re.fullmatch(r"[\w\-. :/]{1,250}", str(name)) or os.path.normpath(str(name)) != str(name):

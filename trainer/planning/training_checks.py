@@ -89,11 +89,11 @@ def check_validation(config: RunConfig, typed: set[str]) -> None:
         raise UserError(
             f"metrics.{name}", f"is measured in validations, and {none}", f"~metrics.{name} (or validation=true)"
         )
-    told = config.execution
+    execution = config.execution
     idle = [
         ("limit_val_batches", config.limit_val_batches, None),
-        ("execution.val_every", told.val_every, 1),
-        ("execution.val_every_steps", told.val_every_steps, None),
+        ("execution.val_every", execution.val_every, 1),
+        ("execution.val_every_steps", execution.val_every_steps, None),
         ("data.val_batch_size", config.data.val_batch_size, None),
     ]
     for key, value, usual in idle:

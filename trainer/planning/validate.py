@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
+from trainer.data.epoch_order import epoch_order
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware, torchrun
@@ -60,19 +61,13 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
     elsewhere = is_elsewhere(config, device, nproc)
-    for look in (check_alone, check_tracking, partial(check_validation, typed=typed)):
+    for check_one in (check_alone, check_tracking, partial(check_validation, typed=typed)):
         with lacks:
-            look(config)
+            check_one(config)
     workers = workers_everywhere(config.launch, nproc)
     config, auto_strategy = with_strategy(config, workers, typed)
     declaration = _declared(config, workers, lacks)
-    roles = declaration.roles(workers, config.launch)
-    check_servers(config, declaration.name, roles)
-    with lacks:
-        check_secret(config, roles)
-    with lacks:
-        check_elastic(config, declaration)
-    _check_launcher(config, workers, declaration, lacks)
+    _check_processes(config, declaration, workers, lacks)
     check_devices(config, device, nproc)
     check_port(config)
     if not elsewhere:
@@ -104,17 +99,28 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
         head=head,
         auto_task=auto_task,
     )
-    for step in (check_orders, check_data, check_enough, check_optimization):
+    for check_other in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
-            step(checked)
+            check_other(checked)
     check_weights(checked)  # a plan needs the loss, too, and cannot make it with what is refused here
     if config.mode != "train":
         return _looking(checked)
     with lacks:
         check_nonfinite(checked)
     with lacks:
-        check_batch_fits(config, facts.train_samples, workers)
+        check_batch_fits(config, len(epoch_order(config, facts.train_samples)), workers)
     return checked
+
+
+def _check_processes(config: RunConfig, declaration: Declaration, workers: int, lacks: Lacks) -> None:
+    """Refuse servers, hosts and launchers that cannot run these processes."""
+    roles = declaration.roles(workers, config.launch)
+    check_servers(config, declaration.name, roles)
+    with lacks:
+        check_secret(config, roles)
+    with lacks:
+        check_elastic(config, declaration)
+    _check_launcher(config, workers, declaration, lacks)
 
 
 def _with_facts(
@@ -126,8 +132,8 @@ def _with_facts(
     Args:
         searches: the batch size is a guess.
     """
-    given = config.data.global_batch_size if config.mode == "train" else None
-    together = given or config.batch_size * workers * merge
+    global_size = config.data.global_batch_size if config.mode == "train" else None
+    together = global_size or config.batch_size * workers * merge
     facts, classes = facts_of(config, source, together), Classes()
     config, auto_task = with_task(config, facts, typed, lacks)
     with lacks:

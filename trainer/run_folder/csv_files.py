@@ -13,14 +13,14 @@ from trainer.host.files import COMMON, PRIVATE, replacing
 from trainer.visible import one_line
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the beginning of a formula, or skips on its way to one."""
+"""First characters with which a spreadsheet reads a cell as a formula."""
 NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|nan)", re.ASCII)
 
 
 def cell(value: Any) -> Any:
-    r"""Make a text safe for a CSV cell: one that a spreadsheet would compute gets an apostrophe; numbers stay.
+    r"""Make a value safe for a CSV cell: a text that a spreadsheet would compute gets an apostrophe; numbers stay.
 
-    A text stays on its line: newlines and control characters are spelled out.
+    Newlines and control characters are spelled out.
     """
     if not isinstance(value, str):
         return value
@@ -29,13 +29,13 @@ def cell(value: Any) -> Any:
 
 
 class CsvTable:
-    """Writes a CSV file's rows, every cell through :func:`cell`, and none with a secret."""
+    """Writes the rows of a CSV file; each cell is safe (:func:`cell`) and without secrets."""
 
     def __init__(self, file: IO[str]) -> None:
         self._rows = csv.writer(file)
 
     def row(self, values: Iterable[Any], name: str | None = None) -> None:
-        """Write one line, ``name`` first. In it only known secrets are hidden, so that rows differ."""
+        """Write one row, ``name`` first. In the name only known secrets are hidden, so that rows stay different."""
         shown = [redact.text(value) if isinstance(value, str) else value for value in values]
         if name is not None:
             shown.insert(0, redact.without(name))

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: while somebody works there, no other run begins there, nor the run's next life."""
+"""A lock on a run's folder: while a process works there, no other run begins there, nor the run's next life."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from trainer.wording import quoted
 
 FILE = ".lock"
 LONGEST = 1000
-"""Bytes that are read of it."""
+"""Bytes of the lock file that are read."""
 POLL_S = 0.1
 CLOSED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""Errors for a file that is there and not to be opened: somebody else's, a folder, a link, a socket."""
+"""Errors for an existing file that cannot be opened: another user's, a folder, a link, a socket."""
 BUSY = "processes of a run still work in this folder: it goes on, or its last points are being sent"
-"""Why a command that needs the folder to itself is refused."""
+"""The reason for the refusal of a command that needs the folder for itself."""
 
 
 def user_name(number: int) -> str:
@@ -39,11 +39,10 @@ def user_name(number: int) -> str:
 
 
 def refusal(hold: FolderLock, what: str, instead: str) -> UserError:
-    """The refusal of a command that needs the folder to itself: who holds it, or why its lock cannot be opened.
+    """The refusal of a command that needs the folder for itself: who holds the lock, or why it cannot be opened.
 
     Args:
-        what, instead: of the :class:`UserError`; of a lock that cannot be opened it is said what opens it, and before
-            ``instead``.
+        what, instead: of the :class:`UserError`. A command that helps with a closed lock is put before ``instead``.
     """
     if hold.shut is not None:
         return UserError(what, hold.shut.why, f"{hold.shut.instead}; or {instead}")
@@ -53,14 +52,14 @@ def refusal(hold: FolderLock, what: str, instead: str) -> UserError:
 
 @dataclass(frozen=True)
 class Shut:
-    """A lock's file that cannot be opened: why, and which command helps. Nobody need work in its folder."""
+    """A lock file that cannot be opened: why, and which command helps."""
 
     why: str
     instead: str
 
 
 def _shut(path: Path) -> Shut | None:
-    """Why that file cannot be opened; None: it is not there, and the folder takes none."""
+    """Why a lock file cannot be opened; None: it does not exist."""
     try:
         found = path.lstat()
     except OSError:
@@ -80,15 +79,16 @@ def _shut(path: Path) -> Shut | None:
 
 
 class FolderLock:
-    """One process's lock on a run's folder.
-    Launcher, workers, servers, and who sends the points, share it; a run begins with it alone.
+    """A process's lock on a run's folder.
 
-    The lock is on the file ``.lock`` in the folder, which its owner alone can open: on the folder itself anybody could
-    have it who may read the folder, and NFS has no locks for folders. Where the file system has no locks, or takes no
-    file, everybody gets what he asks for. Nobody gets it where the file is there and cannot be opened.
+    A run begins with the lock taken alone. Then launcher, workers, servers and the recorder share it.
+
+    The lock is on the file ``.lock``, which only its owner can open. (A lock on the folder itself could be taken by
+    anybody who may read it, and NFS has none.) On a file system without locks, or in a folder where the file cannot be
+    made, every request succeeds. If the file exists and cannot be opened, every request fails.
 
     Args:
-        make: the file is made if it is not there; otherwise nobody holds the folder.
+        make: make the file if it does not exist.
     """
 
     def __init__(self, run_dir: Path, make: bool = True) -> None:
@@ -101,7 +101,7 @@ class FolderLock:
                 self.shut = _shut(self.path)
 
     def sign(self) -> None:
-        """Write into the file who holds the folder."""
+        """Write this process as holder into the lock file."""
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -113,22 +113,22 @@ class FolderLock:
             os.pwrite(self.descriptor, json.dumps(holder).encode(), 0)
 
     def holder(self) -> str:
-        """Who holds the folder, as its file tells: ``process 12 of user eva on host gpu3, since 2026-01-02 03:04``; ''
-        if it does not."""
+        """The holder in the lock file: ``process 12 of user eva on host gpu3, since 2026-01-02 03:04``; '' if it is not
+        known."""
         try:
             parsed = json_text.loads(os.pread(self.descriptor, LONGEST, 0))
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(parsed["since"]))
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(parsed.get("since")))
             who = f"process {int(parsed['pid'])} of user {parsed['user']} on host {parsed['host']}, since {since}"
         except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return ""
         return one_line(who)
 
     def share(self) -> bool:
-        """Take the lock together with others; returns False if somebody holds it alone."""
+        """Take the lock together with others; returns False if a process holds it alone."""
         return self._lock(fcntl.LOCK_SH)
 
     def take(self) -> bool:
-        """Take the lock alone; returns False if somebody else holds it."""
+        """Take the lock alone; returns False if another process holds it."""
         return self._lock(fcntl.LOCK_EX)
 
     def _lock(self, kind: int) -> bool:
@@ -143,8 +143,7 @@ class FolderLock:
         return True
 
     def send(self, way: socket.socket, message: bytes) -> None:
-        """Send a message with this lock, which holds from now on until the receiver has left it, also when this process
-        is killed.
+        """Send a message with this lock, which holds until the receiver leaves it, even if this process is killed.
 
         Args:
             way: a Unix socket; the lock arrives with the message's first byte.
@@ -163,12 +162,12 @@ class FolderLock:
         """Take the lock alone, trying for ``patience_s``; returns whether it was taken.
 
         Args:
-            waiting: called once, before it is waited.
+            waiting: called once, before the wait.
         """
         until = time.monotonic() + patience_s
         if self.take():
             return True
-        if self.shut is not None:  # which no waiting changes
+        if self.shut is not None:  # waiting does not help
             return False
         waiting()
         while time.monotonic() < until:
@@ -181,11 +180,11 @@ class FolderLock:
         """Wait up to ``patience_s`` until nobody else shares the lock, which stays shared.
 
         Returns:
-            False if it is lost: the run's next life has begun.
+            False if the lock is lost, because the run's next life has begun.
         """
         until = time.monotonic() + patience_s
         while not self.take() and time.monotonic() < until:
-            if not self.share():  # one that is not taken is lost where it was shared
+            if not self.share():  # a failed take gives up the shared lock
                 return False
             time.sleep(POLL_S)
         return self.share()

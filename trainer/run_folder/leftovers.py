@@ -1,4 +1,4 @@
-"""Knows the files that a run leaves in its folder: they are cleared before another run, which must not read them."""
+"""The files that a run leaves in its folder; they are removed before another run, which must not read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = re.compile(
     r"|ledger\.\d+\.tsv(\.before\.\d+)?"
     r"|(curves|servers)\.png|(best_)?((confusion|scatter|labels)\.png|per_(class|label)\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"
 )
-"""Files in the run's folder, or in ``host.N`` below it."""
+"""Files in a run's folder, or in ``host.N`` below it."""
 CHECKPOINTS, BEST = "checkpoints", re.compile(r"best\.safetensors|latest")
 SNAPSHOT = re.compile(r"(persistables(\.by-\d+)?|(aside-)?step-\d{9,}(\.[0-9a-f]{16})?)(\.partial|\.previous)?")
 PIECE = re.compile(
@@ -27,18 +27,19 @@ PIECE = re.compile(
 )
 """Files in a snapshot of the parameter servers, or in a checkpoint."""
 TRIALS = ".batch_size"
-"""Folders of tries that have failed (data.batch_size=auto)."""
+"""Folder of failed trials (data.batch_size=auto)."""
 HYDRA = ".hydra"
 HOST = re.compile(r"host\.(\d+)")
 WRITTEN_TO = ("predict.output", "resume.path")
-"""Keys whose value is no file to read, or one that stays."""
+"""Keys whose value is no file to read, or a file that stays."""
 
 
 def clear(run_dir: Path, hosts: int | None = None) -> bool:
-    """Remove what an earlier run left in the folder, following no link; returns whether there was any.
+    """Remove the files of an earlier run, following no link; returns whether there were any.
 
     Args:
-        hosts: of the run that begins, whose launchers see to their own folders ``host.N``; None: this is one of those.
+        hosts: number of hosts of the run that begins; their launchers clear their own folders ``host.N``. None:
+            ``run_dir`` is such a folder.
     """
     found = False
     for checkpoints in _folders(run_dir, re.compile(CHECKPOINTS)):
@@ -54,17 +55,17 @@ def clear(run_dir: Path, hosts: int | None = None) -> bool:
         if hosts is not None and int(host.name.partition(".")[2]) >= hosts:
             found |= _clear_files(host, FILES)
             _drop(host)
-    return _clear_files(run_dir, FILES) or found  # the last, for status.json tells that the checkpoints may go
+    return _clear_files(run_dir, FILES) or found  # last: status.json shows that the checkpoints may be removed
 
 
 def check_reads(config: Mapping[str, Any], run_dir: Path, place: str) -> None:
-    """Refuse a run that reads a file which it would remove first.
+    """Refuse a run whose config names a file that the run would remove first.
 
     Args:
-        place: the key that names the folder, ``hydra.run.dir``, or ``hydra.sweep.dir`` of all jobs' folders.
+        place: the key of the folder: ``hydra.run.dir``, or ``hydra.sweep.dir`` for all jobs of a sweep.
 
     Raises:
-        UserError: a text of the config names something there that a run leaves.
+        UserError: the config names such a file.
     """
     folder = os.path.realpath(run_dir)
     for key, value in _texts(config):
@@ -93,13 +94,13 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _there(value: str) -> bool:
-    """Whether it names something; of a snapshot, the one before it counts too, which is read where that is gone."""
+    """Whether a path exists; so does a snapshot of which only ``.previous`` exists."""
     path = os.path.expanduser(value)
     return bool(value) and (os.path.lexists(path) or os.path.lexists(f"{path}.previous"))
 
 
 def _of_a_run(parts: tuple[str, ...]) -> bool:
-    """Whether a path below a run's folder is, holds or lies in what a run leaves."""
+    """Whether a path below a run's folder is, contains or lies in a file that a run leaves."""
     if not parts:
         return False
     if parts[0] == CHECKPOINTS:
@@ -108,7 +109,7 @@ def _of_a_run(parts: tuple[str, ...]) -> bool:
 
 
 def _clear_files(folder: Path, names: re.Pattern[str]) -> bool:
-    """Remove the files of these names, their parts, and links, which a run would replace as well; folders stay."""
+    """Remove files and links of these names, and their temporary parts; folders stay."""
     named = [path for path in _entries(folder) if names.fullmatch(PART.sub(r"\1", path.name))]
     found = [path for path in named if path.is_symlink() or path.is_file()]
     for path in found:
@@ -117,7 +118,7 @@ def _clear_files(folder: Path, names: re.Pattern[str]) -> bool:
 
 
 def _folders(folder: Path, names: re.Pattern[str]) -> list[Path]:
-    """Folders of these names; a link to one is none."""
+    """The folders of these names, without links."""
     return [path for path in _entries(folder) if names.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
 
 
@@ -126,6 +127,6 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _drop(folder: Path) -> None:
-    """Remove a folder that is empty now."""
+    """Remove a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()

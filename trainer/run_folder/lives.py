@@ -1,4 +1,4 @@
-"""``lives.json``: the lives of a run. It begins the first, and each resume from a checkpoint begins another."""
+"""``lives.json``: the lives of a run. The start begins the first one, and each resume begins another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.run_folder.json_files import leave
 
 FILE = "lives.json"
 REPORTED, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
-"""How a life ends, as its launcher tells it; ``lost``: it could not."""
+"""How a life ended: as its launcher reported, or ``lost`` without a report."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Life:
 
     Attributes:
         number: from 1.
-        began, ended: UTC, as ``2026-11-23T21:45:00+00:00``; empty: nobody knows, or it runs.
+        began, ended: UTC, as ``2026-11-23T21:45:00+00:00``; empty: not known, or it runs.
         how: how it ended; empty: it runs.
-        first, last: updates of the run that were done when it began and when it ended.
+        first, last: number of updates of the run when the life began and when it ended.
         why: the error that ended it, in one line.
     """
 
@@ -48,7 +48,7 @@ def read(run_dir: Path) -> tuple[Life, ...]:
 
 
 def number(run_dir: Path) -> int:
-    """The number of the run's current life; 1 if its folder does not tell (an evaluation)."""
+    """The number of the run's current life; 1 without a lives.json (an evaluation)."""
     return max(1, len(read(run_dir)))
 
 
@@ -56,8 +56,7 @@ def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, comma
     """Record that another life of the run begins.
 
     Args:
-        before: the lives before, see :func:`past`; of a run that begins, none.
-        first: the update that it goes on from.
+        before: the earlier lives, see :func:`past`. first: the update from which it resumes.
     """
     lives = tuple(before)
     life = Life(len(lives) + 1, _now(), first=first, last=first, workers=workers, command=command)
@@ -66,7 +65,7 @@ def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, comma
 
 
 def planned(run_dir: Path, workers: int) -> None:
-    """Record with how many workers the current life really begins."""
+    """Record the final number of workers of the current life."""
     if found := read(run_dir):
         _leave(run_dir, (*found[:-1], replace(found[-1], workers=workers)))
 
@@ -81,18 +80,18 @@ def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
 
 
 def past(run_dir: Path) -> tuple[Life, ...]:
-    """The past lives of a run that another run resumes; a killed one's end is taken from ``status.json``."""
+    """The lives of a run that is resumed; the end of a killed life is taken from ``status.json``."""
     *before, life = read(run_dir) or (Life(1, ""),)
     return (*before, life if life.how else _ended(run_dir, life))
 
 
 def until(lives: Iterable[Life], step: int) -> tuple[Life, ...]:
-    """The lives that began at or before update ``step``, numbered anew, for a run that resumes from there."""
+    """The lives that began at or before update ``step``, renumbered, for a run that resumes from there."""
     return tuple(replace(life, number=n) for n, life in enumerate((one for one in lives if one.first <= step), 1))
 
 
 def _ended(run_dir: Path, life: Life) -> Life:
-    """The life with its end as status.json tells it; who was killed with the machine has left ``running`` there."""
+    """The life with its end from status.json, where the state is still ``running`` if the machine died."""
     path = run_dir / "status.json"
     try:
         status, when = json_text.read(path), _at(path.stat().st_mtime)
@@ -100,7 +99,7 @@ def _ended(run_dir: Path, life: Life) -> Life:
         its_own = status.get("life", life.number) == life.number
     except (OSError, ValueError, TypeError, AttributeError):
         return replace(life, how=LOST)
-    if when < life.began:  # of the life before: this one came to nothing
+    if when < life.began:  # status.json is of the life before: this one has not begun to report
         return replace(life, how=LOST)
     how = state if state in REPORTED else LOST
     last = max(step, _last_point(run_dir), life.first) if its_own else life.first
@@ -108,7 +107,7 @@ def _ended(run_dir: Path, life: Life) -> Life:
 
 
 def _last_point(run_dir: Path) -> int:
-    """The update of the last point, which may be after the last one that status.json tells of; 0: there is none."""
+    """The update of the last point, which may be newer than status.json; 0: there is none."""
     try:
         lines = (run_dir / "metrics.jsonl").read_bytes().rpartition(b"\n")[0]
         return int(json_text.loads(lines.rpartition(b"\n")[2]).get("step"))

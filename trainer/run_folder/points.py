@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line for each point, appended; on a full disk lines wait in memory until there is room."""
+"""metrics.jsonl: one line for each point; on a full disk, lines wait in memory until there is room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Points:
         run_dir: the run's folder, which has the file.
 
     Attributes:
-        last_step: the step of the last point that was there before; 0: there was none.
+        last_step: step of the last point in the file when it was opened; 0: there was none.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -29,19 +29,19 @@ class Points:
         self.lock = threading.Lock()
 
     def add(self, line: str) -> None:
-        """Append a line, after those that wait."""
+        """Append a line, after the waiting ones."""
         with self.lock:
             self.waiting += line.encode() + b"\n"
             self._write()
 
     @property
     def size(self) -> int:
-        """The bytes of all lines so far, those that wait included."""
+        """The bytes of all lines so far, including waiting ones."""
         with self.lock:
             return self.file.tell() + len(self.waiting)
 
     def unwritten(self) -> str:
-        """Why some lines still wait for the disk; '' if all are written."""
+        """Write waiting lines; returns why some still wait, or ''."""
         with self.lock:
             error = self._write()
             return f"{self.path}: {why(error)}" if error else ""
@@ -59,7 +59,7 @@ class Points:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def _write(self) -> OSError | None:
-        """Write what waits; returns the error of a full disk, which is told once."""
+        """Write waiting lines; returns the error of a full disk, which is printed once."""
         try:
             while self.waiting:
                 self.waiting = self.waiting[self.file.write(self.waiting) :]
@@ -83,7 +83,7 @@ class Points:
 
 
 def _end_at_a_line(path: Path) -> bytes:
-    """Cut off half a line, whose worker is gone: on a full disk it had written so much. Returns the last whole line."""
+    """Cut off a partial last line, as a full disk leaves it; returns the last whole line."""
     if not path.is_file():
         return b""
     with path.open("r+b") as file:
@@ -96,5 +96,5 @@ def _end_at_a_line(path: Path) -> bytes:
 def _step_of(line: bytes) -> int:
     try:
         return int(json_text.loads(line).get("step"))
-    except (ValueError, TypeError, AttributeError):  # there is none, or it is nobody's that this trainer knows
+    except (ValueError, TypeError, AttributeError):  # no line, or an unknown one
         return 0

@@ -1,4 +1,4 @@
-"""The command that repeats a run: how it was started, and what was typed, from the run's beginning."""
+"""The command that repeats a run from its beginning."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from trainer.host import torchrun
 from trainer.run_folder.lives import Life
 
 AUTO, FRESH = "auto", "resume=fresh"
+BATCH_SIZE = "data.batch_size"
 OF_RESUMING = ("resume", "resume.path", "resume.allow_changes")
 
 
 def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The words before what was typed: ``python -m trainer``, or torchrun's with as many processes, for host 0."""
+    """The words before the overrides: ``python -m trainer``, or host 0's torchrun with as many processes."""
     if not torchrun.is_rank(environment):
         return ["python", "-m", "trainer"]
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -29,14 +30,14 @@ def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], run_dir: Path) -> list[str]:
-    """The words of the command that repeats a run, as a shell takes them; [] where its lives may have trained
-    differently (``resume.allow_changes``).
+    """The words of the command that repeats a run; [] if its lives may have trained differently
+    (``resume.allow_changes``).
 
-    A run that went on in its own folder is repeated from its beginning. One that went on from another run's checkpoint
-    is repeated from there.
+    A run that was resumed in its own folder is repeated from its beginning; a run that resumed another run's
+    checkpoint, from that checkpoint.
 
     Args:
-        overrides: as typed, with the flags before them.
+        overrides: as typed, after the flags.
     """
     path = config.resume.path
     own = path == AUTO or (path is not None and _is_in(path, run_dir))
@@ -44,6 +45,15 @@ def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], ru
         return []
     again = (*_without(overrides, OF_RESUMING), FRESH) if own else overrides
     return [*starter(), *(command([override]) for override in again)]
+
+
+def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
+    """The overrides that repeat a command with this batch size and without a search; unchanged if ``size`` is None."""
+    if size is None:
+        return list(overrides)
+    fixed = f"{BATCH_SIZE}={size}"
+    replaced = [fixed if key_of(o) == BATCH_SIZE else o for o in overrides]
+    return replaced if fixed in replaced else [*replaced, fixed]
 
 
 def _may_differ(life: Life) -> bool:

@@ -19,11 +19,11 @@ from trainer.run_folder.points import Points
 
 STATUS_EVERY_S = 0.5
 KEPT = ("metrics", "best", "samples", "step", "line_step", "epoch", "elsewhere", "data_waited", "_validated")
-"""What a report that goes on has from the one before."""
+"""Attributes that a resumed report restores."""
 OWN = "[worker "
-"""How a line begins that has one worker's own values (execution.log_workers)."""
+"""Prefix of lines with one worker's own values (execution.log_workers)."""
 ALL_DONE = "all updates done"
-"""How a run ends that neither an early stop nor a callback ends."""
+"""The end of a run that is not stopped early."""
 
 
 class Waits(Protocol):
@@ -33,8 +33,12 @@ class Waits(Protocol):
 
 
 class Window(NamedTuple):
-    """The start of a line's measurements: the time without validations, updates, seconds waited for data, samples of
-    all lines before, and at which update the last of them came (after a resume that was in the life before)."""
+    """The state at the start of a line's measurements.
+
+    Attributes:
+        time: without validations. step: updates. waited: seconds of waiting for data.
+        samples: of all earlier lines. line_step: update of the last earlier line, which may be of an earlier life.
+    """
 
     time: float
     step: int
@@ -43,7 +47,7 @@ class Window(NamedTuple):
     line_step: int
 
     def later(self, seconds: float) -> Window:
-        """This window moved ``seconds`` later, to leave out time that does not count."""
+        """This window moved by ``seconds``, to leave out time that does not count."""
         return self._replace(time=self.time + seconds)
 
 
@@ -55,12 +59,12 @@ class Report:
         total_steps: updates of the whole run.
         watched: validation metric whose best value marks the best model, e.g. ``val/acc1``.
         lower: of a user's own metrics, whether less is better.
-        own: where this worker says how far it is itself, where the workers go their own ways.
-        goes_on: metrics.jsonl is that of the run before, and is written on.
-        pulse: where the launcher sees that the worker lives; None: it does not look.
+        own: file of this worker's own progress, if workers have no common step.
+        goes_on: append to the existing metrics.jsonl.
+        pulse: the worker's pulse; None: nobody reads it.
 
     Attributes:
-        who: what lines of this worker's own values begin with; empty: they are as all others.
+        who: prefix of lines with this worker's own values; empty: they look like all others.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class Report:
         self._points = Points(run_dir) if run_dir else None
 
     def doing(self, what: str) -> None:
-        """Before the first update, report what the run is waiting for."""
+        """Before the first update: report what the run waits for."""
         if self.run_dir and not self.step:
             status = {
                 "state": "starting",
@@ -113,7 +117,7 @@ class Report:
                 leave(path, status)
 
     def progress(self, epoch: int, step: int) -> None:
-        """After every update, report where the run is."""
+        """After every update: report the progress."""
         self.pulse.update(step)
         self.epoch, self.step = epoch, step
         now = time.perf_counter()
@@ -139,17 +143,17 @@ class Report:
     ) -> None:
         """Report training since the last line, as a line and a point: metrics, rate, share of time waiting for data.
 
-        After a validation that ends the run, the rest before it is a point alone: its line would come out of order.
+        After a validation that ends the run, the rest before it is only a point: its line would come too late.
 
         Args:
             samples: since the last line, over all workers.
-            gauges: values of the strategy's own.
-            rest: of too few batches, so that the line before is averaged with them.
+            gauges: the strategy's own values.
+            rest: the last few batches; their rate is averaged with that of the line before.
         """
         self.samples += int(samples)
         now = time.perf_counter()
         since = self._window_before if rest and self._window_before.step else self._window
-        warm = since.step > 0 or step == self.total_steps  # the first batch's time is that of starting
+        warm = since.step > 0 or step == self.total_steps  # the first batch includes the start
         seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
         share = updates / max(step - since.line_step, updates)  # the updates of this life
         perf = {
@@ -163,7 +167,7 @@ class Report:
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no update"
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
-        if not (rest and step == self._validated):  # that validation was the last word: it ends the run
+        if not (rest and step == self._validated):  # the validation ends the run, and was printed last
             print(
                 f"{self.who if self.own else ''}[Epoch {epoch}, batch {batch}] {values}, lr: {lr:.5g}, {rate}",
                 flush=True,
@@ -172,7 +176,7 @@ class Report:
         self._point(epoch, step, point)
 
     def of_worker(self, epoch: int, batch: int, metrics: Mapping[str, float]) -> None:
-        """Print a line with this worker's own metrics alone."""
+        """Print a line with this worker's own metrics."""
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no sample"
         print(f"{self.who}[Epoch {epoch}, batch {batch}] {values}", flush=True)
 
@@ -201,10 +205,10 @@ class Report:
         return improved and self.run_dir is not None
 
     def test(self, epoch: int, step: int, values: Mapping[str, float], of: str) -> None:
-        """Report what was measured of the test data, as a line and a point.
+        """Report the metrics of the test data, as a line and a point.
 
         Args:
-            values: ``test/...``. of: which weights were measured, in words.
+            values: ``test/...``. of: the measured weights, in words.
         """
         self.metrics |= values
         shown = ", ".join(f"{name.removeprefix(TESTED)}: {value:.5f}" for name, value in values.items())
@@ -219,7 +223,7 @@ class Report:
         self._point(self.epoch, self.step, metrics)
 
     def gauges(self, values: Mapping[str, float]) -> None:
-        """Write a point of the strategy's own values alone."""
+        """Write a point of the strategy's own values."""
         if values:
             self._point(self.epoch, self.step, values)
 
@@ -228,7 +232,7 @@ class Report:
         self._point(self.epoch, self.step, {f"system/{node}/{k}": v for k, v in metrics.items()}, time_ms)
 
     def take_over(self, run_dir: Path) -> None:
-        """Take over reporting from the worker that did it before and is gone."""
+        """Take over reporting from a lost worker."""
         if self.run_dir is None:
             self.run_dir, self.life = run_dir, number(run_dir)
             self._points = Points(run_dir)
@@ -236,13 +240,13 @@ class Report:
             print("reports from here on", flush=True)
 
     def hand_over(self) -> None:
-        """Stop reporting, because a worker with a lower rank has come back."""
+        """Stop reporting, because a worker with a lower rank has rejoined."""
         self.run_dir, self._moved = None, 0
         points, self._points = self._points, None
         try:
             if points is not None:
                 points.close()
-        except OSError as error:  # a full disk, which the other worker finds as well
+        except OSError as error:  # a full disk, which the other worker reports
             print(f"some of this worker's points are lost: {why(error)}", flush=True)
 
     def stopped(self, why: str) -> None:
@@ -267,8 +271,8 @@ class Report:
             self._points.add(json.dumps(point))
 
     def _begin_after(self, points: Points) -> None:
-        """Go on with the steps of whoever wrote the points before. Workers without a common step have other numbers of
-        updates: those of this one are written as so many more as it is behind, so that no curve runs backwards."""
+        """Continue the steps of the existing points. A worker without a common step that is behind adds the difference
+        to its own steps, so that no curve runs backwards."""
         self._moved = max(0, points.last_step - self.step)
 
     def write_status(self, state: str, now: float) -> None:
@@ -276,7 +280,7 @@ class Report:
         assert self.run_dir is not None
         self._next_status = now + STATUS_EVERY_S
         elapsed = now - self.started
-        total = max(self.total_steps, self.step)  # an average, where workers go their own ways
+        total = max(self.total_steps, self.step)  # without a common step it is an average
         left = (total - self.step) * elapsed / self.step if self.step else None
         status = {
             "state": state,
@@ -298,7 +302,7 @@ class Report:
 
     @contextmanager
     def _if_the_disk_takes(self, path: Path) -> Iterator[None]:
-        """Context manager: on a full disk a file that tells how far the run is stays as it is, which is told once."""
+        """Context manager: on a full disk a status file stays as it is, with one message."""
         try:
             yield
         except OSError as error:
@@ -322,7 +326,7 @@ class Report:
         return points.unwritten() if points is not None else ""
 
     def state(self) -> dict[str, Any]:
-        """What was reported so far, for :meth:`load`."""
+        """The report's state, for :meth:`load`."""
         kept = {name: getattr(self, name) for name in KEPT}
         watched, metric = self.watched.state(), self.watched.metric
         return {"kept": kept, "watched": watched, "seconds": time.perf_counter() - self.started, "metric": metric}
@@ -344,7 +348,7 @@ class Report:
         """Forget the best values of metrics that measured something else before.
 
         Args:
-            incomparable: tells it of a metric's name.
+            incomparable: whether a metric of that name measured something else.
         """
         self.best = {name: value for name, value in self.best.items() if not incomparable(name)}
         if incomparable(self.watched.metric):

@@ -1,4 +1,4 @@
-"""Sets a run's files back to a checkpoint, so that what is trained again is recorded once."""
+"""Resets a run's files to a checkpoint, so that updates that are trained again are recorded once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trainer.terminal.status import read_status
 
 POINTS = "metrics.jsonl"
 REPORT = "nonfinite.json"
-"""What a worker tells of numbers that are not finite."""
+"""A worker's report about numbers that are not finite."""
 OF_BEST = {"best", "bests"}
-"""Of status.json: what may be of validations after the checkpoint."""
+"""Keys of status.json that may come from validations after the checkpoint."""
 CARRIED = (
     POINTS,
     "lives.json",
@@ -24,15 +24,15 @@ CARRIED = (
     "validation.best.npz",
     "checkpoints/best.safetensors",
 )
-"""Files of a run's folder that it takes, beside a checkpoint, to go on on another machine."""
+"""Files of a run's folder that another machine needs, besides a checkpoint, to resume the run."""
 
 
 def reset_to_checkpoint(run_dir: Path, points: int, say: Callable[[str], None]) -> None:
-    """Cut metrics.jsonl to what it was at the checkpoint, and forget how the life before ended.
+    """Cut metrics.jsonl to its size at the checkpoint, and remove the result of the earlier life.
 
     Args:
         points: bytes that stay.
-        say: is told where there are fewer.
+        say: called with a warning if the file is shorter.
     """
     path = run_dir / POINTS
     (run_dir / "result.json").unlink(missing_ok=True)
@@ -51,11 +51,11 @@ def reset_to_checkpoint(run_dir: Path, points: int, say: Callable[[str], None]) 
 
 
 def copy_points(source: Path, run_dir: Path, points: int, say: Callable[[str], None]) -> None:
-    """Copy the curves up to the checkpoint from the folder of the run that is resumed.
+    """Copy the points up to the checkpoint from the folder of the run that is resumed.
 
     Args:
         points: bytes of its metrics.jsonl.
-        say: is told where it has fewer.
+        say: called with a warning if the file is shorter.
     """
     path = source / POINTS
     there = _head(path, points) if path.is_file() else b""

@@ -13,7 +13,6 @@ from trainer.run_folder.json_files import leave
 from trainer.run_folder.reset_files import POINTS
 
 FILE = "tracking.json"
-NO_END = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Position:
     Attributes:
         id: of the run at the service; None: the service has not given one yet.
         sent_bytes: of metrics.jsonl, acknowledged; doubtful_bytes: after these, sent without an answer.
-        again: first and last update of points that the tracker may have and that were cut off metrics.jsonl.
+        unsure: the tracker may have points that metrics.jsonl does not have before ``sent_bytes``.
         ahead: of the acknowledged points that were cut off, the updates by name, one for each point.
         error: why points cannot be sent at present; empty as a rule.
     """
@@ -31,7 +30,7 @@ class Position:
     id: str | None = None
     sent_bytes: int = 0
     doubtful_bytes: int = 0
-    again: tuple[int, int] | None = None
+    unsure: bool = False
     ahead: Mapping[str, list[int]] = field(default_factory=dict)
     error: str = ""
 
@@ -45,27 +44,14 @@ class Position:
         if reached <= points <= len(lines):
             return self
         if len(lines) < max(reached, points):  # the machine stopped before all was on the disk
-            again = (0, NO_END)
             points = min(points, lines.rfind(b"\n") + 1)
-        else:
-            again = updates(lines[points:reached])
-        kept, doubtful = min(sent, points), max(0, min(reached, points) - sent)
-        ahead = _together(self.ahead, lines[points:sent])
-        return replace(self, sent_bytes=kept, doubtful_bytes=doubtful, again=union(self.again, again), ahead=ahead)
-
-
-def updates(lines: bytes) -> tuple[int, int]:
-    """First and last update of these points; of lines that cannot be read, any may be."""
-    try:
-        steps = [int(json_text.loads(line).get("step")) for line in lines.splitlines()]
-    except (ValueError, TypeError, AttributeError):
-        return (0, NO_END)
-    return (min(steps), max(steps)) if steps else (0, 0)
-
-
-def union(one: tuple[int, int] | None, other: tuple[int, int]) -> tuple[int, int]:
-    """The updates from the first of both ranges to the last."""
-    return other if one is None else (min(one[0], other[0]), max(one[1], other[1]))
+        return replace(
+            self,
+            sent_bytes=min(sent, points),
+            doubtful_bytes=max(0, min(reached, points) - sent),
+            unsure=True,
+            ahead=_together(self.ahead, lines[points:sent]),
+        )
 
 
 def _together(ahead: Mapping[str, list[int]], lines: bytes) -> dict[str, list[int]]:
@@ -103,8 +89,6 @@ def read(run_dir: Path) -> Tracked | None:
 
 def _position(plain: Mapping[str, Any]) -> Position:
     known = {one.name: plain[one.name] for one in fields(Position) if one.name in plain}
-    if known.get("again") is not None:
-        known |= {"again": tuple(known.pop("again"))}
     found = Position(**known)
     if not all(isinstance(size, int) for size in (found.sent_bytes, found.doubtful_bytes)):
         raise ValueError("no numbers of bytes")
@@ -136,14 +120,14 @@ def cut(run_dir: Path, points: int) -> None:
 
 
 def doubt(run_dir: Path, points: int) -> None:
-    """Note in a tracking.json from another machine that it is unknown what was sent after it was written.
+    """Note in a tracking.json from another machine that later points may have been sent.
 
     Args:
-        points: bytes of metrics.jsonl with which the run goes on.
+        points: bytes of metrics.jsonl with which the run resumes.
     """
     if (tracked := read(run_dir)) is not None:
         after = {
-            name: replace(one, sent_bytes=min(one.sent_bytes, points), doubtful_bytes=0, again=(0, NO_END))
+            name: replace(one, sent_bytes=min(one.sent_bytes, points), doubtful_bytes=0, unsure=True)
             for name, one in tracked.trackers.items()
         }
         write(run_dir, replace(tracked, trackers=after))

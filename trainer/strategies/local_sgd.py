@@ -73,9 +73,7 @@ class LocalSgd(Strategy):
 
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
-        self.updates, self.since, *rest = share.own[SINCE]
-        # of a former version: samples since the average, by which losses were divided
-        self.denominator = rest[0] if rest else float(self.since)
+        self.updates, self.since, self.denominator = share.own[SINCE]
 
     def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
         behind = [one[SINCE][-1] for one in own]

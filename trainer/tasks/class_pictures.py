@@ -138,7 +138,7 @@ def mistakes_figure(found: Findings, examination: Examination, names: Sequence[s
     page = figure.add_axes((0, 0, 1, 1), xlim=(0, wide), ylim=(0, tall), autoscale_on=False)  # in inches
     page.axis("off")
     left = (wide - CELL * columns) / 2
-    for number, (image, told) in enumerate(zip(images, captions, strict=False)):
+    for number, (image, shown_caption) in enumerate(zip(images, captions, strict=False)):
         row, column = divmod(number, COLUMNS)
         middle, top = left + (column + 0.5) * CELL, tall - HEAD - row * (CELL + caption) - caption
         high, across = image.shape[:2]
@@ -150,7 +150,7 @@ def mistakes_figure(found: Findings, examination: Examination, names: Sequence[s
         figure.text(
             middle / wide,
             (top + GAP / 2) / tall,
-            told,
+            shown_caption,
             ha="center",
             va="bottom",
             fontsize=CAPTION,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trainer.config.instantiate import call_target
 from trainer.config.keys import spelled
 from trainer.config.run_config import RunConfig, typed
-from trainer.config.schema import CrossEntropyLoss, TaskConfig
+from trainer.config.schema import ClassBalancedSampler, CrossEntropyLoss, TaskConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.metrics.best import RAW
@@ -186,8 +186,8 @@ def _without_classes(task: Task, config: RunConfig) -> list[UserError]:
     """What asks for one class for each sample, which the labels of this task are not."""
     data, loss, why = config.node("data"), config.loss, f"needs a class for each sample, and task={task.name} has none"
     found = [UserError(f"data.{key}={data[key]}", why, f"data.{key}=0") for key in ("mixup", "cutmix") if data.get(key)]
-    if getattr(config.sampler, "order", "") == "class_balanced":
-        found.append(UserError("sampler.order=class_balanced", why, "sampler.order=each_once"))
+    if config.sampler._target_ == ClassBalancedSampler._target_:
+        found.append(UserError("sampler=class_balanced", why, "sampler=each_once"))
     if str(loss.get("_target_")) == CrossEntropyLoss._target_:
         found.append(UserError("loss=cross_entropy", why, task.typed_loss()))
     for key in ("weight", "pos_weight"):

@@ -21,13 +21,13 @@ def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
     Raises:
         UserError: there are fewer outputs than classes, or the loss does not take them.
     """
-    given, named = config.model.get("num_classes"), f"model ({config.model.get('_target_')})"
+    num_classes, named = config.model.get("num_classes"), f"model ({config.model.get('_target_')})"
     if outputs.dim() != 2:
         why = f"makes outputs of {('N', *outputs.shape[1:])} for {facts.source}, whose labels need scores (N, "
         raise UserError(named, f"{why}{facts.classes})")
     if outputs.shape[1] < facts.classes:
-        what = f"model.num_classes={given}" if given else named
-        instead = f"model.num_classes={facts.classes}" if given else ""
+        what = f"model.num_classes={num_classes}" if num_classes else named
+        instead = f"model.num_classes={facts.classes}" if num_classes else ""
         raise UserError(
             what,
             f"makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}",
@@ -57,7 +57,7 @@ def check_classes(config: RunConfig, loss: nn.Module, facts: Facts, outputs: tor
         )
     if outputs.shape[1] == facts.classes:
         return ""
-    advice = f" (model.num_classes={facts.classes} makes one for each)" if given else ""
+    advice = f" (model.num_classes={facts.classes} makes one for each)" if num_classes else ""
     return (
         f"{named} makes {outputs.shape[1]} outputs for the {counted(facts.classes, 'class')} of {facts.source}: "
         f"{outputs.shape[1] - facts.classes} of them have no samples{advice}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.instantiate import blamed, call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
-from trainer.errors import UserError, first_line
+from trainer.errors import UserError, failed, first_line
 from trainer.tasks.contract import CLASSIFICATION, MULTI_LABEL, REGRESSION, Task
 
 if TYPE_CHECKING:
@@ -93,17 +93,18 @@ class Summed(Task):
     def check_model(
         self, config: RunConfig, loss: nn.Module, outputs: torch.Tensor | None, facts: Facts
     ) -> tuple[str, str]:
-        from trainer.metrics.criterion import OWN, SAMPLES, SUM, kind_among
+        from trainer.metrics.criterion import OWN, RANDOM, SAMPLES, SUM, kind_among
 
         self.prepare(facts)
         self._check_outputs(config, outputs, facts)
         batches = [self.example(facts, seed) for seed in (1, 2)]
-        what = f"loss ({config.loss['_target_']})"
+        what = f"loss ({config.loss.get('_target_')})"
         shapes = "outputs ({}) and targets ({})".format(*(_shape(t) for t in self.compared(*batches[0])))
         try:
             value = loss(*self.compared(*batches[0]))
         except Exception as error:
-            target, arguments = config.loss["_target_"], {k: v for k, v in config.loss.items() if k != "_target_"}
+            target = str(config.loss.get("_target_"))
+            arguments = {name: value for name, value in config.loss.items() if name != "_target_"}
 
             def call(some: Any) -> Any:
                 return call_target({**some, "_target_": target}, "loss")(*self.compared(*batches[0]))
@@ -112,21 +113,42 @@ class Summed(Task):
             what = f"loss.{wrong}={arguments[wrong]}" if wrong else what
             raise UserError(what, f"does not take {shapes}: {first_line(error)}", self.typed_loss()) from error
         kind = "" if value.dim() else kind_among(loss, batches, lambda o, t: loss(*self.compared(o, t)))
-        if kind not in (SAMPLES, OWN, SUM):
+        if kind not in (SAMPLES, OWN, SUM, RANDOM):
             raise UserError(what, f"is not the mean over samples for {shapes}", self.typed_loss())
+        self._check_sums(f"task._target_={config.task._target_}", facts)
         return "", kind
+
+    def _check_sums(self, what: str, facts: Facts) -> None:
+        """Refuse a task whose sums of a batch are not those of its two parts together, or whose metrics have other
+        names than it says."""
+        import torch
+
+        outputs, labels = self.example(facts)
+        labels = labels.double() if labels.is_floating_point() else labels
+        outputs, cut = self.compared(outputs, labels)[0].double(), TRIED // 3
+        try:
+            whole, first, second = (
+                self.sums(outputs[part], labels[part]).double() for part in (slice(None), slice(cut), slice(cut, None))
+            )
+            found = ["loss", *self.summary(whole, TRIED)]
+        except Exception as error:
+            raise failed(what, "sums or summary", self.sums, error) from error
+        if whole.dim() != 1 or whole.shape != first.shape or not torch.allclose(whole, first + second):
+            raise UserError(what, "its sums (M,) of a batch are not those of the batch's two parts added up")
+        if strange := [name for name in found if name not in self.metrics(facts)]:
+            raise UserError(what, f"its summary has {strange[0]}, which is not among its metrics")
 
     def _check_outputs(self, config: RunConfig, outputs: torch.Tensor | None, facts: Facts) -> None:
         """Refuse a model that makes another number of outputs than the task needs."""
         wanted = self.outputs(facts)
         if outputs is None or outputs.shape[1:] == (wanted,) or (wanted == 1 and outputs.dim() == 1):
             return
-        given = config.model.get("num_classes")
-        what = f"model.num_classes={given}" if given else f"model ({config.model['_target_']})"
+        num_classes = config.model.get("num_classes")
+        what = f"model.num_classes={num_classes}" if num_classes else f"model ({config.model.get('_target_')})"
         raise UserError(
             what,
             f"makes outputs ({_shape(outputs)}) for {facts.source}, and task={self.name} needs (N, {wanted})",
-            f"model.num_classes={wanted}" if given else "",
+            f"model.num_classes={wanted}" if num_classes else "",
         )
 
     def trial(self, facts: Facts, shape: Sequence[int] | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The progress bar: what the run waits for, the best so far, and asynchronous workers' progress."""
+"""The progress bar: what the run waits for, the best value so far, and the progress of asynchronous workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.terminal.status import read_status
 LOOK_EVERY_S = 0.25
 SHOWN = ("loss", "acc1", "acc5", "auc", "rmse", "r2", "f1")
 PEERS = "status.*.json"
-"""What each worker writes of itself where they go their own ways."""
+"""Files of each worker's progress, if workers have no common step."""
 
 
 class Bar(Progress):
@@ -32,7 +32,7 @@ class Bar(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """What rich draws: the bar, then the lines."""
         yield from super().get_renderables()
-        for line in self.below:  # not to the edge, where the ^C that a terminal shows would begin a new line
+        for line in self.below:  # one column less: the ^C that a terminal shows would begin a new line
             yield Constrain(Text(line, style="dim", no_wrap=True, overflow="ellipsis"), self.console.width - 4)
 
 
@@ -67,7 +67,7 @@ def bar(run_dir: Path, total_steps: int, verbosity: str = "normal") -> Iterator[
 
 @contextmanager
 def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Look again and again, in a thread."""
+    """Context manager: call a function every so many seconds, in a thread."""
     done = threading.Event()
 
     def follow() -> None:
@@ -84,7 +84,7 @@ def _every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
 
 
 def _measured(status: dict[str, Any]) -> str:
-    """The bar's text of metrics, rate and the best so far: ``loss 0.31 acc1 0.91 286 samples/s best acc1 0.95``."""
+    """The bar's text for metrics: ``loss 0.31 acc1 0.91 286 samples/s best acc1 0.95``."""
     metrics = status["metrics"]
     parts = [f"{name} {metrics[f'train/{name}']:.4f}" for name in SHOWN if f"train/{name}" in metrics]
     if "perf/samples_per_s" in metrics:
@@ -95,7 +95,7 @@ def _measured(status: dict[str, Any]) -> str:
 
 
 def _peers(run_dir: Path) -> str:
-    """The bar's text of how far each worker is, if they have no common step: ``worker 0: 120 worker 1: 117``."""
+    """The bar's text for workers without a common step: ``worker 0: 120 worker 1: 117``."""
     statuses = [(int(path.suffixes[-2][1:]), read_status(run_dir, path.name)) for path in run_dir.glob(PEERS)]
     return "  ".join(
         f"worker {rank}: {status['step']}" for rank, status in sorted(statuses, key=lambda t: t[0]) if status
@@ -103,7 +103,7 @@ def _peers(run_dir: Path) -> str:
 
 
 def _column(form: str) -> TextColumn:
-    """A column of text; what it shows is no markup."""
+    """A column of text without markup."""
     return TextColumn(form, markup=False)
 
 

@@ -18,10 +18,10 @@ PIPED_WIDTH = 120
 
 
 class Screen(Console):
-    """The console of this package, through rich. Texts are never read as markup: styles are given beside them.
+    """The console of this package, through rich. Texts are never read as markup; styles are separate arguments.
 
-    A line is broken between words alone, so that a path or a number can be copied whole; what goes to a file or a pipe
-    is neither broken nor filled with blanks.
+    Lines are broken only between words, so that a path or a number can be copied. In a file or a pipe, lines are
+    neither broken nor padded.
     """
 
     def __init__(self, width: int | None = None, **more: Any) -> None:
@@ -36,7 +36,7 @@ class Screen(Console):
         return super().render_str(clean(text), **more)
 
     def render(self, renderable: Any, options: Any = None) -> Any:
-        """Render anything; texts that were styled elsewhere are cleaned, too."""
+        """Render anything; texts with styles are cleaned as well."""
         if isinstance(renderable, Text) and (shown := clean(renderable.plain)) != renderable.plain:
             renderable = Text(
                 shown,
@@ -68,7 +68,7 @@ class Screen(Console):
         return parts
 
     def facts(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
-        """Print a title and rows of a name and a value; a long value goes on under the second column."""
+        """Print a title and rows of a name and a value; a long value continues in the second column."""
         self.print(Text(f"\n{title}", style="bold"))
         self.print("-" * len(title))
         rows = [(what, clean(str(value))) for what, value in rows]
@@ -98,9 +98,9 @@ class Screen(Console):
             self.print(f"{what if not number else '':<{place}}{line}{more}", soft_wrap=True)
 
     def broken(self, text: str, indent: int) -> list[str]:
-        """Break a text between words into lines, from the second on with an indent; one line when piped.
+        """Break a text between words into lines; one line when piped.
 
-        A word that has no room beside the indent stands further to the left. The first line stands beside something.
+        All lines but the first, which is printed after a name, have an indent, which is smaller for a very long word.
         """
         made: list[str] = []
         for line in text.splitlines() or [""]:
@@ -121,8 +121,8 @@ class Screen(Console):
         """Print a table; a column too wide for the terminal is printed under each row. Returns columns without room.
 
         Args:
-            wide: the number of the column that may be long; it is aligned to the left, all others to the right.
-            spare: numbers of columns that can be left out, that which is missed least first.
+            wide: number of the column that may be long, aligned to the left; all others are aligned to the right.
+            spare: numbers of columns that can be left out, the least important first.
         """
         shown = [[clean(cell) for cell in row] for row in (columns, *rows)]
         widths = [max(cell_len(row[n]) for row in shown) for n in range(len(columns))]

@@ -12,7 +12,7 @@ def read_status(run_dir: Path, name: str = "status.json") -> dict[str, Any]:
     """Read the status that a run reports to the terminal, status.json; {} if it does not exist or cannot be read.
 
     Args:
-        name: of the file; where workers go their own ways each has one.
+        name: of the file; workers without a common step have one each.
     """
     try:
         return json_text.read_object(run_dir / name)

@@ -1,5 +1,4 @@
-"""Cleans all text that a process prints to the screen or a log of secrets and control characters, and loses what nobody
-takes."""
+"""Cleans all text that a process prints of secrets and control characters; text that cannot be written is dropped."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def clean(text: str) -> str:
 class Guard:
     """A text stream that cleans what is written to it, line by line; a lone carriage return ends a line as well.
 
-    Whoever prints (this package, a user's own class, a traceback, a library) need not think of it.
+    Code that prints (this package, a user's class, a traceback, a library) needs no care.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -59,7 +58,7 @@ class Guard:
             self.write(line)
 
     def flush(self) -> None:
-        """Pass on what is there, complete or not, but hold back what may be the first half of a secret."""
+        """Pass on all text, complete lines or not, except an end that may be the beginning of a secret."""
         with self._lock:
             pending = "".join(self._pending)
             held = redact.begun(pending)
@@ -70,7 +69,7 @@ class Guard:
             self.stream.flush()
 
     def finish(self) -> None:
-        """Pass on everything that is left, because nothing more comes."""
+        """Pass on all remaining text; no more will come."""
         with self._lock:
             pending, self._pending = "".join(self._pending), []
             if pending:
@@ -97,19 +96,19 @@ class Guard:
 
 
 class _Bytes:
-    """The bytes below a guarded stream: as text they pass it too."""
+    """The binary side of a guarded stream, which guards bytes as text."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
 
     def write(self, data: Any) -> int:
-        """Bytes that are no UTF-8 are spelled out."""
+        """Write bytes; those that are not UTF-8 are spelled out."""
         data = bytes(data)
         self.guard.write(data.decode("utf-8", "surrogateescape"))
         return len(data)
 
     def flush(self) -> None:
-        """As of the text."""
+        """Flush the text stream."""
         self.guard.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -120,8 +119,7 @@ GUARDS: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 def _begin_anew() -> None:
-    """In a forked process (one that reads data): half a line, and the lock of who was just writing, are the
-    parent's."""
+    """In a forked process (one that reads data): drop the parent's partial line, and its lock."""
     for guard in GUARDS:
         guard._begin()
 
@@ -133,8 +131,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 def guarded() -> Iterator[None]:
     """Context manager: the standard streams are guarded; secrets learnt inside are forgotten at the end.
 
-    Nobody need take what is printed: a reader may leave, a disk may be full, and descriptors may be closed from the
-        start.
+    Printing never fails, even if the reader leaves, the disk is full, or the descriptors are closed from the start.
     """
     descriptors.open_standard()
     with HERE.for_now(), restored():
@@ -146,7 +143,7 @@ def guarded() -> Iterator[None]:
 
 
 def wait_for(what: str) -> None:
-    """Show on a terminal what the command waits for, until anything is printed; nothing elsewhere."""
+    """Show on a terminal what the command waits for, until something is printed; elsewhere nothing."""
     file = _file(sys.stdout)
     if isinstance(file, LogFile) and file.isatty() and os.environ.get("TERM") != "dumb":
         file.show_fleeting(f"{what} ...")
@@ -161,20 +158,20 @@ def restored() -> Iterator[None]:
         yield
     finally:
         for name in names:
-            with contextlib.suppress(OSError, ValueError):  # nobody may be there to read it
+            with contextlib.suppress(OSError, ValueError):  # the reader may be gone
                 finish(getattr(sys, name))
         for name in names:
             setattr(sys, name, before[name])
 
 
 def finish(stream: Any) -> None:
-    """Pass on everything that was written to a guarded stream."""
+    """Pass on all text that was written to a guarded stream."""
     if stream is not None:
         (stream.finish if isinstance(stream, Guard) else stream.flush)()
 
 
 def guard() -> None:
-    """Guard the standard streams of this process from now on, also under the interpreter's own names."""
+    """Guard the standard streams of this process from now on, also ``sys.__stdout__`` and ``sys.__stderr__``."""
     streams = ((sys.stdout, 1), (sys.stderr, 2))
     stand_in(*(s if isinstance(s, Guard) else Guard(_lasting(s, number)) for s, number in streams))
 
@@ -200,35 +197,34 @@ def confide(payload: Any) -> None:
 
 
 class LogFile(io.FileIO):
-    """The file of a log or of the screen, which takes all bytes, so that nobody ends who prints.
+    """The file of a log or of the screen; writing to it never raises.
 
-    What a full disk refuses is left out, and how much is said when there is room again. After any other error (the
-    reader is gone, the terminal is closed) nothing is written any more.
+    Bytes that a full disk refuses are dropped, and their number is written when there is room again. After any other
+    error (the reader is gone, the terminal is closed) nothing more is written.
 
     Attributes:
-        left_out: bytes. error: the number of what left them out, 0 before there was one; gone: it will not pass.
-        fleeting: the file of the terminal that shows a line until anything else is printed there, and the process that
-        shows it.
+        left_out: number of dropped bytes. error: its error number; 0: none. gone: the error is permanent.
+        fleeting: the terminal's file that shows a fleeting line, and the process that shows it.
     """
 
     left_out, error, gone = 0, 0, False
     fleeting: ClassVar[tuple[LogFile, int] | None] = None
 
     def show_fleeting(self, text: str) -> None:
-        """Show a line that the next text, of stdout or of stderr, wipes away."""
+        """Show a line that the next text on stdout or stderr replaces."""
         self.wipe()
         self.write(text.encode())
         LogFile.fleeting = self, os.getpid()
 
     @classmethod
     def wipe(cls) -> None:
-        """Wipe the fleeting line away. A process that was forked meanwhile leaves that to the one that shows it."""
+        """Remove the fleeting line; a forked process leaves that to the process that shows it."""
         shown, LogFile.fleeting = LogFile.fleeting, None
         if shown is not None and shown[1] == os.getpid():
             shown[0].write(b"\r\x1b[K")
 
     def write(self, data: Any) -> int:
-        """Append bytes, if they are taken."""
+        """Append bytes, if that is possible."""
         if LogFile.fleeting is not None:
             self.wipe()
         size = memoryview(data).nbytes
@@ -248,14 +244,13 @@ class LogFile(io.FileIO):
     def _write_all(self, data: Any) -> None:
         rest = memoryview(data).cast("B")
         while rest:
-            if (count := super().write(rest)) is None:  # whoever shares the descriptor has made it non-blocking
+            if (count := super().write(rest)) is None:  # another process has made the shared descriptor non-blocking
                 select.select([], [self], [])
             rest = rest[count or 0 :]
 
 
 def _lasting(stream: Any, number: int) -> Any:
-    """The stream of that descriptor, whose file takes all bytes; any other stream, of a notebook or a test, as it
-    is."""
+    """A stream of that descriptor on a :class:`LogFile`; other streams, as in a notebook or a test, unchanged."""
     if stream is None:  # Python found the descriptor closed
         file = LogFile(number, "wb", closefd=False)
         file.error, file.gone = errno.EBADF, True
@@ -284,8 +279,7 @@ def _file(stream: Any) -> Any:
 
 
 def not_taken() -> str:
-    """What nobody has taken of the standard streams and why, as ``standard output: Broken pipe``; '' if all was
-    taken."""
+    """Which standard stream could not be written and why, as ``standard output: Broken pipe``; '' if none."""
     lost = []
     for name, stream in (("standard output", sys.stdout), ("standard error", sys.stderr)):
         with contextlib.suppress(OSError, ValueError):
@@ -299,11 +293,12 @@ def not_taken() -> str:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Context manager: what is printed is the answer of a command, which has failed where a full disk has not taken all
-    of it. A reader who leaves, as ``head`` does, has what he wants.
+    """Context manager: the output is a command's answer; the command fails if a full disk has dropped some of it.
+
+    A reader that leaves early, as ``head`` does, is no error.
 
     Raises:
-        OSError: of standard output.
+        OSError: standard output could not be written.
     """
     try:
         yield
@@ -320,7 +315,7 @@ def _check_taken() -> None:
 
 
 def to_log(descriptor: int) -> None:
-    """Send what this process prints to its log, which is open for appending."""
+    """Redirect this process's output to its log, which is open for appending."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(descriptor, number)
         file = io.BufferedWriter(LogFile(number, "ab", closefd=False))
@@ -332,8 +327,7 @@ def to_log(descriptor: int) -> None:
 
 
 def log(path: Path, goes_on: bool = False) -> IO[str]:
-    """Open the log file to which the streams stdout and stderr of a process go: a new one, or with ``goes_on`` that of
-    the life before."""
+    """Open the log file of a process's output: a new one, or with ``goes_on`` that of the life before."""
     files.start(path, goes_on)
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
@@ -346,7 +340,7 @@ def unguarded(stream: Any) -> Any:
 
 
 class _Tee:
-    """A text stream that also writes to a file; a silent one, to the file alone."""
+    """A text stream that also writes to a file; if silent, only to the file."""
 
     def __init__(self, stream: Any, log: Any, silent: bool = False) -> None:
         self.stream = stream
@@ -362,9 +356,9 @@ class _Tee:
         self.stream.flush()
 
     def _keep(self, step: Callable[[Any], Any]) -> None:
-        """Into the log, as long as that goes: what is printed may be the reason why a run ends, a full disk among them.
+        """Write to the log until that fails: the printed text may be about that very failure, as of a full disk.
 
-        Several threads print. Another one may give up the log while this one writes to it.
+        Several threads print; another one may give up the log while this one writes.
         """
         if (log := self.log) is None:
             return
@@ -381,7 +375,7 @@ class _Tee:
 
 @contextlib.contextmanager
 def teed(log: Any, quiet: bool = False) -> Iterator[None]:
-    """Context manager: what this process prints goes to the log, too; ``quiet``: to the log only, except stderr."""
+    """Context manager: output goes to the log as well; ``quiet``: to the log only, except stderr."""
     with restored():
         out, error = _Tee(sys.stdout, log, quiet), _Tee(sys.stderr, log)
         stand_in(Guard(out), Guard(error))

@@ -5,11 +5,11 @@ The position in ``tracking.json`` has three states:
 - at rest: ``sent_bytes`` of metrics.jsonl are acknowledged, and ``doubtful_bytes`` is 0;
 - sending: before :meth:`Tracker.log` is called, ``doubtful_bytes`` is set to the batch's size; when it returns, these
   bytes are acknowledged;
-- in doubt: ``log`` raised, or this process was killed in it. The updates of these bytes join ``again``.
+- in doubt: ``log`` raised, or this process was killed in it.
 
-metrics.jsonl itself is cut when a run goes back to a checkpoint; the updates that were cut off join ``again`` as well.
-Of points of those updates the tracker is asked what it has (:meth:`Tracker.sent`), and only the others are sent. A
-tracker that cannot be asked is spared the points that it has acknowledged (``ahead``).
+metrics.jsonl itself is cut when a run goes back to a checkpoint, and the points that were cut off are written again.
+After a doubt or a cut the position is ``unsure``: the tracker is asked what it has (:meth:`Tracker.sent`), and only
+the other points are sent. A tracker that cannot be asked is spared the points that it has acknowledged (``ahead``).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Follower:
         parent_id = self.parent.position.id if self.parent is not None else None
         found = self.tracker.start(replace(self.run, parent_id=parent_id), self.position.id)
         if found != self.position.id:
-            self._move(id=found, sent_bytes=0, doubtful_bytes=0, again=None, ahead={})
+            self._move(id=found, sent_bytes=0, doubtful_bytes=0, unsure=False, ahead={})
         self.started = True
 
     def _move(self, **changes: Any) -> None:
@@ -150,9 +150,8 @@ class Follower:
 
     def _send_points(self) -> None:
         new = self._new_lines()
-        if doubtful := self.position.doubtful_bytes:
-            again = tracking_file.union(self.position.again, tracking_file.updates(new[:doubtful]))
-            self._move(doubtful_bytes=0, again=again)
+        if self.position.doubtful_bytes:
+            self._move(doubtful_bytes=0, unsure=True)
         for points, size in batches(new, BATCH):
             missing, ahead = self._missing(points)
             self._move(doubtful_bytes=size)
@@ -161,27 +160,22 @@ class Follower:
             self._move(sent_bytes=self.position.sent_bytes + size, doubtful_bytes=0, ahead=ahead)
 
     def _missing(self, points: list[Point]) -> tuple[list[Point], dict[str, list[int]]]:
-        """The points that the tracker does not have, and which others it is ahead by when it has these."""
-        first, last = self.position.again or (1, 0)
-        if not any(first <= point.step <= last for point in points):
-            return points, dict(self.position.ahead)
-        has, ahead = self._passed()
-        missing = [point for point in points if not (first <= point.step <= last and has(point))]
+        """The points that the tracker does not have, and ``ahead`` when it has these."""
+        if type(self.tracker).sent is not Tracker.sent:
+            return [point for point in points if not self._has(point)] if self.position.unsure else points, {}
+        ahead: Ahead = Counter((name, step) for name, steps in self.position.ahead.items() for step in steps)
+        missing = [point for point in points if not passed(ahead, point)]
         left: dict[str, list[int]] = {}
         for name, step in ahead.elements():
             left.setdefault(name, []).append(step)
         return missing, left
 
-    def _passed(self) -> tuple[Callable[[Point], bool], Ahead]:
-        """Function that says of each next point whether the tracker has it; and what it counts down, to be kept."""
-        if type(self.tracker).sent is Tracker.sent:
-            ahead: Ahead = Counter((name, step) for name, steps in self.position.ahead.items() for step in steps)
-            return lambda point: passed(ahead, point), ahead
+    def _has(self, point: Point) -> bool:
         if self.asked is None:
             with (self.run_dir / "metrics.jsonl").open("rb") as points:
                 before = points_of(points.read(self.position.sent_bytes).splitlines())
             self.asked = Asked(before, self.tracker.sent)
-        return self.asked.has, Counter()
+        return self.asked.has(point)
 
     def go_back(self, points: int, cut: str) -> None:
         """Note that metrics.jsonl was cut to ``points`` bytes, and that ``cut`` will be written again."""

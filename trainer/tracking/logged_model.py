@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trainer.checkpoint.store import SKELETON
 from trainer.host import json_text, private
 from trainer.metrics.best import TESTED
-from trainer.models import skeleton
 from trainer.tracking.own_code import PACKAGE, own_modules, place, stage, third_parties
 from trainer.worker import example
 
@@ -84,8 +84,8 @@ def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
     folder = private.scratch(DIRECTORY) / "model"
     spec, inputs = run_dir / example.SPEC, example.sample(run_dir)
     artifacts = {"spec": str(spec), "weights": str(choice.weights)}
-    if (run_dir / skeleton.FILE).is_file():
-        artifacts["skeleton"] = str(run_dir / skeleton.FILE)
+    if (run_dir / SKELETON).is_file():
+        artifacts["skeleton"] = str(run_dir / SKELETON)
     target = json_text.read(spec)["model"]["_target_"]
     try:
         outputs, modules = _called(artifacts, inputs, target)

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ EVERY_S = 1.0
 LAST_WORDS_S = 5.0
 ENDING_S = 3.0
 """Longest wait for the processes of a killed launcher to end."""
-USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 
 
 class Inbox:
@@ -77,15 +76,18 @@ class OpenRun:
         self.run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
         self.notes = Notes(self.run, positions, tell_user)
         for back in message.get("backs", ()):
-            self._go_back(**back)
+            self.go_back(back, self.notes.tracked.trackers)
         self.notes.write()
         self.away: Mapping[str, str] = message.get("away", {})
         self.hold = hold
         self.left, self.lock = set(self.run.trackers), threading.Lock()
 
-    def _go_back(self, back: str, points: int, cut: str) -> None:
-        for name, position in self.notes.tracked.trackers.items():
-            self.notes.tracked.trackers[name] = position.after_cut(bytes(points) + cut.encode(), points)
+    def go_back(self, message: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Move the positions of trackers that are not served, where metrics.jsonl was cut."""
+        size = message["points"]
+        for name in list(names):
+            position = self.notes.tracked.trackers[name]
+            self.notes.tracked.trackers[name] = position.after_cut(bytes(size) + message["cut"].encode(), size)
 
     def done(self, name: str) -> None:
         """Note that a tracker has ended this run; the last one releases the folder."""
@@ -122,14 +124,17 @@ class Service(threading.Thread):
         self.followers: dict[str, Follower] = {}
 
     def run(self) -> None:
-        """Obey messages until None comes, and send what is new once in ``EVERY_S``."""
+        """Obey messages until None comes; in between, once in ``EVERY_S``, send what is new.
+
+        A cut of metrics.jsonl is so obeyed before the file is read again.
+        """
         next_round = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
                 if (item := self.messages.get(timeout=max(0.0, next_round - time.monotonic()))) is None:
                     return
                 self.obey(*item)
-            if time.monotonic() >= next_round:
+            if self.messages.empty() and time.monotonic() >= next_round:
                 for follower in self.followers.values():
                     follower.try_once()
                 next_round = time.monotonic() + EVERY_S
@@ -174,7 +179,10 @@ class Recorder:
         folder = subject(message)
         if "open" in message:
             self.runs[folder] = OpenRun(message, hold)
-        self._tell(self.runs[folder], message)
+        opened = self.runs[folder]
+        if "back" in message:  # of trackers of earlier lives
+            opened.go_back(message, opened.notes.tracked.trackers.keys() - opened.run.trackers.keys())
+        self._tell(opened, message)
         if "close" in message:
             del self.runs[folder]
 
@@ -249,12 +257,12 @@ def main(argv: list[str]) -> int:
         gc.enable()
         Recorder().follow(int(argv[0]), socket.socket(fileno=0))
         interpreter.leave(0)
+    from trainer.tracking.resend import USAGE, resend
+
     try:
         if len(argv) != 2 or argv[0] != "resend":
             what = " ".join(["python -m trainer.tracking.recorder", *argv])
             raise UserError(what, "sends what a finished run could not send to its trackers", USAGE)
-        from trainer.tracking.resend import resend
-
         return resend(Path(argv[1]))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -15,11 +15,11 @@ from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.tracking_file import Tracked
 from trainer.tracking.contract import TrackedRun
 from trainer.tracking.follower import Follower, Notes
-from trainer.tracking.recorder import USAGE
 from trainer.tracking.trackers import LOGS, made
 from trainer.wording import counted, quoted
 
 PATIENCE_S = 60.0
+USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
 """The status at a service, by that in result.json."""
 

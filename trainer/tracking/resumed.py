@@ -21,7 +21,7 @@ def goes_on(run: TrackedRun, say: Callable[[str], None]) -> tuple[TrackedRun, di
     if before is None:
         return replace(run, resumed=False), {}
     if (other := _copied_from(run, before)) is not None:
-        ids = {name: position.id or str(other) for name, position in before.trackers.items()}
+        ids = {name: position.id or str(other) for name, position in sorted(before.trackers.items())}
         has = f", which has {', '.join(f'the {name} run {one}' for name, one in ids.items())}" if ids else ""
         say(f"{run.folder} is a copy of {other}{has}; this folder gets runs of its own, with all points")
         return replace(run, copied=ids), {}

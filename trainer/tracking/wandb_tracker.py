@@ -42,6 +42,7 @@ class WandbTracker(Tracker):
         self.project, self.entity = project, entity
         self.mode = mode or os.environ.get("WANDB_MODE") or "online"
         self.run: Any = None
+        self.url = ""
 
     def check(self) -> None:
         """Refuse a run without the package, with an unknown mode, or without a login."""
@@ -63,8 +64,8 @@ class WandbTracker(Tracker):
 
     def where(self) -> str:
         """Return the run's address, or the command that sends what is kept."""
-        if self.run is not None and self.run.url:
-            return str(self.run.url)
+        if self.url:
+            return self.url
         if self.mode == "offline":
             return f"wandb sync {quoted(str(self.run_dir / 'wandb'))}/offline-run-*"
         return f"{os.environ.get('WANDB_BASE_URL', SERVER).replace('//api.', '//')}"
@@ -89,6 +90,7 @@ class WandbTracker(Tracker):
                 settings=_settings(wandb, self.mode, self.run_dir),
             )
             self.run.define_metric("*", step_metric="update")
+            self.url = "" if self.mode == "offline" else str(self.run.url or "")
         return known
 
     def log(self, points: Sequence[Point]) -> None:
@@ -109,12 +111,14 @@ class WandbTracker(Tracker):
 
     def finish(self, status: str, tags: Mapping[str, str]) -> None:
         """End the run; wandb waits for what is not sent yet."""
-        self.run.summary.update({key: value for key, value in tags.items() if "note" not in key})
-        self.run.finish(exit_code=STATUS[status])
+        if self.run is not None:
+            self.run.summary.update({key: value for key, value in tags.items() if "note" not in key})
+            self.run.finish(exit_code=STATUS[status])
+            self.run = None
 
     def close(self) -> None:
-        """Let go of a run that could not be ended."""
-        self.run = None
+        """Let go of a run that could not be ended, so that its id can be used again."""
+        self.finish("KILLED", {})
 
 
 def _short(key: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""Puts the rows of a table together from a full part of a checkpoint and an increment."""
+"""Merges the rows of a table from a full part of a checkpoint and an increment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 AT_ONCE = 1 << 18
-"""Rows that are copied together."""
+"""Rows that are copied at once."""
 
 
 @dataclass(frozen=True)
 class MergedRows:
-    """Which rows of a full part and of an increment a table has, and their places in the table.
+    """The rows of a full part and of an increment that make a table, and their places in the table.
 
     Attributes:
         ids: (N,) of the table, ascending. kept: (K,) places of rows of the full part, and kept_at: where they go.

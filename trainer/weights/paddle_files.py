@@ -1,4 +1,4 @@
-"""Files that Paddle has saved, which are not read: named by their suffix, so that the refusal says it."""
+"""Refuses files of Paddle, recognised by their suffix, which are not read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from trainer.errors import UserError
 
 SUFFIXES = (".pdparams", ".pdopt", ".pdmodel", ".pdiparams", ".pdstates")
 NAMES = ("__model__", "__params__")
-"""What fluid's save_inference_model writes."""
+"""Files of fluid's save_inference_model."""
 
 
 def refuse(path: Path, key: str) -> None:
     """Refuse a file, or a folder of files, that Paddle has saved.
 
     Raises:
-        UserError: with how its arrays can be brought here.
+        UserError: it is one; the message says how to convert its arrays.
     """
     folder = sorted(path.iterdir()) if path.is_dir() else [path]
     found = next((file for file in folder if file.suffix in SUFFIXES or file.name in NAMES), None)

@@ -1,4 +1,4 @@
-"""Reads what parameter servers have saved: one file each, from which the model's parameters are put together."""
+"""Reads the files of parameter servers, one each, and puts the model's parameters together."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ REMOVED, SINCE = "removed", "since"
 """Of an increment: ids that went (``table|NAME|removed``), and the version of the full part, in what the server
 told."""
 BEGAN = "began"
-"""In what the server told: by the table's name, the version at which its rule (Adam, ...) began; 0 in older files."""
+"""Key in the server's metadata: by table, the version at which the table's rule (Adam, ...) began."""
 BY_ROW = ("ids", "rows", "touched")
-"""Of a table, what has an entry for each row."""
+"""Tensors of a table with an entry for each row."""
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a server's file tells of a table: its columns, dtype, sparse rule, rows and initialisation. ``num_rows``:
-    None for any id; ``rows``: how many are there."""
+    """The facts about a table in a server's file: columns, dtype, sparse rule, rows and initialisation.
+
+    Attributes:
+        num_rows: rows of the table; None: any id. rows: number of existing rows.
+    """
 
     dim: int
     dtype: str
@@ -97,7 +100,7 @@ class ServerFile:
         """The full part beside this file, if this is an increment; None: this file is a full part.
 
         Raises:
-            ValueError: what lies there is another one.
+            ValueError: the file there is another one.
         """
         if SINCE not in self.meta:
             return None
@@ -108,7 +111,7 @@ class ServerFile:
 
     @cached_property
     def _merged(self) -> dict[str, MergedRows]:
-        """How the rows of each table are put together, by the beginning of its tensors' names."""
+        """The merged rows of each table, by the prefix of its tensors' names."""
         return {}
 
     def keys(self) -> list[str]:
@@ -149,7 +152,7 @@ class ServerFile:
 
 Tensors = Mapping[str, torch.Tensor] | ServerFile
 Piece = tuple[int, torch.Tensor]
-"""Elements (n,) of a parameter, from that one on."""
+"""Elements (n,) of a parameter, from an offset on."""
 
 
 def part_name(server: int | str) -> str:
@@ -181,7 +184,7 @@ def pieces(parts: Sequence[Tensors]) -> dict[str, dict[str, list[Piece]]]:
 
 def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Put the model's whole parameters together from servers' files.
-    A table row that nobody has touched has its initial values.
+    A table row without an update has its initial values.
 
     Args:
         folder: of the checkpoint.

@@ -1,4 +1,4 @@
-"""Finds the tensors of a model in what other trainers save: under which key, behind which prefix, beside what else."""
+"""Finds the tensors of a model in checkpoints of other trainers: the key, the prefix, and what is skipped."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainer.visible import one_line, shortened
 from trainer.weights.torch_files import Skipped, whole_model
 
 KEYS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights", "module", "params")
-"""Where checkpoints keep the model, the usual one first."""
+"""Keys of the model in checkpoints, the most usual one first."""
 AVERAGED = re.compile(r"(^|[._])(ema|avg|averaged?|swa|shadow|teacher|momentum)([._]|$)|_k$|_ema$|^ema_", re.IGNORECASE)
-"""A copy of the model that is not the one trained: taken where there is no other."""
+"""Keys of averaged copies of the model, used if there is no other."""
 OTHER_STATE = re.compile(r"optim|sched|scaler|rng|random|callback|loop|criterion|loss", re.IGNORECASE)
 WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
-"""Parts that compilers and wrappers put into names, anywhere."""
+"""Parts of names that compilers and wrappers add."""
 DEEPEST, LONGEST_PREFIX = 3, 6
 MOST_NAMED = 4
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class StateDict:
     """The named tensors of a file.
 
     Attributes:
-        said: which part of the file they are, and what of it is skipped, for the plan; empty where that is all of it.
+        said: the part of the file that is used, and what is skipped, for the plan; empty: all of it is used.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -39,13 +39,13 @@ class StateDict:
 
 
 def find_state_dict(content: Any, what: str) -> StateDict:
-    """Find the state_dict in what ``torch.load`` has read, at whichever key it is.
+    """Find the state_dict in the content of a file of ``torch.save``, under any key.
 
     Args:
         what: the key and value that named the file.
 
     Raises:
-        UserError: there is none, or several that could be the model; or a whole model was saved.
+        UserError: there is none, there are several candidates, or the file holds a whole model.
     """
     found = dict(_inside(content, ())) if isinstance(content, Mapping) else {}
     if not found and isinstance(content, Mapping) and any(isinstance(v, torch.Tensor) for v in content.values()):
@@ -82,7 +82,7 @@ def _first(found: Mapping[tuple[str, ...], Any], what: str) -> tuple[tuple[str, 
     """The keys of the model among several state_dicts, and the names of the others.
 
     Raises:
-        UserError: they could each be it.
+        UserError: several could be the model.
     """
 
     def rank(keys: tuple[str, ...]) -> int:
@@ -127,7 +127,7 @@ class Renamed(Generic[T]):
     """A file's tensors under the model's own names.
 
     Attributes:
-        prefix: that stood before each; outside: names without it, which belong to other parts than the model.
+        prefix: removed from the names. outside: names without it, which are of other parts than the model.
     """
 
     tensors: dict[str, T]
@@ -145,7 +145,7 @@ def renamed(by_name: Mapping[str, T], own: Container[str], what: str) -> Renamed
     """Rename a file's tensors to the model's own names: without wrappers, and without the prefix that fits most names.
 
     Raises:
-        UserError: the file holds the model several times, each behind a prefix of its own.
+        UserError: the file holds the model several times, with different prefixes.
     """
     bare = {name if name in own else _unwrapped(name): one for name, one in by_name.items()}
     if not (fits := _fits(bare, own)):

@@ -19,11 +19,11 @@ STRAY = (
     (b"\x89hdf", "is HDF5, as Keras writes it, which is not read", "weights of PyTorch"),
     (b"\x1f\x8b", "is packed by gzip", "gunzip -c {} > weights.pth"),
 )
-"""What is often found in the place of weights: how it begins, what it is, and what to do."""
+"""Files that are often mistaken for weights: first bytes, what they are, and what to do."""
 ZIP, PICKLE = b"PK\x03\x04", b"\x80"
 """First bytes of files by torch.save, in its two formats."""
 LEFT_OUT = "left_out"
-"""In the header of a run's own safetensors: the tables that it goes without."""
+"""Key in the header of a run's safetensors: the tables that the file lacks."""
 
 
 def read(path: Path, what: str) -> dict[str, torch.Tensor]:
@@ -33,7 +33,7 @@ def read(path: Path, what: str) -> dict[str, torch.Tensor]:
         what: the key and value that named the file.
 
     Raises:
-        UserError: it cannot be read as what it is.
+        UserError: it cannot be read.
     """
     if path.is_dir():
         from trainer.weights import checkpoint_weights
@@ -59,17 +59,17 @@ def _state_dict(path: Path, what: str, mapped: bool = False) -> Any:
         content: Any = torch_files.read(path, what, mapped)
     except UserError:
         raise
-    except Exception as error:  # a zip, a pickle, or neither: each breaks in its own way
+    except Exception as error:  # any error of a damaged zip or pickle
         reason = "cannot be read by torch.load(weights_only=True), which takes tensors by name alone"
         raise UserError(what, f"{reason}: {first_line(error)[:200]}", "torch.save(model.state_dict(), ...)") from error
     return state_dicts.find_state_dict(content, what)
 
 
 def _is_safetensors(path: Path, what: str) -> bool:
-    """Whether a file is safetensors, by its first bytes: a name may be wrong.
+    """Whether a file is safetensors, by its first bytes, as its name may be wrong.
 
     Raises:
-        UserError: it is no file of weights, but what is often found in the place of one.
+        UserError: it is a file that is often mistaken for weights.
     """
     try:
         with path.open("rb") as file:
@@ -87,10 +87,10 @@ def _is_safetensors(path: Path, what: str) -> bool:
 
 
 def _plain(by_name: dict[str, torch.Tensor], what: str) -> dict[str, torch.Tensor]:
-    """The same, if a model can take each of them.
+    """Check that a model can load each tensor; returns the tensors.
 
     Raises:
-        UserError: one is not a plain array of numbers in memory.
+        UserError: a tensor is not a plain array of numbers in memory.
     """
     for name, tensor in by_name.items():
         kind = str(tensor.dtype).removeprefix("torch.")
@@ -130,11 +130,10 @@ class Outline(NamedTuple):
 
 
 def outlines(path: Path, what: str) -> tuple[dict[str, Outline], str]:
-    """The outline of every tensor in a weights file, by name, without reading the values; and what of the file they
-    are.
+    """The outline of every tensor in a weights file, by name, without reading the values; and the part of the file.
 
     Raises:
-        UserError: it cannot be read as what it is.
+        UserError: it cannot be read.
     """
     if path.is_dir():
         return {name: _outline(tensor) for name, tensor in read(path, what).items()}, ""
@@ -165,7 +164,7 @@ def _outline(tensor: torch.Tensor) -> Outline:
 
 
 def left_out(path: Path) -> list[str]:
-    """The tables that a safetensors file of weights goes without, by its header (``strategy.export_limit``)."""
+    """The tables that a safetensors file of weights lacks, by its header (``strategy.export_limit``)."""
     if path.is_dir() or not _is_safetensors(path, str(path)):
         return []
     from safetensors import safe_open

@@ -1,13 +1,13 @@
-"""Reads torch.save's files: tensors, and in place of objects of other classes a note of what was there.
+"""Reads files of torch.save: tensors, and a placeholder for each object of another class.
 
-Before torch.load makes any object the file is followed, because a few bytes could ask for any amount of memory:
-``torch.load(weights_only=True)`` calls what it knows with any arguments, and ``bytearray(5 * 2**30)`` is a file of 32
-bytes.
+The pickle is simulated before torch.load makes any object, because a few bytes could ask for any amount of memory:
+``torch.load(weights_only=True)`` calls known functions with any arguments, and ``bytearray(5 * 2**30)`` fits into a
+file of 32 bytes.
 """
 
 from __future__ import annotations
 
-import pickle  # an Unpickler that finds no class of others  # nosec B403
+import pickle  # an Unpickler that finds no other class  # nosec B403
 import pickletools  # reads opcodes; nothing is unpickled  # nosec B403
 import zipfile
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ CALLED = frozenset(
     f"torch._utils._rebuild_{what}"
     for what in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
 }
-"""Functions that make no more than they are given; tensors among them are as large as the file's storages."""
+"""Functions whose result is no larger than their arguments, or than the file's storages."""
 LITERALS = frozenset(
     (
         "NONE",
@@ -80,8 +80,7 @@ REFUSED = frozenset(
         "torch",
     )
 )
-"""Packages whose functions no checkpoint needs: a file that names them is refused whole, though none would be
-called."""
+"""Packages that no checkpoint needs: a file that names one is refused, although nothing would be called."""
 CLASSES_OF_TORCH = (
     "torch.nn.",
     "torch.optim.",
@@ -95,7 +94,7 @@ CLASSES_OF_TORCH = (
 
 
 class Skipped:
-    """Stands for an object of a class that is not a tensor's: takes what the file says of it, and does nothing."""
+    """A placeholder for an object of another class: it accepts all arguments, and does nothing."""
 
     kind = ""
 
@@ -110,7 +109,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class WholeModel:
-    """A file that holds a model and not its state_dict: what it is, and the code that makes a file which is read."""
+    """A file with a pickled model: what it is, and the code that writes its state_dict."""
 
     kind: str
     code: str
@@ -133,7 +132,7 @@ OF_A_MODEL = ("model", "ema", "net", "network", "module", "state_dict")
 
 
 def whole_model(content: Any) -> WholeModel | None:
-    """What to say of a file that holds a pickled model; None: it holds none."""
+    """The :class:`WholeModel` in a file; None: it holds none."""
     places = {"": content}
     if isinstance(content, dict):
         places = {f"[{key!r}]": content[key] for key in OF_A_MODEL if key in content}
@@ -145,13 +144,13 @@ def whole_model(content: Any) -> WholeModel | None:
 
 
 def _of_torch() -> dict[str, Any]:
-    """What ``weights_only=True`` finds: what tensors are made of, dtypes, storages, and a few plain containers."""
+    """The classes that ``weights_only=True`` allows: parts of tensors, dtypes, storages, a few plain containers."""
     found: dict[str, Any] = torch._weights_only_unpickler._get_allowed_globals()
     return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds what tensors are made of, and :class:`Skipped` for everything else."""
+    """An unpickler that finds parts of tensors, and :class:`Skipped` for everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{module}.{name}"
@@ -169,14 +168,14 @@ def read(path: Path, what: str, mapped: bool = False) -> Any:
     """Read a file of torch.save's on the CPU. Nothing in it is executed.
 
     Args:
-        mapped: tensors stay in the file, for their shapes alone.
+        mapped: tensors stay in the file; only their shapes are needed.
 
     Raises:
-        UserError: it holds code, or is of another form.
-        Exception: it is damaged, or asks for something else; each breaks in its own way.
+        UserError: it holds code, or has another format.
+        Exception: it is damaged.
     """
     others = check(path, what)
-    named = path.suffix == ".safetensors"  # torch.load goes by the name of a path, which is wrong here
+    named = path.suffix == ".safetensors"  # torch.load would trust the suffix
     with path.open("rb") as file:
         source: Any = file if named else path
         if others:
@@ -202,11 +201,11 @@ def check(path: Path, what: str) -> bool:
         what: the key and value that named the file.
 
     Returns:
-        whether it holds objects that are to be skipped.
+        whether it holds objects of other classes.
 
     Raises:
-        UserError: it is not.
-        Exception: it is damaged, or asks for something else; each breaks in its own way.
+        UserError: it is such a file.
+        Exception: it is damaged.
     """
     with path.open("rb") as file:
         start = file.read(4)
@@ -219,12 +218,12 @@ def check(path: Path, what: str) -> bool:
 
 
 def _refuse_packed(path: Path, what: str) -> None:
-    """What torch.save writes is a zip archive whose members are not packed; packed ones could become anything."""
+    """Refuse a zip archive with compressed members, of any size when unpacked; torch.save does not compress."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError):
-        return  # torch says what it is instead
+        return  # torch reports it
     inside = [member.filename.partition("/")[2] for member in members]
     if "constants.pkl" in inside and any(name.startswith("code/") for name in inside):
         raise TORCHSCRIPT.refusal(what)
@@ -245,10 +244,10 @@ def _refuse_packed(path: Path, what: str) -> None:
 
 
 def _skipped(name: str) -> bool:
-    """Whether a class or function is one that may stand in a file and is never called.
+    """Whether a class or function in a file is skipped.
 
     Raises:
-        ValueError: its package has functions that no checkpoint needs.
+        ValueError: its package is one that no checkpoint needs.
     """
     package, _, own = name.partition(".")
     if name in CALLED:
@@ -266,10 +265,10 @@ def follow(content: bytes) -> bool:
     """Simulate a pickle's operations as torch.load runs them, without making any object.
 
     Returns:
-        whether it makes objects that are to be skipped.
+        whether it makes objects of other classes.
 
     Raises:
-        ValueError: it calls another function than those, or copies more in total than it has bytes.
+        ValueError: it calls another function, or copies more in total than its size.
         Exception: it is damaged.
     """
     stack: list[StackItem] = []

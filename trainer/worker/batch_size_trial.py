@@ -17,7 +17,7 @@ from trainer.errors import RunFailed, first_line
 from trainer.host import json_text, memory
 from trainer.host.files import replace_file
 from trainer.host.memory import GIB
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Seat
 from trainer.worker.loop import fit
 from trainer.worker.out_of_memory import is_memory, memory_named

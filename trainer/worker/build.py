@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -18,19 +17,13 @@ from trainer.config.schema import EarlyStopConfig
 from trainer.data.augment.mixing import Mixing
 from trainer.data.auto_num_workers import growing_readers
 from trainer.data.checked_splits import opened
+from trainer.data.epoch_order import EpochOrder, epoch_order, needs_training_data
 from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.feed import Feed
 from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import BlockReader, Reading
-from trainer.data.sampler import (
-    ClassBalanced,
-    DistributedBatchSampler,
-    EvaluationSampler,
-    Order,
-    RepeatedAugmentation,
-    training_sampler,
-)
+from trainer.data.sampler import EvaluationSampler, training_sampler, undivided_sampler
 from trainer.data.source import Facts, Splits
 from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
@@ -156,7 +149,7 @@ def _make_feed(
     seat: Seat,
     strategy: Strategy,
     splits: Splits,
-    order: Order | None,
+    order: EpochOrder,
     criterion: Criterion,
 ) -> Feed:
     """Make the feed of this worker's batches."""
@@ -217,17 +210,15 @@ def _early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | No
 
 
 def _leased_work(
-    config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: Order | None
+    config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: EpochOrder
 ) -> MapWork | StreamWork | None:
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
     if not plan.batches.leased or not isinstance(strategy, LeasesWork):
         return None
-    sampler, size = config.sampler, plan.batches.size
+    size = plan.batches.size
     if plan.data.facts.streams:
-        return StreamWork(splits.train, size, config.seed, sampler.shuffle, strategy.leases)
-    everything = DistributedBatchSampler(
-        plan.data.facts.train_samples, size, 0, 1, config.seed, sampler.shuffle, sampler.drop_last, False, order
-    )
+        return StreamWork(splits.train, size, config.seed, config.sampler.shuffle, strategy.leases)
+    everything = undivided_sampler(config, plan.data.facts.train_samples, size, order)
     workers, limit = plan.topology.workers, config.limit_train_batches
     updates = config.max_steps * workers if config.max_steps else None
     reader = BlockReader(splits.train, reading)
@@ -242,21 +233,10 @@ def _leased_work(
     )
 
 
-def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> Order | None:
-    """Make the epoch's order of samples that the config's sampler asks for; None if each sample comes once.
-
-    Raises:
-        RunFailed: classes are to be balanced, and the data do not tell theirs.
-    """
-    sampler, seed = config.sampler, config.seed
-    if sampler.order == "repeated_augmentation":
-        return RepeatedAugmentation(facts.train_samples, sampler.repeats, seed)
-    if sampler.order != "class_balanced":
-        return None
-    labels = labels_of(splits.train)
-    if labels is None:
-        raise RunFailed("sampler.order=class_balanced: the training set has no attribute 'labels' or 'targets' (N,)")
-    return ClassBalanced(np.asarray(labels), seed)
+def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> EpochOrder:
+    """Make the epoch's order of samples that the config's sampler asks for."""
+    needed = needs_training_data(config)
+    return epoch_order(config, facts.train_samples, splits.train, labels_of(splits.train) if needed else None)
 
 
 def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.evaluated_split import TEST
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Seat
 from trainer.weights import fit
 from trainer.worker.final_test import measure

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from trainer.checkpoint.store import SKELETON
 from trainer.config.instantiate import locate
 from trainer.data.batch_inputs import Inputs
 from trainer.data.placement import Placement
 from trainer.host import files, json_text
-from trainer.models import skeleton
 from trainer.run_folder.json_files import leave
 
 SPEC, SAMPLE = "model.json", "example.npz"
@@ -61,9 +61,9 @@ def keep_skeleton(run_dir: Path, content: bytes | None) -> None:
     It comes before the first update: a checkpoint of a run that never ended is exported with it.
     """
     if content is None:
-        (run_dir / skeleton.FILE).unlink(missing_ok=True)
+        (run_dir / SKELETON).unlink(missing_ok=True)
         return
-    with files.replacing(run_dir / skeleton.FILE, files.PRIVATE) as part:
+    with files.replacing(run_dir / SKELETON, files.PRIVATE) as part:
         part.write_bytes(content)
 
 

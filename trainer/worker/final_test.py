@@ -14,7 +14,7 @@ from trainer.config.instantiate import for_saved_weights
 from trainer.data.evaluated_split import TEST, EvaluatedSplit
 from trainer.metrics.best import TESTED
 from trainer.models.skeleton import built
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.strategies.contract import FullModel, Seat, Strategy, Traits
 from trainer.weights import fit, tensor_files

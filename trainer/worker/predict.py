@@ -16,8 +16,8 @@ from trainer.data.rows import RowReader
 from trainer.data.source import DataSource, Facts, Splits, reader_of
 from trainer.errors import why
 from trainer.host.files import replacing
-from trainer.planning.assignment import Assignment
 from trainer.planning.class_names import for_predictions
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report

@@ -21,11 +21,9 @@ from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.criterion import SAMPLES, stand_in
 from trainer.models.embedding_tables import tables
-from trainer.models.residual import NoResidualBlocks, last_norms
 from trainer.optim.carried_state import kept_state
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
 from trainer.optim.kept_state import BETWEEN, KeptState, named
-from trainer.optim.sparse import CLASSES, rule_of
 from trainer.planning.auto import Buckets, ModelFacts
 from trainer.planning.batches import SingleSample
 from trainer.planning.find_checkpoint import FRESH
@@ -33,7 +31,6 @@ from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.tasks.contract import task_of
 from trainer.worker.callbacks import HOOKS
-from trainer.worker.gradient_buckets import buckets_of
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -60,7 +57,7 @@ def probe(
     """
     with _unnoticed():
         _check_zero_init_of_weights(config)
-        taken = before_start("check", config.model)
+        part = before_start("check", config.model)
         _try_transforms(config)
         model = meta_model(config)
         _check_sizes(config, model)
@@ -69,6 +66,8 @@ def probe(
         _check_residual_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
         if any(tables(model)):
+            from trainer.optim.sparse import rule_of
+
             rule_of(config.optimizer, optimizer)
         if declaration is not None:
             _check_strategy(config, declaration, model, optimizer)
@@ -97,7 +96,7 @@ def probe(
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
         optimizer=kept,
-        taken=taken,
+        part=part,
     )
 
 
@@ -119,6 +118,8 @@ def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buck
         return None
     if told._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
         return None
+    from trainer.worker.gradient_buckets import buckets_of
+
     freeze(model, config.optimizer, [table for _, table in tables(model)])
     once = torch.enable_grad()(lambda: outputs_of(model, facts, facts.shape, train=True))
     return buckets_of(model, once, told, torch.float64 if config.precision == "fp64" else None)
@@ -195,6 +196,8 @@ def _kept(
     kept = kept_state(optimizer, names)
     if not (of_tables := [f"{name}.weight" for name, _ in tables(model)]):
         return kept
+    from trainer.optim.sparse import CLASSES, rule_of
+
     sparse = CLASSES[rule_of(node, optimizer).name].__name__
     return KeptState(f"{kept.kind}{BETWEEN}{sparse}", {**kept.keys, **dict.fromkeys(of_tables)}, of_tables)
 
@@ -289,6 +292,8 @@ def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
     """Refuse ``model.zero_init_residual=true`` for a model that has no norms to set to zero."""
     if not config.model.get("zero_init_residual"):
         return
+    from trainer.models.residual import NoResidualBlocks, last_norms
+
     try:
         last_norms(model)
     except NoResidualBlocks as error:

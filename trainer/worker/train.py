@@ -24,7 +24,7 @@ from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
 from trainer.metrics import validation_file
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
 from trainer.strategies.contract import HasGauges, Seat, Strategy, whole

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.augment.mixing import Mixing
-from trainer.data.sampler import ClassBalanced, DistributedBatchSampler, EverybodysBatches, RepeatedAugmentation
+from trainer.data.epoch_order import EpochOrder
+from trainer.data.sample_orders import ClassBalanced, RepeatedAugmentation
+from trainer.data.sampler import DistributedBatchSampler, EverybodysBatches
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 3, 16, 12), np.uint8))
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
@@ -68,7 +70,7 @@ def test_mixing_depends_on_the_batch_alone() -> None:
 @given(counts=st.lists(st.integers(1, 40), min_size=2, max_size=8), epoch=st.integers(0, 5))
 def test_balanced_order_has_every_class_equally_often(counts: list[int], epoch: int) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
-    order = ClassBalanced(labels, seed=3)(epoch)
+    order = EpochOrder(len(labels), 3, ClassBalanced(), labels)(epoch)
     assert len(order) == len(labels)
     drawn = np.bincount(labels[order % len(labels)], minlength=len(counts))
     assert drawn.max() - drawn.min() <= 1
@@ -82,7 +84,7 @@ def test_balanced_order_has_every_class_equally_often(counts: list[int], epoch: 
 @settings(max_examples=25, deadline=None)
 @given(samples=st.integers(1, 200), repeats=st.integers(1, 5), epoch=st.integers(0, 3))
 def test_repeated_order_has_copies_side_by_side(samples: int, repeats: int, epoch: int) -> None:
-    order = RepeatedAugmentation(samples, repeats, seed=1)(epoch)
+    order = EpochOrder(samples, 1, RepeatedAugmentation(repeats))(epoch)
     assert len(order) == samples and len(np.unique(order)) == samples
     for start in range(0, samples, repeats):
         copies = order[start : start + repeats]
@@ -91,7 +93,9 @@ def test_repeated_order_has_copies_side_by_side(samples: int, repeats: int, epoc
 
 
 def test_repeated_copies_go_to_different_workers() -> None:
-    samplers = [DistributedBatchSampler(60, 10, r, 3, order=RepeatedAugmentation(60, 3, 0)) for r in range(3)]
+    samplers = [
+        DistributedBatchSampler(60, 10, r, 3, order=EpochOrder(60, 0, RepeatedAugmentation(3))) for r in range(3)
+    ]
     first = [set((next(s.arrays()) % 60).tolist()) for s in samplers]
     assert first[0] == first[1] == first[2]
 

@@ -19,7 +19,7 @@ from tests.pace import wait_for
 from tests.strategies.launching import payload
 from tests.weather import Weather
 from trainer.host.notes_board import SealedBoard
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,

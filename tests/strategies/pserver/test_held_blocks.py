@@ -11,10 +11,10 @@ import pytest
 from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.epoch_blocks import Progress
-from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
+from trainer.strategies.pserver.worker.held_blocks import Handed, HeldBlocks
 
 BATCHES = 6
-AGAIN = {"block": 0, "fence": [], "over": False, "again": True}
+AGAIN = Handed(0, [], over=False, again=True)
 
 
 class Servers:
@@ -31,7 +31,8 @@ class Servers:
 
     def ask(self, server: int, message: Message, note: Any = None) -> Message:
         if message.verb == Verb.LEASE:
-            return Message(Verb.DONE, records=[text({"block": -1, "over": False})])
+            nothing = {"block": -1, "fence": [], "over": False, "again": False}
+            return Message(Verb.DONE, records=[text(nothing)])
         rows = [[0, 0, *part] for part in self.progress[server].of(0, 0)]
         return Message(Verb.DONE, records=[Record(Kind.WORK, np.array(rows, dtype=np.int64).reshape(-1, 4))])
 

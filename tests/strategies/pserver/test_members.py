@@ -202,7 +202,7 @@ def test_server_that_was_stopped_gives_everybody_its_time_again() -> None:
     with Cluster(config("sync", 2, 1, lost_after_s=10.0)) as cluster:
         [server] = cluster.servers
     clock = [100.0]
-    for part in (server, server.members, server.turns, server.work):
+    for part in (server, server.members, server.requests, server.work):
         part.now = lambda: clock[0]
     server.ended_turn = server.checked_at = server.work.moved = clock[0]
     for rank in (0, 1):

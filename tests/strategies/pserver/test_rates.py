@@ -14,7 +14,7 @@ from tests.strategies.pserver.states import whole
 from trainer.config.schema.strategy import Entry
 from trainer.models.embedding_tables import dense_of
 from trainer.optim.groups import rates
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.builtin import ELEMENTWISE
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.server.shard import Shard

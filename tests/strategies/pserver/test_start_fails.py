@@ -12,7 +12,7 @@ import zmq
 from tests.notes import Notes
 from tests.strategies.pserver.harness import config
 from trainer.errors import RunFailed
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.sockets import UNIX_SOCKET
 from trainer.strategies.pserver.server import server as server_module

@@ -17,7 +17,7 @@ from tests.strategies.pserver.harness import config as payload
 from tests.strategies.pserver.states import whole
 from trainer.config.schema.strategy import Entry
 from trainer.optim.sparse import CLASSES
-from trainer.planning.assignment import Assignment
+from trainer.planning.launcher import Assignment
 from trainer.strategies.pserver.protocol.layout import Layout, TableSpec
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_files import ServerFile, TableFacts

@@ -25,9 +25,9 @@ from trainer.config.schema.data import (
     MnistJsonData,
     PicturesData,
     RandomImagesData,
-    SamplerConfig,
     ShardsData,
     SyntheticCriteoData,
+    TableData,
 )
 from trainer.config.schema.declare import LONG, key
 from trainer.config.schema.model import (
@@ -77,6 +77,12 @@ from trainer.config.schema.run import (
     PredictConfig,
     ResumeConfig,
     TrackingConfig,
+)
+from trainer.config.schema.sampler import (
+    ClassBalancedSampler,
+    RepeatedAugmentationSampler,
+    SamplerConfig,
+    WeightedSampler,
 )
 from trainer.config.schema.strategy import (
     AutoStrategy,
@@ -188,6 +194,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         Flowers102Data,
         EmbeddedFlowersData,
         ImageFolderData,
+        TableData,
         ShardsData,
         ArraysData,
         Cifar10Data,
@@ -197,7 +204,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         CriteoData,
         SyntheticCriteoData,
     ),
-    "sampler": (SamplerConfig,),
+    "sampler": (SamplerConfig, ClassBalancedSampler, RepeatedAugmentationSampler, WeightedSampler),
     "task": (TaskConfig, AutoTask, ClassificationTask, BinaryTask, MultiLabelTask, RegressionTask),
     "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss, MseLoss, HuberLoss),
     "optimizer": (
@@ -240,7 +247,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
 }
 
 
-OPEN_GROUPS = ("model", "data", "task", "loss", "optimizer", "scheduler", "strategy", "launch")
+OPEN_GROUPS = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "strategy", "launch")
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")

@@ -1,4 +1,4 @@
-"""data, sampler: what is learnt from, and which worker sees which sample when."""
+"""The keys of data: what is learnt from."""
 
 from __future__ import annotations
 
@@ -222,6 +222,14 @@ class EmbeddedFlowersData(FlowersData):
     num_classes: Optional[int] = key(
         102, "number of classes; below 102 as many different ones are drawn", "classes", ge=1, le=10_000_000
     )
+    species: Optional[int] = key(
+        None, "kinds of flowers that are drawn (null: num_classes)", "classes", ge=1, le=102, example=34
+    )
+    labels: str = key(
+        "class",
+        "what is learnt of a flower: its class, the red, green and blue of its petals, or its traits",
+        choices=("class", "colour", "traits"),
+    )
 
 
 @dataclass
@@ -236,6 +244,28 @@ class ImageFolderData(ImagesData):
         None, "name of the validation folder in root (null: found by its name, such as val or dev)"
     )
     val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
+    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+
+
+@dataclass
+class TableData(ImagesData):
+    """data=table: images by the paths in a column of a CSV or Parquet file, labels by another column."""
+
+    _target_: str = key("trainer.data.sets.table.Table", "class, a trainer.data.source.DataSource")
+    path: str = key("???", "CSV (commas, semicolons or tabs; UTF-8) or Parquet file of the training images")
+    image: str = key("image", "column of the paths of images")
+    label: Any = key("label", "column of the labels, or a list of columns of numbers", texts=True)
+    label_kind: str = key(
+        "auto",
+        "classes or numbers (auto: whole numbers and texts are classes, other numbers are numbers)",
+        choices=("auto", "class", "number"),
+    )
+    label_separator: Optional[str] = key(None, "labels are sets of names with this between them", example="'|'")
+    root: Optional[str] = key(None, "folder from which the paths of images lead (null: the table's)")
+    split: Optional[str] = key(None, "column that says train, val or test (null: there is none)")
+    val_path: Optional[str] = key(None, "table of the validation images (null: data.split, else val_fraction)")
+    test_path: Optional[str] = key(None, "table of the test images (null: data.split, else none)")
+    val_fraction: float = key(0.2, "share of each class held out, where nothing names validation images", gt=0, le=0.9)
     split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
 
 
@@ -367,28 +397,3 @@ class SyntheticCriteoData(CriteoRows):
     train_rows: int = key(500000, "rows for training", "rows", ge=100, le=10**11)
     val_rows: int = key(100000, "rows for validation", "rows", ge=100, le=10**11)
     draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0, le=LONG)
-
-
-@dataclass
-class SamplerConfig:
-    """sampler: which worker sees which sample when."""
-
-    shuffle: bool = key(True, "a new order each epoch, from (seed, epoch)")
-    drop_last: bool = key(
-        True, "leave out the epoch's last batch (with data.global_batch_size: update) when it is not full"
-    )
-    pad: bool = key(
-        True, "with data.batch_size: repeat samples so that all workers get equally many; false: unequal, weighted"
-    )
-    padding: str = key(
-        "strided",
-        "how samples are repeated and split: as by PyTorch's sampler, or in blocks as by Paddle's",
-        choices=("strided", "contiguous"),
-    )
-    order: str = key(
-        "each_once",
-        "each sample once, every class equally often, or some samples several times",
-        choices=("each_once", "class_balanced", "repeated_augmentation"),
-    )
-    shard: bool = key(True, "each worker its own samples; false: each worker all of them in one order, augmented apart")
-    repeats: int = key(3, "uses of a sample side by side, with order=repeated_augmentation", "uses", ge=1, le=1000)

@@ -213,7 +213,7 @@ class EmaConfig:
 class BestConfig:
     """best: which model checkpoints/best.safetensors is."""
 
-    metric: Optional[str] = key(None, "validation metric, e.g. val/loss, val/acc5, val_ema/acc1 (null: acc1, or auc)")
+    metric: Optional[str] = key(None, "validation metric, e.g. val/loss, val/acc5, val_ema/acc1 (null: the task's)")
 
 
 @dataclass

@@ -9,14 +9,14 @@ from trainer.config.schema.declare import key
 
 @dataclass
 class TaskConfig:
-    """task: what is learnt of the labels. Keys of one's own class are in its ``config``."""
+    """task: what is learnt of the labels."""
 
     _target_: str = key("???", "class, a trainer.tasks.contract.Task")
 
 
 @dataclass
 class AutoTask(TaskConfig):
-    """task=auto: the task of the data's labels (``Facts.task`` of the data source)."""
+    """task=auto: the task for the labels that the data have."""
 
     _target_: str = key("trainer.tasks.contract.auto", "replaced when the kind of the data's labels is known")
 
@@ -40,9 +40,7 @@ class MultiLabelTask(TaskConfig):
     """task=multi_label: a set of labels for each sample, a logit for each label; loss, map, f1, f1_micro and exact."""
 
     _target_: str = key("trainer.tasks.multi_label.MultiLabel", "class, a trainer.tasks.contract.Task")
-    threshold: float = key(
-        0.5, "a label is in the predicted set if its probability is above", "probability", gt=0, lt=1
-    )
+    threshold: float = key(0.5, "a label is in the predicted set if its probability is above", gt=0, lt=1)
 
 
 @dataclass

@@ -149,6 +149,28 @@ def chosen(classes: int) -> list[int]:
     return [label * CLASSES // classes for label in range(classes)]
 
 
+def colours(classes: int) -> list[list[float]]:
+    """The red, green and blue, from 0 to 1, of the petals of each of a set's flower classes."""
+    kinds = species()
+    return [[value / 255 for value in COLOURS[kinds[number].colour]] for number in chosen(classes)]
+
+
+def trait_names() -> list[str]:
+    """The names of all traits that a flower can have: colours, shapes, patterns, centres, and several layers."""
+    return [*COLOURS, *SHAPES, *PATTERNS, *CENTRES, "layers"]
+
+
+def traits(classes: int) -> list[list[int]]:
+    """For each of a set's flower classes which traits it has, as 0 and 1 in the order of :func:`trait_names`."""
+    kinds, names = species(), trait_names()
+    found = []
+    for number in chosen(classes):
+        kind = kinds[number]
+        own = {kind.colour, kind.shape, kind.pattern, kind.centre, *(["layers"] if kind.layers > 1 else [])}
+        found.append([int(name in own) for name in names])
+    return found
+
+
 def class_names(classes: int = CLASSES) -> list[str]:
     """The readable, distinct names of a set's flower classes, in the order of the labels."""
     kinds = species()

@@ -15,7 +15,8 @@ from trainer.data.images.cache import Decoded
 from trainer.data.images.decode import decode
 from trainer.data.images.header import BadImage
 from trainer.data.images.listing import Listing
-from trainer.errors import RunFailed, why
+from trainer.data.tables.read import read_columns
+from trainer.errors import RunFailed, UserError, why
 from trainer.visible import shortened
 
 View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Tensor]
@@ -47,6 +48,17 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def sample_name(self, number: int) -> str:
         """The name of the image with this index, relative to the folder of the data."""
         return self.listing.short_name(number)
+
+    def column(self, name: str) -> list[Any]:
+        """(N,) values of a column of the table that the images come from.
+
+        Raises:
+            UserError: they come from no table, or it has no such column.
+        """
+        if (table := self.listing.table) is None:
+            raise UserError(f"column {name}", "the training data come from no table", "data=table")
+        values = read_columns(table.path, [name], table.key)[name]
+        return [values[row] for row in table.rows.tolist()]
 
     def image(self, number: int) -> torch.Tensor:
         """Return one whole decoded image (3, H, W), before any crop.

@@ -19,6 +19,15 @@ DECODED_AS = b"2: AVIF without its transparency"
 """Other bytes where images are decoded to other pixels than before: kept pixels are made anew."""
 
 
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table that a listing has: (N,) numbers from 0 on, the table's path, and the key that names it."""
+
+    path: str
+    key: str
+    rows: np.ndarray
+
+
 @dataclass
 class Listing:
     """The list of a split's images: where their bytes lie, and their labels.
@@ -35,6 +44,7 @@ class Listing:
         missing: links to images that are not there.
         linked: some of the files may have other names as well.
         root: folder that people know the images by; '' for none.
+        table: the rows of a table that the images come from; None: they come from no table.
         said: what is in the same places and not used, in sentences.
     """
 
@@ -50,6 +60,7 @@ class Listing:
     linked: bool = False
     said: tuple[str, ...] = ()
     root: str = ""
+    table: TableRows | None = None
 
     @staticmethod
     def of_files(paths: list[str], labels: np.ndarray, limits: Limits = DEFAULTS) -> Listing:
@@ -87,7 +98,8 @@ class Listing:
 
     def split(self, fraction: float, seed: int) -> tuple[Listing, Listing]:
         """Divide this listing into training and validation; ``fraction`` of each class is held out for validation."""
-        out = _held_out(self.labels, fraction, seed)
+        classes = self.labels if self.labels.dtype == np.int64 else np.zeros(len(self), np.int64)
+        out = _held_out(classes, fraction, seed)
         return self._only(~out).renumbered(), self._only(out).renumbered()
 
     def renumbered(self) -> Listing:
@@ -103,6 +115,7 @@ class Listing:
             labels=self.labels[chosen],
             names=names,
             number=self.number[chosen],
+            table=self.table and replace(self.table, rows=self.table.rows[chosen]),
         )
 
     def digest(self) -> str:

@@ -130,7 +130,8 @@ class ImageSource(DataSource):
         left = [listing.without(set(bad)) for listing in (train, *others)]
         if not all(len(listing) for listing in left):
             raise UserError(f"data ({facts.source})", f"no image is left: {said}")
-        if lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist())):
+        classes = facts.task == "classification"
+        if classes and (lost := sorted(set(train.labels.tolist()) - set(left[0].labels.tolist()))):
             names = self.class_names(facts) or [str(label) for label in range(facts.classes)]
             raise UserError(
                 f"data ({facts.source})",

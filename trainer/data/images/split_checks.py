@@ -19,7 +19,9 @@ HEAD = 4096
 
 
 def _without(listing: Listing, names: Sequence[str]) -> list[str]:
-    """The names of the classes that have no image in a split."""
+    """The names of the classes that have no image in a split; none where labels are no classes."""
+    if not names:
+        return []
     return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
 
 

@@ -109,6 +109,11 @@ def held_out(name: str) -> str:
     return {"val": "val", "test": "test", "holdout": "test"}.get(split, "")
 
 
+def split_named(name: str) -> str:
+    """Which of ``train``, ``val`` and ``test`` a name means; '': none of them."""
+    return "train" if _read(name)[0] == "train" else held_out(name)
+
+
 def _split_of(word: str) -> str:
     """The split that a word means, such as ``training`` or ``trainset``; '': none."""
     stems = {word, *(word.removesuffix(filler) for filler in FILLERS)}

@@ -15,14 +15,14 @@ from trainer.config.schema import EmbeddedFlowersData, Flowers102Data, FlowersDa
 from trainer.data.download import File, Site, absent, fetch
 from trainer.data.drawn_flowers.draw import CLASSES, VERSION, draw, is_drawn
 from trainer.data.drawn_flowers.draw import folder as drawn_folder
-from trainer.data.drawn_flowers.species import class_names
+from trainer.data.drawn_flowers.species import class_names, colours, trait_names, traits
 from trainer.data.images.listing import Listing, class_folders, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits
 from trainer.data.prepared import made_once, place_of
 from trainer.data.regular_files import open_regular, read_regular
 from trainer.data.sets.matlab import NotMatlab, arrays
-from trainer.data.source import DataSource, Facts, Progress, digest_of
+from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
 from trainer.errors import UserError, why
 from trainer.wording import some
 
@@ -44,6 +44,10 @@ PARTS = {
 """data.train_split -> setid.mat's lists that are trained on, the one for validation, and the one for the test ('': none
 is left)."""
 SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
+
+
+TASKS = {"colour": "regression", "traits": "multi_label"}
+"""Of data.labels of the drawn flowers, what kind of labels they are."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,35 @@ class EmbeddedFlowers(DrawnFlowers):
                 "the drawn flowers have one part to train on and one for validation, not Oxford's three lists",
                 f"data.train_split=trnid, or data=flowers102 data.train_split={split}",
             )
-        return self._embedded("")
+        facts, names = self._embedded(""), self._names()
+        return facts if names is None else replace(facts, classes=len(names), task=TASKS[self.options.labels])
+
+    def class_names(self, facts: Facts) -> list[str]:
+        """The names of the classes, of the numbers, or of the traits."""
+        return super().class_names(facts) if (names := self._names()) is None else names
+
+    def fingerprint(self, facts: Facts) -> str:
+        whole, labels = super().fingerprint(facts), self.options.labels
+        return whole if labels == "class" else digest_of(whole, labels)
+
+    def open(self, facts: Facts) -> Splits:
+        splits, labels, classes = super().open(facts), self.options.labels, self._drawing().classes
+        if labels == "class":
+            return splits
+        import torch
+
+        by_class = torch.tensor(colours(classes) if labels == "colour" else traits(classes), dtype=torch.float32)
+        for split in (splits.train, splits.val):
+            split.labels = by_class[split.labels]  # type: ignore[union-attr]
+        return splits
+
+    def _names(self) -> list[str] | None:
+        """The names of what is learnt instead of the class; None: the class."""
+        return {"colour": ["red", "green", "blue"], "traits": trait_names()}.get(self.options.labels)
 
     def _drawing(self) -> Drawing:
         options = self.options
-        classes = min(options.num_classes or CLASSES, CLASSES)
+        classes = min(options.species or options.num_classes or CLASSES, CLASSES)
         return Drawing(options.draw_seed, options.per_class, options.drawn_size, classes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainer.data.images.listing import Listing, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.images.split_checks import attention, refuse_untrained, tested
 from trainer.data.limits import Limits
+from trainer.data.remote_files import local_folder
 from trainer.data.source import Facts
 from trainer.errors import UserError
 from trainer.visible import one_line
@@ -27,7 +29,7 @@ class ImageFolder(ImageSource):
     options: ImageFolderData
 
     def facts(self, global_batch_size: int) -> Facts:
-        root = Path(self.options.root)
+        root = self._root
         if root.is_file():
             raise UserError(
                 f"data.root={root}",
@@ -84,7 +86,12 @@ class ImageFolder(ImageSource):
         return self._found()
 
     def _layout(self) -> FolderLayout:
-        return folder_layout(Path(self.options.root), self.options.val)
+        return folder_layout(self._root, self.options.val)
+
+    @cached_property
+    def _root(self) -> Path:
+        """The folder on this machine."""
+        return Path(local_folder(self.options.root, "data.root"))
 
     def _held_out(self, layout: FolderLayout) -> str:
         """What is said of the folders of validation and test images, or of the part of the training images that is held
@@ -101,7 +108,7 @@ class ImageFolder(ImageSource):
         layout, limits = self._layout(), Limits.of(self.options)
         classes = list(layout.classes)
         train, val, test = (
-            None if place is None else replace(folder_of_classes(place, classes, limits), root=self.options.root)
+            None if place is None else replace(folder_of_classes(place, classes, limits), root=str(self._root))
             for place in (layout.train, layout.val, layout.test)
         )
         assert train is not None

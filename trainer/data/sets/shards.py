@@ -7,7 +7,6 @@ and workers.
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import os
@@ -29,6 +28,7 @@ from trainer.data.images.split_checks import attention, refuse_one_label, refuse
 from trainer.data.images.split_folders import held_out, split_folders
 from trainer.data.limits import Limits
 from trainer.data.prepared import known, made_once, place_of
+from trainer.data.remote_files import found_by
 from trainer.data.source import Facts, Progress
 from trainer.errors import UserError
 from trainer.host import json_text
@@ -223,7 +223,7 @@ class Shards(ImageSource):
                 raise UserError(
                     f"data.{key}={chosen}", f"means {meant:,} files, more than {MOST_SHARDS:,}", "data.path='DIR/*.tar'"
                 )
-        found = sorted({Path(p) for pattern in patterns for braced in braces(pattern) for p in glob.glob(braced)})
+        found = found_by([name for pattern in patterns for name in braces(pattern)], f"data.{key}")
         if not found:
             raise UserError(
                 f"data.{key}={chosen}",

@@ -27,8 +27,8 @@ from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
+from trainer.strategies.pserver.server.request_queue import RequestQueue
 from trainer.strategies.pserver.server.totals import Meetings
-from trainer.strategies.pserver.server.turns import Turns
 
 ENDING_S = 3.0
 """So long the launcher of a silent worker has to end it; then it is lost all the same."""
@@ -51,13 +51,13 @@ class Liveness:
         members: Members,
         parameters: Parameters,
         leases: Leases,
-        turns: Turns,
+        requests: RequestQueue,
         meetings: Meetings,
         board: Board,
         stops: bool,
         most_bytes: int,
     ) -> None:
-        self.members, self.parameters, self.leases, self.turns = members, parameters, leases, turns
+        self.members, self.parameters, self.leases, self.requests = members, parameters, leases, requests
         self.meetings = meetings
         self.board, self.stops, self.most_bytes = board, stops, most_bytes
         self.asked: dict[int, str] = {}
@@ -99,7 +99,7 @@ class Liveness:
         return self.members.over(rank, life) or any(self.board.check([note]) for note in notes)
 
     def _forget_life_before(self, rank: int, hello: Message) -> None:
-        self.turns.drop(rank, f"worker {rank} was started again", besides=hello)
+        self.requests.drop(rank, f"worker {rank} was started again", besides=hello)
         self.leases.lose(rank)
         if self.parameters.rule is not None:
             self.parameters.rule.forget(rank)
@@ -184,9 +184,9 @@ class Liveness:
         self.board.set(f"fenced/worker/{rank}", why)  # its launcher ends it when nothing else runs
         self.leases.lose(rank)
         if cause := self._cannot_go_on(rank):
-            self.turns.fail_all(rank, f"worker {rank} was lost: {why}")
+            self.requests.fail_all(rank, f"worker {rank} was lost: {why}")
             raise Missing(f"worker {rank} was lost: {why} ({cause})", [f"worker {rank}"])
-        self.turns.drop(rank, f"worker {rank} was declared lost: {why}")
+        self.requests.drop(rank, f"worker {rank} was declared lost: {why}")
         self._changed()
 
     def _cannot_go_on(self, rank: int) -> str:
@@ -201,4 +201,4 @@ class Liveness:
     def _changed(self) -> None:
         if self.parameters.rule is not None:
             self.parameters.rule.changed()
-        self.turns.try_again()
+        self.requests.try_again()

@@ -7,8 +7,8 @@
 #   over: every worker has left or is lost. `server.py` ends the process then.
 # Who moves it: `parameters.py` (START), `liveness.py` (BYE, lost workers).
 #
-# Way of a request: `take` drops it (malformed), fails it (its worker's life is over), or hands it to `turns.py`, which
-# answers it or lets it wait. Each verb has one handler, an object of its own.
+# Way of a request: `take` drops it (malformed), fails it (its worker's life is over), or hands it to
+# `request_queue.py`, which answers it or lets it wait. Each verb has one handler, an object of its own.
 #
 # What must always hold:
 # - A request has one answer, and a copy of it changes nothing. A push is known by its worker's sequence number; START,
@@ -38,10 +38,10 @@ from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
+from trainer.strategies.pserver.server.request_queue import Outlet, RequestQueue
 from trainer.strategies.pserver.server.saving import Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
-from trainer.strategies.pserver.server.turns import Outlet, Turns
 from trainer.weights.server_files import ServerFile, parts_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
 
 
 class Server:
-    """One server: the objects that do what is asked for, and their turns.
+    """One server: the objects that do what is asked for, and the queue of requests.
 
     Args:
         number: which one this is. run: what it is told of the run. declared: the run's strategy. outlet: where answers
@@ -82,12 +82,12 @@ class Server:
         self.number, self.outlet, self.now = number, outlet, now
         self.members = Members(plan.topology.workers, options.lost_after_s, now)
         self.parameters = Parameters(run.config, declared, plan, number, self.members, outlet.room, run.resume)
-        self.turns = Turns(outlet, self.answer, number, options.timeout_s, now)
+        self.requests = RequestQueue(outlet, self.answer, number, options.timeout_s, now)
         self.leases = Leases(run.config.data.on_lost_worker == "take_over")
         stops = not declared.traits.survives
         self.meetings = Meetings(self.members, lambda: self.work.stood_still())
         self.liveness = Liveness(
-            self.members, self.parameters, self.leases, self.turns, self.meetings, board, stops, most_bytes
+            self.members, self.parameters, self.leases, self.requests, self.meetings, board, stops, most_bytes
         )
         lose, read_notes = self.liveness.lose, self.liveness.check_workers
         self.work = LeaseRequests(self.leases, self.members, lose, read_notes, options.timeout_s, now)
@@ -98,7 +98,7 @@ class Server:
         self.report_done: Callable[[int], None] = lambda done: None
         """Called with the number of updates done, before an answer that tells of them is sent."""
         pulls = Pulls(self.parameters, self.count)
-        pushes = Pushes(self.parameters, self.members, self.work, self.turns.waits, self.count, ledger)
+        pushes = Pushes(self.parameters, self.members, self.work, self.requests.waits, self.count, ledger)
         self.saving = Saving(
             self.parameters, self.members, self.work, outlet, ledger, Path(plan.paths.run_dir), board, life, writer
         )
@@ -154,8 +154,8 @@ class Server:
     def _check_waiting(self, since: float) -> None:
         """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""
         self.checked_at = self.ended_turn
-        again = [self.turns.try_again] * self.saving.has_written()  # that may be what a request waits for
-        for check in (self.liveness.check_workers, self.turns.end_overdue, *again):
+        again = [self.requests.try_again] * self.saving.has_written()  # that may be what a request waits for
+        for check in (self.liveness.check_workers, self.requests.end_overdue, *again):
             check()
             since = self._spent(since)
 
@@ -171,7 +171,7 @@ class Server:
     def _was_away(self, seconds: float) -> None:
         """Time in which this server took nothing is nobody's silence: everybody gets it again."""
         if seconds > AWAY_S:
-            for part in (self.members, self.work, self.turns):
+            for part in (self.members, self.work, self.requests):
                 part.away(seconds)
 
     def take(self, address: bytes, message: Message) -> None:
@@ -186,7 +186,7 @@ class Server:
             self.count["fenced"] += 1
             self.outlet.answer(address, message, failed(why, fenced=True))
             return
-        self.turns.take(address, message)
+        self.requests.take(address, message)
 
     def answer(self, request: Message) -> Message:
         """Do what a request asks for, tell how far this server is, and answer.
@@ -238,7 +238,7 @@ class Server:
             "scale": getattr(shard and shard.schedule, "scale", 1.0),
             **self.count,
             **self.outlet.counts(),
-            "waiting": len(self.turns.waiting),
+            "waiting": len(self.requests.waiting),
             "rows": sum(int(t["rows"]) for t in tables.values()),
             "tables": tables,
             "staleness": {str(k): v for k, v in sorted(rule.staleness.items())} if rule else {},

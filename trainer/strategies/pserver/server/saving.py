@@ -32,9 +32,9 @@ from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import RULE, Parameters
+from trainer.strategies.pserver.server.request_queue import Outlet
 from trainer.strategies.pserver.server.saved_state_checks import kept_by
 from trainer.strategies.pserver.server.shard import Shard
-from trainer.strategies.pserver.server.turns import Outlet
 from trainer.weights.server_files import SINCE, full_name
 from trainer.wording import sized
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 
 from torch.profiler import record_function
 
@@ -54,8 +53,6 @@ MEANWHILE_S = 0.1
 """Between two looks at what else there is to do while something is waited for."""
 AWAY_S = 1.0
 """A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
-VERSIONED = (Verb.PULL, Verb.PUSH)
-"""Their answers tell the version of the parameters; those to pushes without values do not."""
 
 
 class Client:
@@ -83,8 +80,6 @@ class Client:
         self.servers = range(connections.count)
         self.names = names or [f"server {number}" for number in self.servers]
         self.incarnations = [0] * connections.count
-        self.versions = [0] * connections.count
-        """By server, the newest version of its parameters that an answer has told."""
         self.most_bytes = self.sequence = self.number = 0
         self.meetings = self.stops = 0
         self.under_way: dict[int, Request] = {}
@@ -110,11 +105,9 @@ class Client:
         """Say hello to all servers: this life's pushes begin after that number."""
         flags = COMES if self.comes else 0
         hellos = [Message(Verb.HELLO, sequence=self.life, clock=begins, flags=flags) for _ in self.servers]
-        return self.wait([self.ask(s, hello, partial(self._greeted, s)) for s, hello in enumerate(hellos)])
-
-    def _greeted(self, server: int, answer: Message) -> None:
-        """A server has answered HELLO."""
-        self.incarnations[server] = answer.incarnation
+        answers = self.wait([self.ask(server, hello) for server, hello in enumerate(hellos)])
+        self.incarnations = [answer.incarnation for answer in answers]
+        return answers
 
     def _hand_over(self, request: Request, now: float) -> None:
         """Send a request as it is packed, and note when it is sent again."""
@@ -214,8 +207,6 @@ class Client:
             return  # the answer to a request that was sent twice
         request.answer = message
         self.silent.heard(request.server)
-        if request.message.verb in VERSIONED and not (request.message.verb == Verb.PUSH and request.message.flags):
-            self.versions[request.server] = max(message.clock, self.versions[request.server])
         if message.verb == Verb.FAILED:
             request.failure = failure_of(message.text())
             if request.settles and not isinstance(request.failure, Fenced):
@@ -319,9 +310,8 @@ class Client:
     def bye(self) -> None:
         """Say goodbye to all servers, without waiting long for one that is gone already."""
         self.under_way.clear()
-        there = [s for s in self.servers if self.incarnations[s]]
         with suppress(RunFailed):
-            self.wait([self.ask(s, Message(Verb.BYE)) for s in there], BYE_S)
+            self.wait([self.ask(server, Message(Verb.BYE)) for server in self.servers], BYE_S)
 
     def close(self) -> None:
         """Close the connections to all servers."""

@@ -17,7 +17,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,21 @@ from trainer.strategies.pserver.worker.client import Client
 
 NOBODY = -1
 """Instead of a worker whose life is to be ended: a block of a run before."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """The answer of server 0 to a LEASE.
+
+    Attributes:
+        block: the block; -1: none just now. fence: rank and life of the lost worker that had it; empty: nobody.
+        over: the epoch is over. again: the block was out at a checkpoint, and servers may have a part of it.
+    """
+
+    block: int
+    fence: Sequence[int]
+    over: bool
+    again: bool
 
 
 class Covered:
@@ -93,26 +109,26 @@ class HeldBlocks:
     def _pending(self, block: int) -> bool:
         return any(computed[1] == block for computed in self._computed)
 
-    def ask(self, epoch: int, blocks: int) -> dict[str, Any] | None:
+    def ask(self, epoch: int, blocks: int) -> Handed | None:
         """Report finished blocks to server 0 and ask for another one; None if there is none just now."""
         self.client.take()
         done, self._done = self._done, []
         request = {"epoch": epoch, "blocks": blocks, "done": done}
         [answer] = self.client.wait([self.client.ask(0, Message(Verb.LEASE, records=[text(request)]))])
-        answered: dict[str, Any] = answer.text()
-        return None if answered["block"] < 0 and not answered["over"] else answered
+        handed = Handed(**answer.mapping())
+        return None if handed.block < 0 and not handed.over else handed
 
-    def lease(self, epoch: int, answered: Mapping[str, Any]) -> Lease:
+    def lease(self, epoch: int, handed: Handed) -> Lease:
         """Make the lease of a block that was handed out, starting at the first batch that a server lacks.
 
         What this worker has computed of a block that it had before a checkpoint is not done again.
         """
-        block, start, self.torn = int(answered["block"]), 0, False
-        if answered["fence"]:
-            rank, life = answered["fence"]
+        block, start, self.torn = handed.block, 0, False
+        if handed.fence:
+            rank, life = handed.fence
             start = self._begin(epoch, block, rank, life)
             print(f"takes over block {block} of worker {rank} from its batch {start} on", flush=True)
-        elif answered.get("again"):
+        elif handed.again:
             computed = {first: stop for e, b, first, stop in self._computed if (e, b) == (epoch, block)}
             start = self._begin(epoch, block, NOBODY, 0)
             start = computed.get(start, start)

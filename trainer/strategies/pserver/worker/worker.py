@@ -217,9 +217,9 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
                     if self.look is not None:
                         self.look(True)
                 self.wake(anew=False)  # also when the epoch is over: the next one may follow without a meeting
-            if answer["over"]:
+            if answer.over:
                 return
-            if answer["fence"]:  # what is computed already must not travel with the block that is taken over
+            if answer.fence:  # what is computed already must not travel with the block that is taken over
                 yield None
                 self.push_pending()
             lease = self.work.lease(epoch, answer)

@@ -63,7 +63,7 @@ class WaitingRequest:
         return self.request.rank == rank
 
 
-class Turns:
+class RequestQueue:
     """The requests of one server, those that are new and those that wait.
 
     Args:
