@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -104,6 +106,31 @@ def test_the_page_about_the_architecture_shows_the_rooms_and_the_floors_as_they_
     assert {str(f) for f in folders if len(f.parts) == 1} <= rooms
     servers = {str(f) for f in folders if f.parts[:2] == ("strategies", "pserver") and len(f.parts) == 3}
     assert servers <= rooms
+
+
+def words_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("words", ROOT / ".ci" / "words.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_and_their_sentences_are_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert words_script().main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_sentence_ends_at_a_full_stop_a_cell_an_item_and_a_paragraph() -> None:
+    page = "# Task\n\n    python -m trainer one two\n\nOne `a b` two. Three\nfour ([five](six.md)).\n"
+    page += "\n- six, e.g. seven\n| eight | nine |\n"
+    assert [s for s in words_script().sentences(page) if re.search(r"\w", s)] == [
+        "# Task",
+        "One code two.",
+        "Three four (five).",
+        "- six, e.g seven",
+        "eight",
+        "nine",
+    ]
 
 
 def test_every_page_is_in_the_sites_menu_once() -> None:
