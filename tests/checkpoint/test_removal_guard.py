@@ -22,7 +22,7 @@ from trainer.errors import RunFailed
 from trainer.planning.launcher import Assignment
 from trainer.strategies.pserver.server import server as server_module
 from trainer.weights.server_files import part_name
-from trainer.worker import train
+from trainer.worker import resuming
 
 GONE = (
     r"resume={}: the run that wrote this checkpoint has removed it since it was found .* Type instead: resume={}, "
@@ -99,13 +99,13 @@ def test_server_that_is_given_the_start_says_so(other: Path, tmp_path: Path) -> 
 def test_worker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.run([*DIGITS, "max_steps=2", f"hydra.run.dir={tmp_path}/other"])
     (checkpoint,) = store.found(tmp_path / "other" / "checkpoints")
-    resume = train.resume
+    resume = resuming.resume
 
     def late(*told: Any) -> None:
         store._remove(checkpoint)
         resume(*told)
 
-    monkeypatch.setattr(train, "resume", late)
+    monkeypatch.setattr(resuming, "resume", late)
     with pytest.raises(RunFailed, match=gone(checkpoint)):
         trainer.run(
             [

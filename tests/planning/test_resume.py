@@ -14,7 +14,8 @@ import pytest
 import trainer
 from trainer.errors import UserError
 from trainer.host import versions
-from trainer.planning.resume import _average, differences
+from trainer.planning.resume import _average
+from trainer.planning.resume_changes import differences
 
 BASE = (
     "+recipe=digits_lenet",

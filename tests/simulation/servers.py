@@ -45,7 +45,6 @@ from trainer.strategies.pserver.server.machine import CHECK_S, Server
 IDLE_S = 3.0
 """So often a server looks around while nothing comes. A real one does it more often, to the same effect."""
 NONSENSE_AT_ONCE = 4
-RUN_DIR = "/nowhere"
 DECLARED: dict[str, type[PserverDeclaration]] = {
     "async": builtin.PserverAsyncDeclaration,
     "ssp": builtin.PserverSspDeclaration,

@@ -65,7 +65,7 @@ def say_result(result: Result, ready: Ready, overrides: Sequence[str]) -> None:
     out.fact("results", f"{shown(folder)}  ({', '.join(_left(folder, result.mode))})", INDENT, "")
     if output := ready.checked.config.predict.output:
         out.fact("guesses", shown(Path(output)), INDENT, "")
-    for where in (str(one["where"]) for one in result.tracking.values() if one["id"] and one["where"]):
+    for where in filter(None, (one.get("where") for one in result.tracking.values() if one.get("id"))):
         out.fact("look", where, INDENT, "")
     again = repeat.repeatable(overrides, result.chosen.get("batch_size"))
     if words := repeat.words(ready.checked.config, again, lives.read(folder), folder):

@@ -129,32 +129,37 @@ def _is_login(word: str) -> bool:
 
 
 def _fields(text: str) -> Iterator[SecretPart]:
-    """The values of secret fields. No field inside such a value is looked for, so that the time stays linear."""
-    done = at = depth = line_start = 0
+    """The values of secret fields. Lists are not read again inside of lists, nor values inside of values, so that the
+    time stays linear."""
+    done = done_lists = at = depth = line_start = 0
     first = len(text) - len(text.lstrip())
     for found in FIELD.finditer(text):
         place, start, (_, plain_name, equals, colon, _, quoted_name) = found.start(), found.end(), found.groups()
         depth += text.count("{", at, place) - text.count("}", at, place)
         line_start, at = text.rfind("\n", at, place) + 1 or line_start, place
         name = re.split(r"[./@]", plain_name or quoted_name)[-1]
-        if start < done or not sounds_secret(name, _glimpse(text, start)):
+        in_brackets = not equals and text[start] in "[{"
+        glimpse = text[start : start + 100] if in_brackets else _glimpse(text, start)
+        if start < (done_lists if in_brackets else done) or not sounds_secret(name, glimpse):
             continue
-        strong, kind = means_secret(name), "="
+        if (equals or quoted_name) and text.startswith("$(", start):  # the output of a command
+            continue
+        strong, kind, before = means_secret(name), "=", text[max(0, place - 50) : place].rstrip()
         if equals:
             end = _end_of_override(text, place, start, place <= first)
-        elif text[start] in "[{" or quoted_name:
-            end, kind = _end(text, start), "[" if text[start] in "[{" else "="
+        elif in_brackets or quoted_name:
+            end, kind = _end(text, start), "[" if in_brackets else "="
         elif colon is None:
             end, kind, strong = _end(text, start), "--", strong or name.lower().endswith(("-pass", "_pass"))
         elif text[line_start:place][:200].strip(" \t") in ("", "-") and re.fullmatch(r":[ \t]+", colon):
             end, kind = LINE.match(text, start).end(), ":"  # type: ignore[union-attr]
-        elif depth > 0 and (inside := INSIDE.match(text, start)):
+        elif depth > 0 and before.endswith(("{", ",")) and (inside := INSIDE.match(text, start)):
             end, kind = inside.end(), ":"
         else:
             continue
         value = text[start:end]
-        if _protects(name, value, strong, kind):
-            done = end
+        if value and _protects(name, value, strong, kind):
+            done, done_lists = (done, end) if in_brackets else (end, done_lists)
             values = [value.strip().strip("'\"")] if kind == ":" else list(dict.fromkeys(_pieces(value)))
             yield _part(start, value, *((piece, strong) for piece in values))
 
@@ -168,7 +173,8 @@ def _protects(name: str, value: str, strong: bool, kind: str) -> bool:
     bare = value.strip().strip("'\"")
     if kind == "[":
         return re.search(r"\w", value) is not None
-    if bare.lower().rstrip(".") in TELLS_NOTHING or from_elsewhere(bare) or bare.startswith(("$(", HIDDEN)):
+    word = bare.lower() if kind == ":" else bare.lower().rstrip(".")
+    if kind != "--" and (word in TELLS_NOTHING or from_elsewhere(bare) or bare.startswith(HIDDEN)):
         return False
     if strong or _long_number(name, bare):
         return True

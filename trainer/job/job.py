@@ -65,7 +65,6 @@ def _execute(
 ) -> Result:
     from trainer.run_folder.json_files import leave
     from trainer.terminal.bar import bar
-    from trainer.tracking.describe import secrets_of
 
     began = time.monotonic()
     run_dir, config = Path(ready.plan.paths.run_dir), ready.checked.config
@@ -89,6 +88,8 @@ def _execute(
             if config.mode != "predict":
                 _leave_names(own_folder, ready)
             if tracker is not None:
+                from trainer.tracking.describe import secrets_of
+
                 tracker.open(run_dir, _tracked_run(ready, overrides, parent), secrets_of(config))
                 tracked = True
             with _uploading(ready, result), bar(run_dir, plan.length.total_steps, config.verbosity):

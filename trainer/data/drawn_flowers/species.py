@@ -157,7 +157,8 @@ def colours(classes: int) -> list[list[float]]:
 
 def trait_names() -> list[str]:
     """The names of all traits that a flower can have: colours, shapes, patterns, centres, and several layers."""
-    return [*COLOURS, *SHAPES, *PATTERNS, *CENTRES, "layers"]
+    petals = {kind.colour for kind in species()}
+    return [*(colour for colour in COLOURS if colour in petals), *SHAPES, *PATTERNS, *CENTRES, "layers"]
 
 
 def traits(classes: int) -> list[list[int]]:
