@@ -30,7 +30,7 @@ def run(example: Path, folder: str, *overrides: str) -> Path:
 
 def test_a_task_of_ones_own_is_exact_over_two_workers_and_resumable(example: Path) -> None:
     one, two = run(example, "one", "launch.nproc=1"), run(example, "two", "launch.nproc=2")
-    assert read(one / "plan.json")["task"] == "quantiles"
+    assert read(one / "plan.json")["objective"]["task"] == "quantiles"
     assert validated(one).keys() == {"val/loss", "val/coverage", "val/width"} and validated(one)["val/coverage"] > 0.5
     resumed = run(example, "resumed", "launch.nproc=1", "resume=one/checkpoints/step-000000028")
     for other in (two, resumed):

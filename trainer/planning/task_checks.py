@@ -62,7 +62,7 @@ def _check_weights(config: RunConfig, task: Task) -> None:
     """Refuse weights of a run with another task, in mode=eval and mode=predict."""
     run = None if config.mode == "train" else run_of(Path(str(config.weights)))
     try:
-        theirs = None if run is None else json_text.read(run / "plan.json").get("task")
+        theirs = None if run is None else json_text.read(run / "plan.json").get("objective", {}).get("task")
     except (OSError, ValueError, AttributeError, RecursionError):
         return
     if theirs and theirs != task.name:
