@@ -12,7 +12,6 @@ from trainer.config.schema.data import (
     ArraysData,
     AugmentedData,
     Cifar10Data,
-    ClassBalancedSampler,
     CriteoData,
     CriteoRows,
     DataConfig,
@@ -26,12 +25,9 @@ from trainer.config.schema.data import (
     MnistJsonData,
     PicturesData,
     RandomImagesData,
-    RepeatedAugmentationSampler,
-    SamplerConfig,
     ShardsData,
     SyntheticCriteoData,
     TableData,
-    WeightedSampler,
 )
 from trainer.config.schema.declare import LONG, key
 from trainer.config.schema.model import (
@@ -81,6 +77,12 @@ from trainer.config.schema.run import (
     PredictConfig,
     ResumeConfig,
     TrackingConfig,
+)
+from trainer.config.schema.sampler import (
+    ClassBalancedSampler,
+    RepeatedAugmentationSampler,
+    SamplerConfig,
+    WeightedSampler,
 )
 from trainer.config.schema.strategy import (
     AutoStrategy,
