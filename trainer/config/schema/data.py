@@ -1,4 +1,4 @@
-"""The keys of data: what is learnt from."""
+"""data: what is learnt from, and in which portions."""
 
 from __future__ import annotations
 

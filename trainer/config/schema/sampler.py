@@ -1,9 +1,9 @@
-"""The keys of samplers: the order of an epoch's samples."""
+"""sampler: which samples an epoch has, in which order, and which worker sees which."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional  # OmegaConf reads them
+from typing import Optional  # OmegaConf reads it
 
 from trainer.config.schema.declare import key
 
