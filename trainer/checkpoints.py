@@ -34,29 +34,29 @@ def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``python -m trainer.checkpoints``, with one subparser for each of its commands."""
     made = Parser(prog=MODULE, description=ABOUT, allow_abbrev=False)
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for name, told in (
+    for name, text in (
         ("list", "the checkpoints of a run's folder: step, epoch, metric, size, age, and what is damaged"),
         ("show", "what a checkpoint holds: position, strategy, versions, files, config"),
         ("verify", "read every file and compare its checksum; exit code 1 where one is damaged"),
     ):
-        command = commands.add_parser(name, help=told, description=told, allow_abbrev=False)
-        told = " (or their address)" if name == "list" else ""
-        command.add_argument("path", metavar="PATH", help=f"the folder of a run or of a checkpoint{told}")
-    told = "where two checkpoints differ: config, position, and each tensor of the models"
-    command = commands.add_parser("diff", help=told, description=told, allow_abbrev=False)
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        text = " (or their address)" if name == "list" else ""
+        command.add_argument("path", metavar="PATH", help=f"the folder of a run or of a checkpoint{text}")
+    text = "where two checkpoints differ: config, position, and each tensor of the models"
+    command = commands.add_parser("diff", help=text, description=text, allow_abbrev=False)
     command.add_argument("path", metavar="A", help="the folder of a checkpoint, or of a run")
     command.add_argument("other", metavar="B", help="another")
-    told = "the model as safetensors weights, a plain state_dict (.pt), a torch.export program (.pt2) or ONNX (.onnx)"
-    command = commands.add_parser("export", help=told, description=told, allow_abbrev=False)
+    text = "the model as safetensors weights, a plain state_dict (.pt), a torch.export program (.pt2) or ONNX (.onnx)"
+    command = commands.add_parser("export", help=text, description=text, allow_abbrev=False)
     command.add_argument("path", metavar="PATH", help="the folder of a checkpoint, or of a run")
     command.add_argument("out", metavar="OUT", type=Path, help="the file to write; its ending tells the format")
     command.add_argument("--format", choices=FORMATS, help="instead of the ending")
     command.add_argument("--ema", action="store_true", help="the averaged weights")
-    told = (
+    text = (
         "bring a checkpoint from an address, as checkpoint.to leaves it, with the run's curves, into the folder "
         "of a run"
     )
-    command = commands.add_parser("fetch", help=told, description=told, allow_abbrev=False)
+    command = commands.add_parser("fetch", help=text, description=text, allow_abbrev=False)
     command.add_argument("path", metavar="ADDRESS", help="of a run, or of one of its checkpoints: s3://BUCKET/RUNS/RUN")
     command.add_argument("out", metavar="FOLDER", type=Path, help="of the run here; resume=auto then goes on from it")
     return made
@@ -82,33 +82,35 @@ def main(argv: list[str] | None = None) -> int:
             return 1
 
 
-def dispatch(told: argparse.Namespace) -> int:
+def dispatch(arguments: argparse.Namespace) -> int:
     """Run the parsed ``python -m trainer.checkpoints`` command and return its exit code."""
     from trainer.checkpoint_tools import show
 
-    if told.command == "fetch":
-        return show.fetched(told.path, told.out)
-    if told.command == "list" and is_address(told.path):
-        return show.listed_at(told.path)
-    path = _here(told.path)
-    if told.command == "list":
+    if arguments.command == "fetch":
+        return show.fetched(arguments.path, arguments.out)
+    if arguments.command == "list" and is_address(arguments.path):
+        return show.listed_at(arguments.path)
+    path = _here(arguments.path)
+    if arguments.command == "list":
         return show.listed(path)
-    if told.command == "verify":
+    if arguments.command == "verify":
         return show.verified(path)
-    if told.command == "show":
+    if arguments.command == "show":
         return show.shown(_one(path))
-    if told.command == "diff":
+    if arguments.command == "diff":
         from trainer.checkpoint_tools.compare import compared
 
-        return compared(_one(path), _one(_here(told.other)))
+        return compared(_one(path), _one(_here(arguments.other)))
     from trainer.checkpoint_tools.export import exported
 
-    kind = told.format or told.out.suffix.removeprefix(".")
+    kind = arguments.format or arguments.out.suffix.removeprefix(".")
     if kind not in FORMATS:
         raise UserError(
-            str(told.out), f"its ending is none of {', '.join('.' + name for name in FORMATS)}", "--format safetensors"
+            str(arguments.out),
+            f"its ending is none of {', '.join('.' + name for name in FORMATS)}",
+            "--format safetensors",
         )
-    exported(_one(path), told.out, kind, told.ema)
+    exported(_one(path), arguments.out, kind, arguments.ema)
     return 0
 
 

@@ -24,8 +24,8 @@ def first_line(error: BaseException) -> str:
 def why(error: BaseException) -> str:
     """The reason that an error gives, as the rest of a sentence, without a full stop; for an OSError, the system's own
     words."""
-    told = error.strerror if isinstance(error, OSError) else None
-    return (told or first_line(error)).rstrip(". ")
+    reason = error.strerror if isinstance(error, OSError) else None
+    return (reason or first_line(error)).rstrip(". ")
 
 
 class UserError(Exception):

@@ -59,7 +59,7 @@ class Worker(SimpleNamespace):
     """A worker's training, as its checkpoints see it."""
 
     def __init__(self, meetings: int) -> None:
-        strategy = SimpleNamespace(meetings=meetings, look=None, meet=lambda: None, members=lambda: (0, 2))
+        strategy = SimpleNamespace(meetings=meetings, check_checkpoint=None, meet=lambda: None, members=lambda: (0, 2))
         super().__init__(strategy=strategy, lockstep=False, progress=Progress(epoch=1, step=7), over=False)
 
 
@@ -72,17 +72,17 @@ def test_worker_whose_meeting_is_over_stops_after_it(
     taken: list[int] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: taken.append(run.strategy.meetings))
     first, other = saver(tmp_path, workers=2), saver(tmp_path, workers=2)
-    first.told.every_steps, other.seat, other.board = (
+    first.settings.every_steps, other.seat, other.board = (
         7,
         SimpleNamespace(rank=1, size=2, store=first.seat.store),
         first.board,
     )
-    first.look(Worker(3))  # type: ignore[arg-type]
+    first.check_due(Worker(3))  # type: ignore[arg-type]
     assert taken == [3]
-    other.look(Worker(meetings), decides=False)  # type: ignore[arg-type]
+    other.check_due(Worker(meetings), decides=False)  # type: ignore[arg-type]
     assert (len(taken) == 2) == stops
     other.asked = 0
-    other.look(Worker(meetings))  # type: ignore[arg-type]  after its next update it stops anyway
+    other.check_due(Worker(meetings))  # type: ignore[arg-type]  after its next update it stops anyway
     assert taken[-1] == meetings and len(taken) == 2 + stops
 
 
@@ -94,7 +94,7 @@ def test_early_worker_waits_for_the_end_of_an_epoch_where_it_can_be_stopped(
     order: list[object] = []
     monkeypatch.setattr(Checkpoints, "_take", lambda self, run, epoch: order.append(epoch))
     kept, worker = saver(tmp_path, workers=2), Worker(3)
-    kept.told.every_epochs = 1
+    kept.settings.every_epochs = 1
     worker.strategy.meet = lambda: order.append("meets")
     kept.after_epoch(worker)  # type: ignore[arg-type]
     assert order == ["meets", worker.progress.epoch + 1]
@@ -122,17 +122,17 @@ def test_workers_without_a_common_step_leave_a_validation(
     share_is_done(early)
     if waits:
         share_is_done(first)
-    first.look(runs[first], decides=False)
+    first.check_due(runs[first], decides=False)
     assert not first.board.check(["stop/0"]), "nobody has asked"
     first.seat.store.set(LEAVE, "")
     if waits:
         runs[first].strategy.meetings = 5
-        first.look(runs[first], decides=False)
+        first.check_due(runs[first], decides=False)
         assert not first.board.check(["stop/0"]), "the validation's last meeting"
         runs[first].strategy.meetings = 4
     for kept, how in ((first, waits), (early, True), (other, False)):
         with pytest.raises(Preempted):
-            kept.look(runs[kept], decides=False) if how else kept.breaks_off(runs[kept])
+            kept.check_due(runs[kept], decides=False) if how else kept.breaks_off(runs[kept])
     assert taken == [4 if waits else 3, 4, 3]
 
 
@@ -140,6 +140,6 @@ def test_no_checkpoint_is_due_within_a_validation(tmp_path: Path, monkeypatch: p
     """Workers without a common step could not go on from there with it."""
     monkeypatch.setattr(Checkpoints, "_take", lambda *told: pytest.fail("saved"))
     kept, worker = saver(tmp_path), Worker(3)
-    kept.told.every_minutes = 1e-9
+    kept.settings.every_minutes = 1e-9
     kept.before = SimpleNamespace()  # type: ignore[assignment]
     assert not kept.breaks_off(worker)  # type: ignore[arg-type]

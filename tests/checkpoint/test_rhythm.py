@@ -32,7 +32,7 @@ class Rhythm:
         )
         self.kept = saver(folder)
         self.kept.clock, self.kept.saved_at = lambda: self.now, 0.0
-        vars(self.kept.told).update({"every_minutes": None, "every_epochs": None, "every_steps": None, **told})
+        vars(self.kept.settings).update({"every_minutes": None, "every_epochs": None, "every_steps": None, **told})
 
         def take(kept: Checkpoints, run: Any, epoch: int) -> None:
             self.taken.append(run.progress.step)

@@ -327,7 +327,7 @@ class SimulatedWorker(Process):
             strategy.model.train()
             first = self._come_back(strategy) if self.number else self._begin_at(strategy)
             if scenario.mode != "sync" and (scenario.returns or scenario.ends or scenario.goes_back or scenario.places):
-                strategy.look = self._look
+                strategy.check_checkpoint = self._look
             for epoch in range(first, scenario.epochs):
                 self.epoch = epoch
                 self._epoch(strategy, epoch)
@@ -385,8 +385,8 @@ class SimulatedWorker(Process):
             self.update += 1
             if self.scenario.mode == "sync" and self.scenario.stops:
                 self._save_in_step(strategy)
-            elif strategy.look is not None:
-                strategy.look(True)
+            elif strategy.check_checkpoint is not None:
+                strategy.check_checkpoint(True)
 
     # --- stops, as worker/checkpoints.py and worker/coming_back.py -------------------------------------------------
 

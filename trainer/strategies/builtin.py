@@ -85,9 +85,9 @@ class CollectiveDeclaration(Declaration):
             yield UserError(hook, "one worker exchanges no gradients", "strategy.comm_hook=none (or launch.nproc=2)")
         if self.comm_hook != "powersgd":
             for name, default in asdict(PowerSgdOptions()).items():
-                if (given := getattr(powersgd, name)) != default:
+                if (value := getattr(powersgd, name)) != default:
                     yield UserError(
-                        f"strategy.powersgd.{name}={given}",
+                        f"strategy.powersgd.{name}={value}",
                         f"with {hook} nothing is compressed that way",
                         "strategy.comm_hook=powersgd",
                     )
@@ -144,11 +144,11 @@ class LocalSgdDeclaration(Declaration):
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
-        for limit, given in (("clip_norm", self.options.clip_norm), ("clip_value", self.options.clip_value)):
-            if given is not None and self.options.k_steps == 1 and workers > 1:
+        for limit, value in (("clip_norm", self.options.clip_norm), ("clip_value", self.options.clip_value)):
+            if value is not None and self.options.k_steps == 1 and workers > 1:
                 why = "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does"
                 refused.append(
-                    UserError(f"strategy.{limit}={given}", why, "strategy.k_steps=2 (or strategy=collective)")
+                    UserError(f"strategy.{limit}={value}", why, "strategy.k_steps=2 (or strategy=collective)")
                 )
         return refused
 
@@ -238,9 +238,9 @@ class PserverSyncDeclaration(PserverDeclaration):
     @property
     def traits(self) -> Traits:
         """The traits of pserver_sync: exact if values are sent unrounded and table rows stay from first use to end."""
-        told = self.options
-        exact = told.wire == "full" and told.evict_after is None and told.entry == Entry()
-        return Traits(exact=exact, survives=told.on_lost_worker == "continue", tables_at_servers=True)
+        options = self.options
+        exact = options.wire == "full" and options.evict_after is None and options.entry == Entry()
+        return Traits(exact=exact, survives=options.on_lost_worker == "continue", tables_at_servers=True)
 
 
 class OutOfStepDeclaration(PserverDeclaration):
@@ -321,9 +321,9 @@ class PserverGeoDeclaration(OutOfStepDeclaration):
         refused = super().refuse(config, workers)
         elsewhere = "strategy=pserver_async (or pserver_sync, pserver_ssp)"
         for name, all_of_them in asdict(Entry()).items():
-            if (given := getattr(self.options.entry, name)) != all_of_them:
+            if (value := getattr(self.options.entry, name)) != all_of_them:
                 why = "its workers train rows of their own, which a server that does not let them in would never get"
-                refused.append(UserError(f"strategy.entry.{name}={given}", f"strategy={self.name}: {why}", elsewhere))
+                refused.append(UserError(f"strategy.entry.{name}={value}", f"strategy={self.name}: {why}", elsewhere))
         if self.options.evict_after is not None:
             why = "its workers keep replicas of the rows, from which none would go"
             refused.append(

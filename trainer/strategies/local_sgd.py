@@ -94,9 +94,9 @@ class LocalSgd(Strategy):
                 together = everybody.item()
                 share = self.denominator / together if together else 1.0 / self.seat.size
             # In logical order: in memory the elements of channels_last weights lie otherwise, and `view` refuses them.
-            mine = torch.cat([p.reshape(-1) for p in self.parameters]).mul_(share)
-            dist.all_reduce(mine)
-        parts = mine.split([p.numel() for p in self.parameters])
+            weighted = torch.cat([p.reshape(-1) for p in self.parameters]).mul_(share)
+            dist.all_reduce(weighted)
+        parts = weighted.split([p.numel() for p in self.parameters])
         for parameter, part in zip(self.parameters, parts, strict=True):
             parameter.copy_(part.view(parameter.shape))
         self.since, self.denominator = 0, 0.0

@@ -48,7 +48,7 @@ def was_lost(board: OwnBoard, rank: int) -> bool:
 class LooksUp(Protocol):
     """Protocol of a strategy whose workers have no common step and must be stopped together now and then."""
 
-    look: Callable[[bool], None] | None
+    check_checkpoint: Callable[[bool], None] | None
     """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
     whether this worker may be the one to stop the others: at a meeting of the training it may not."""
 

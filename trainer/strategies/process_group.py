@@ -90,10 +90,10 @@ class ProcessGroup:
                 self._check_equal_start(model)
 
     def _check_equal_start(self, model: nn.Module) -> None:
-        mine = torch.stack(
+        values = torch.stack(
             [p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()]
         )
-        least, greatest = mine.clone(), mine.clone()
+        least, greatest = values.clone(), values.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         if not torch.equal(least, greatest):
@@ -113,12 +113,12 @@ class ProcessGroup:
 
     def scatter(self, parts: list[Any] | None) -> Any:
         """Send one part to each worker: the first worker passes all parts, the others None; each returns its own."""
-        mine: list[Any] = [None]
+        received: list[Any] = [None]
         with self.naming_the_missing("the scattering of batches"):
             if self.batches is None:  # a group of its own, on the CPU: batches travel while gradients do
                 self.batches = dist.new_group(backend="gloo", timeout=self.limit)
-            dist.scatter_object_list(mine, parts, 0, group=self.batches)
-        return mine[0]
+            dist.scatter_object_list(received, parts, 0, group=self.batches)
+        return received[0]
 
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Give all workers the first worker's buffers, or their average, as the options say."""

@@ -124,9 +124,9 @@ def _lived(lives: Sequence[Life], resume: Resume | None) -> dict[str, str]:
     return {**resumed, RESUMED_FROM: str(resume.folder)} if resume is not None and not resume.here else resumed
 
 
-def _own_tags(given: Mapping[str, Any]) -> dict[str, str]:
+def _own_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     """The user's tags; MLflow takes texts, so that anything else goes as JSON."""
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in given.items()}
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in tags.items()}
 
 
 def _dataset(plan: Plan, digest: str) -> dict[str, str]:
@@ -218,7 +218,7 @@ def _life(life: Life) -> str:
     """A row of the table of lives."""
     how = f"{life.how}: {life.why[:200]}".replace("|", "\\|") if life.why else life.how or "(it runs)"
     last = life.last if life.how else "..."
-    began, ended = (told or "unknown" for told in (life.began, life.ended))
+    began, ended = (time or "unknown" for time in (life.began, life.ended))
     return f"| {life.number} | {began} | {ended if life.how else ''} | {life.first} to {last} | {how} |"
 
 
@@ -281,8 +281,8 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.python": platform.python_version(),
         **git(),
     }
-    told = versions.of(("torch", "torchvision", "mlflow", "hydra-core"))
-    return {**found, **{f"trainer.{package}": version for package, version in told.items()}}
+    found_versions = versions.of(("torch", "torchvision", "mlflow", "hydra-core"))
+    return {**found, **{f"trainer.{package}": version for package, version in found_versions.items()}}
 
 
 def user() -> str:

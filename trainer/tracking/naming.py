@@ -58,8 +58,8 @@ def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (),
         swept: keys of which a sweep takes several values; where there are some, they alone are named.
         first: what is said before all.
     """
-    told = _briefly([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
-    return _fitted([f"{first} {told[0]}" if first else told[0], *told[1:]])
+    parts = _briefly([o for o in overrides if not swept or key_of(o) in swept]) or [recipe]
+    return _fitted([f"{first} {parts[0]}" if first else parts[0], *parts[1:]])
 
 
 def sweep_name(overrides: Sequence[str], swept: Collection[str]) -> str:
@@ -75,8 +75,8 @@ def model_name(recipe: str, which: str) -> str:
 
 def _briefly(overrides: Sequence[str]) -> list[str]:
     """Shorten each override as far as it still differs from the others."""
-    told = [o for o in overrides if not is_of(key_of(o), UNTOLD)]
-    last = {key_of(o): o for o in told}
+    named = [o for o in overrides if not is_of(key_of(o), UNTOLD)]
+    last = {key_of(o): o for o in named}
     return [_short(o, _unlike(key, list(last))) for key, o in last.items()]
 
 

@@ -60,8 +60,8 @@ def _newer(client: Any, name: str, alias: str, began: int) -> str | None:
     held = client.get_registered_model(name).aliases.get(alias)
     if held is None:
         return None
-    told = str(client.get_model_version(name, held).tags.get(BEGAN, ""))
-    return str(held) if told.isdecimal() and int(told) > began else None
+    held_began = str(client.get_model_version(name, held).tags.get(BEGAN, ""))
+    return str(held) if held_began.isdecimal() and int(held_began) > began else None
 
 
 def is_final(error: Exception) -> bool:

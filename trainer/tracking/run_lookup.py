@@ -64,7 +64,7 @@ def _asked(uri: str, run_id: str) -> dict[str, str]:
         return {"error": first_line(ValueError(done.stderr.strip().splitlines()[-1:] or "no answer"))}
 
 
-def _look(uri: str, run_id: str) -> dict[str, str]:
+def _fetch(uri: str, run_id: str) -> dict[str, str]:
     """Ask the tracking server for an MLflow run: returns its folder, an error, or {} if there is no such run."""
     try:
         run = mlflow_settings.client(uri).get_run(run_id)
@@ -79,5 +79,5 @@ if __name__ == "__main__":
     mlflow_settings.settle()
     asked = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr
-    found = _look(*asked)
+    found = _fetch(*asked)
     print(json.dumps(found), file=answers)

@@ -84,16 +84,16 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
             return self.module(placed).double().sigmoid().numpy()
 
 
-def _texts(given: Any) -> list[bytes]:
+def _texts(rows: Any) -> list[bytes]:
     """Rows from a list, an array or a Series of them, or from a DataFrame's one column.
 
     Raises:
         ValueError: a DataFrame has several columns.
     """
-    columns = getattr(given, "columns", None)
+    columns = getattr(rows, "columns", None)
     if columns is not None and len(columns) != 1:
         raise ValueError(f"a DataFrame of rows has one column, the whole row as text, and not {len(columns)}")
-    rows = given if columns is None else given.iloc[:, 0]
+    rows = rows if columns is None else rows.iloc[:, 0]
     texts = [row if isinstance(row, bytes) else str(row).encode("utf-8", "surrogateescape") for row in list(rows)]
     return [text.rstrip(b"\r\n") for text in texts]
 

@@ -25,7 +25,7 @@ from trainer.worker.train import at_work
 
 UPDATES = 2
 """The first makes the optimizer's state, and the second has it beside the gradients and the activations."""
-TOLD, TOO_LARGE = "trial.json", "too_large.{}"
+TRIAL, TOO_LARGE = "trial.json", "too_large.{}"
 """In the trial's folder: what its workers are told, and why a worker's memory was not enough."""
 THREAD = 16 << 20
 """Bytes of memory that a thread asks for at most, and hardly uses."""
@@ -53,7 +53,7 @@ class TrialLimits:
 
     def leave(self, folder: Path) -> None:
         """Write the limits into the trial's folder, for the workers."""
-        (folder / TOLD).write_text(json.dumps(asdict(self)))
+        (folder / TRIAL).write_text(json.dumps(asdict(self)))
 
 
 class Needed(NamedTuple):
@@ -73,9 +73,9 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         RunFailed: memory was not enough; the folder then holds a file that says so.
     """
     folder = Path(assignment.plan.paths.run_dir)
-    told = TrialLimits(**json_text.read(folder / TOLD))
+    limits = TrialLimits(**json_text.read(folder / TRIAL))
     try:
-        measure = _limited_gpu(told, seat.device) if seat.device.startswith("cuda") else _limited_host(told)
+        measure = _limited_gpu(limits, seat.device) if seat.device.startswith("cuda") else _limited_host(limits)
         with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):
             run.schedule = replace(run.schedule, total_steps=UPDATES, epochs=max(UPDATES, run.schedule.epochs))
             run.watchers.save_best = lambda: None
@@ -99,26 +99,26 @@ def _briefly(error: BaseException) -> str:
 Measure = Callable[[], Needed]
 
 
-def _limited_gpu(told: TrialLimits, device: str) -> Measure:
+def _limited_gpu(limits: TrialLimits, device: str) -> Measure:
     """Limit this process's GPU memory; returns a function that measures what was needed."""
     there = torch.cuda.mem_get_info(device)[1]
-    most = min(told.limit or there, there)
-    if told.limit is not None:
+    most = min(limits.limit or there, there)
+    if limits.limit is not None:
         torch.cuda.set_per_process_memory_fraction(most / there, device)
     return lambda: Needed(torch.cuda.max_memory_reserved(device), most)
 
 
-def _limited_host(told: TrialLimits) -> Measure:
+def _limited_host(limits: TrialLimits) -> Measure:
     """Limit this worker's host memory to about its share; returns a function that measures what was needed.
 
     This process is what the kernel ends first, should the host's memory be gone nevertheless.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    room = told.free * 9 // 10
-    if told.limit is not None:
-        room = told.limit - memory.held_by({*told.others, os.getppid()})
-    most, empty = max(0, room // told.here), memory.own("VmRSS")
+    room = limits.free * 9 // 10
+    if limits.limit is not None:
+        room = limits.limit - memory.held_by({*limits.others, os.getppid()})
+    most, empty = max(0, room // limits.here), memory.own("VmRSS")
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     wanted = memory.own("VmData") + most + THREAD * (8 + (os.cpu_count() or 1))
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

@@ -204,9 +204,9 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     return replace(splits, train=train, val=val, test=test)
 
 
-def _early_stop(told: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
+def _early_stop(config: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
     """Make the early stop that the config asks for; None if it watches no metric."""
-    return EarlyStop(told.metric, told.patience, told.min_delta, lower) if told.metric else None
+    return EarlyStop(config.metric, config.patience, config.min_delta, lower) if config.metric else None
 
 
 def _leased_work(

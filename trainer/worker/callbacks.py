@@ -182,8 +182,8 @@ class Callbacks:
         The same on all workers but for ``step``."""
         if not asked.any():
             return ""
-        mine = self.requests[0] if self.requests else ""
-        reasons = [reason for reason in exchanged(total, self.rank, self.size, mine.encode()) if reason]
+        request = self.requests[0] if self.requests else ""
+        reasons = [reason for reason in exchanged(total, self.rank, self.size, request.encode()) if reason]
         self.agreed = f"stopped by a callback at update {step}: {reasons[0].decode() if reasons else ''}"
         return self.agreed
 

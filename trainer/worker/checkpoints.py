@@ -69,7 +69,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        told: CheckpointConfig,
+        settings: CheckpointConfig,
         seat: Seat,
         shared: bool,
         updates: int,
@@ -78,7 +78,7 @@ class Checkpoints:
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.told, self.seat, self.shared, self.about = folder, told, seat, shared, about
+        self.folder, self.settings, self.seat, self.shared, self.about = folder, settings, seat, shared, about
         self.updates, self.epochs, self.life = updates, epochs, life_of(seat)
         self.patience_s, self.clock = patience_s, clock
         self.board = seat.store.under("checkpoint")
@@ -89,7 +89,7 @@ class Checkpoints:
         self.target: int | None = None
         self.saved = self.saved_after = -1
         self.saved_at = clock()
-        self.writer = BackgroundWriter(told.background)
+        self.writer = BackgroundWriter(settings.background)
         self.best = BestOfCheckpoints()
         self.told_at = -TELL_EVERY_S
         self.given_up: list[Path] = []
@@ -108,7 +108,7 @@ class Checkpoints:
         """Save after an update if a checkpoint is due."""
         self.updates_done = True
         if not run.lockstep:
-            self.look(run)
+            self.check_due(run)
             return
         self._ask(run)
         if run.progress.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
@@ -139,7 +139,7 @@ class Checkpoints:
         """Between two batches of a validation: whether the rest of this worker's share is left out, to end within the
         grace time. Workers without a common step are stopped here."""
         if not run.lockstep:
-            self.look(run)
+            self.check_due(run)
             return False
         self._pass_on()
         self.cut = self._is_asked_to_leave()
@@ -158,7 +158,7 @@ class Checkpoints:
                 self._take(run, run.progress.epoch)
             self._answer()
 
-    def look(self, run: Training, decides: bool = True) -> None:
+    def check_due(self, run: Training, decides: bool = True) -> None:
         """For asynchronous workers between updates: the first one calls for a checkpoint, others look for its call.
 
         Args:
@@ -182,7 +182,7 @@ class Checkpoints:
             return True
         if self.before is not None:
             return None
-        every = self.told.every_steps
+        every = self.settings.every_steps
         due = self._late() or (every is not None and run.progress.step // every > max(0, self.saved_after) // every)
         return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
 
@@ -194,7 +194,7 @@ class Checkpoints:
         return int(leaving), int(meetings)
 
     def _is_due(self, run: Training) -> bool:
-        every = self.told.every_steps
+        every = self.settings.every_steps
         return every is not None and run.progress.step % every == 0
 
     def _epoch_is_due(self, run: Training) -> bool:
@@ -202,7 +202,7 @@ class Checkpoints:
         return run.progress.update == self.updates and self._ends(run.progress.epoch)
 
     def _ends(self, epoch: int) -> bool:
-        every = self.told.every_epochs
+        every = self.settings.every_epochs
         return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
 
     def _next(self, run: Training) -> int:
@@ -245,7 +245,7 @@ class Checkpoints:
         return bool(self.request) or bool(self.seat.store.check([LEAVE]))
 
     def _late(self) -> bool:
-        every = self.told.every_minutes
+        every = self.settings.every_minutes
         return every is not None and self.clock() - self.saved_at >= 60 * every
 
     def _answer(self) -> None:
@@ -325,7 +325,7 @@ class Checkpoints:
             print(f"no checkpoint at {place.name}: {failed}; the one before stays, and it is tried again", flush=True)
             return
         try:
-            store.retire(self.folder, place, self.told.keep_last, self.told.keep_best)
+            store.retire(self.folder, place, self.settings.keep_last, self.settings.keep_best)
         except OSError as error:
             print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
         if began >= self.told_at + TELL_EVERY_S:

@@ -64,7 +64,7 @@ def let_in(
     Raises:
         TooLate: the run has ended before, or all others are lost; Missed: who let it in is.
     """
-    board, told = seat.store.under("checkpoint"), -math.inf
+    board, said_at = seat.store.under("checkpoint"), -math.inf
     others = [rank for rank in range(seat.size) if rank != seat.rank]
     key = LET_IN.format(seat.rank, seat.life)
     while not board.check([key]):
@@ -74,11 +74,11 @@ def let_in(
             raise TooLate(NOBODY)
         if _is_forgotten(seat, board, key):
             raise Missed("it has come back, and who let it in was lost before it could say from which checkpoint on")
-        if now() - told >= TELL_S:
+        if now() - said_at >= TELL_S:
             board.set(COMES, f"{seat.rank} {seat.life}")
-            if told == -math.inf:
+            if said_at == -math.inf:
                 print("is there again, and waits to be let in", flush=True)
-            told = now()
+            said_at = now()
         sleep(LOOK_S)
     asked, meeting, stop = board.get(key).split()
     return int(asked), int(meeting), int(stop)

@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def buckets_of(
-    model: nn.Module, forward: Callable[[], Any], told: CollectiveStrategy, dtype: torch.dtype | None = None
+    model: nn.Module, forward: Callable[[], Any], strategy: CollectiveStrategy, dtype: torch.dtype | None = None
 ) -> Buckets | None:
     """Find the gradient buckets of a model in ``DistributedDataParallel(model, bucket_cap_mb=...)``.
 
@@ -33,12 +33,12 @@ def buckets_of(
         The sizes in bytes, in the order of their exchange; None: a backward cannot be tried.
     """
     parameters, by_row = _parameters(model)
-    stays = told.find_unused_parameters and not told.static_graph
+    stays = strategy.find_unused_parameters and not strategy.static_graph
     order = [*range(len(parameters))] if stays else _arrivals(parameters, forward)
     if order is None:
         return None
     # One cap for all buckets: torch makes the first one smaller only where it has its own default.
-    cap = int(told.bucket_cap_mb * MIB)
+    cap = int(strategy.bucket_cap_mb * MIB)
     gradients = [torch.empty(p.shape, dtype=dtype or p.dtype, device="meta") for p in parameters]
     ordered = [gradients[i] for i in order]
     groups, _ = dist._compute_bucket_assignment_by_size(ordered, [cap], by_row, [] if stays else order)

@@ -61,30 +61,30 @@ class Monitor(threading.Thread):
         psutil.cpu_percent()  # the first call of each thread has nothing to compare with, and answers 0
         pause, began = min(FIRST_S, self.every_s), time.monotonic()
         while not self.done.wait(pause):
-            self.look()
+            self.measure()
             pause, began = self.every_s, time.monotonic()
         if time.monotonic() - began > LEAST_S:
-            self.look()
+            self.measure()
 
     def end(self) -> None:
         """Stop measuring, after a last measurement, for which a store that does not answer is not waited for long."""
         self.done.set()
         self.join(END_S)
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Make one measurement and take in other hosts' new ones; errors are ignored, as no measurement is worth a run.
 
         The launcher, and with it the store, may be gone already.
         """
         with suppress(OSError, ValueError, RuntimeError, psutil.Error, dist.DistError):
-            self._look()
+            self._measure()
 
-    def _look(self) -> None:
-        mine = int(time.time() * 1000), _measured()
+    def _measure(self) -> None:
+        own = int(time.time() * 1000), _measured()
         if self.node == 0:
-            self.report.system(0, *mine)
+            self.report.system(0, *own)
         if self.node and self.store is not None:
-            self.store.set(str(self.node), json.dumps(mine))
+            self.store.set(str(self.node), json.dumps(own))
         elif self.store is not None:
             self._fetch()
 
@@ -92,10 +92,10 @@ class Monitor(threading.Thread):
         for node in range(1, self.nodes):
             if not self.store.check([str(node)]):
                 continue
-            told = self.store.get(str(node))
-            if self.seen.get(node) != told:
-                self.seen[node] = told
-                self.report.system(node, *json_text.loads(told))
+            note = self.store.get(str(node))
+            if self.seen.get(node) != note:
+                self.seen[node] = note
+                self.report.system(node, *json_text.loads(note))
 
 
 def _measured() -> dict[str, float]:

@@ -102,7 +102,7 @@ def _look_at_images(
         return report.outcome()
     names = for_predictions(assignment.config, source, plan.data.facts).names
     unreadable = write(_output(assignment), blocks, pictures, task, names, plan.data.facts)
-    return {**_told(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
+    return {**_outcome(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 
 
 def _look_at_rows(
@@ -128,7 +128,7 @@ def _look_at_rows(
         for _ in results:
             pass
         return report.outcome()
-    return predict_rows.told(
+    return predict_rows.outcome(
         report, *predict_rows.write(_output(assignment), results, names, reader, task, plan.data.facts)
     )
 
@@ -142,7 +142,7 @@ def _shares(files: int, seat: Seat) -> list[tuple[int, list[int]]]:
 def _loader(pictures: Pictures, plan: Plan, seat: Seat) -> DataLoader[Any]:
     """This worker's files in batches, none across the end of a block."""
     size = plan.batches.size
-    batches = [mine[i : i + size] for _, mine in _shares(len(pictures), seat) for i in range(0, len(mine), size)]
+    batches = [share[i : i + size] for _, share in _shares(len(pictures), seat) for i in range(0, len(share), size)]
     return DataLoader(
         pictures,
         batch_sampler=batches,
@@ -171,12 +171,12 @@ def _blocks(
     context = autocast(precision, device)
     batches, step = iter(loader), 0
     files: int = len(loader.dataset)  # type: ignore[arg-type]
-    for start, mine in _shares(files, seat):
+    for start, share in _shares(files, seat):
         rows = torch.zeros((min(BLOCK, files - start), 1 + task.width(plan.data.facts)), dtype=torch.float64)
         done = 0
-        while done < len(mine):
+        while done < len(share):
             inputs, readable = next(batches)
-            found = torch.tensor(mine[done : done + len(readable)])[torch.tensor(readable)] - start
+            found = torch.tensor(share[done : done + len(readable)])[torch.tensor(readable)] - start
             if inputs is not None:
                 placed, _ = place(inputs, found)
                 with context():
@@ -218,7 +218,7 @@ def _why_unreadable(pictures: Pictures, number: int) -> str:
     return "could not be read at first"
 
 
-def _told(report: Report, files: int, unreadable: list[str]) -> dict[str, Any]:
+def _outcome(report: Report, files: int, unreadable: list[str]) -> dict[str, Any]:
     """Lines on the screen, the numbers as metrics, and the outcome."""
     if unreadable:
         named = ", ".join(unreadable[:MOST_NAMED]) + (", ..." if len(unreadable) > MOST_NAMED else "")

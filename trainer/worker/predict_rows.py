@@ -104,8 +104,8 @@ class RowPrediction:
         while together := list(islice(all_chunks, size)):
             found = torch.zeros((size, LINES, 1 + self.task.width(self.facts)), dtype=torch.float64)
             if self.seat.rank < len(together):
-                mine = together[self.seat.rank]
-                found[self.seat.rank, : mine.lines] = self.look(mine)
+                chunk = together[self.seat.rank]
+                found[self.seat.rank, : chunk.lines] = self.predict(chunk)
             found = self.strategy.all_reduce_sum(found.flatten()).cpu().reshape(found.shape)
             step += -(-together[0].lines // self.batch_size)
             self.report.progress(0, step)
@@ -113,7 +113,7 @@ class RowPrediction:
                 yield chunk, values[: chunk.lines]
 
     @torch.inference_mode()
-    def look(self, chunk: Chunk) -> torch.Tensor:
+    def predict(self, chunk: Chunk) -> torch.Tensor:
         """Compute the results (N, 1 + W) float64 of a chunk's lines."""
         rows = self.reader.read(chunk.text, chunk.labelled)
         values = torch.zeros((chunk.lines, 1 + self.task.width(self.facts)), dtype=torch.float64)
@@ -153,7 +153,7 @@ def write(
     return rows, wrong, named
 
 
-def told(report: Report, rows: int, wrong: int, named: list[str]) -> dict[str, Any]:
+def outcome(report: Report, rows: int, wrong: int, named: list[str]) -> dict[str, Any]:
     """Print the rows that could not be read, report the counts as metrics, and return the outcome."""
     if wrong:
         more = "; ..." if wrong > len(named) else ""

@@ -113,16 +113,16 @@ def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buck
 
     None where they do not, or where the order of the gradients is the compiler's.
     """
-    told = config.strategy
-    if config.mode != "train" or config.compile or not isinstance(told, schema.CollectiveStrategy):
+    strategy = config.strategy
+    if config.mode != "train" or config.compile or not isinstance(strategy, schema.CollectiveStrategy):
         return None
-    if told._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
+    if strategy._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
         return None
     from trainer.worker.gradient_buckets import buckets_of
 
     freeze(model, config.optimizer, [table for _, table in tables(model)])
     once = torch.enable_grad()(lambda: outputs_of(model, facts, facts.shape, train=True))
-    return buckets_of(model, once, told, torch.float64 if config.precision == "fp64" else None)
+    return buckets_of(model, once, strategy, torch.float64 if config.precision == "fp64" else None)
 
 
 def _check_strategy(config: RunConfig, declaration: Declaration, model: nn.Module, optimizer: Any) -> None:
@@ -161,11 +161,11 @@ def _check_callbacks(nodes: Any) -> None:
             pass
         if not isinstance(target, type):
             continue
-        mine = [name for name in dir(target) if name.startswith("on_") and callable(getattr(target, name))]
-        if strange := next((name for name in mine if name not in HOOKS), None):
+        hooks = [name for name in dir(target) if name.startswith("on_") and callable(getattr(target, name))]
+        if strange := next((name for name in hooks if name not in HOOKS), None):
             near = keys.nearest(strange, HOOKS, 0.5)
             raise UserError(what, f"{strange} would never be called; there are {', '.join(HOOKS)}", near)
-        if not mine:
+        if not hooks:
             raise UserError(what, f"has none of {', '.join(HOOKS)}")
 
 
@@ -393,8 +393,8 @@ def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor
     if isinstance(outputs, NotTaken):
         why = f"takes samples of {facts.shape} in training, but not of {shape} in validation: {outputs}"
     else:
-        given = ("N", *outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
-        why = f"gives {('N', *trained.shape[1:])} in training, but {given} for samples of {shape} in validation"
+        got = ("N", *outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        why = f"gives {('N', *trained.shape[1:])} in training, but {got} for samples of {shape} in validation"
     size = config.node("data").get("val_size")
     if facts.val_shape is None or size is None:
         raise UserError(_named(config), why)

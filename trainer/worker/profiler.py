@@ -92,17 +92,17 @@ class Profiled(Unprofiled):
         if not found["steps"]:
             return
         last = self.first + found["steps"] - 1
-        told = {"worker": self.worker, "updates": [self.first, last], **found, "trace": trace.name}
-        replace_file(self.folder / f"profile.{self.worker}.json", json.dumps(told, indent=1))
-        print("\n".join(table(told)), flush=True)
+        report = {"worker": self.worker, "updates": [self.first, last], **found, "trace": trace.name}
+        replace_file(self.folder / f"profile.{self.worker}.json", json.dumps(report, indent=1))
+        print("\n".join(table(report)), flush=True)
 
 
-def table(told: dict[str, Any]) -> list[str]:
+def table(report: dict[str, Any]) -> list[str]:
     """Format a profile as the lines of its printed table."""
-    first, last = told["updates"]
-    lines = [f"profile of worker {told['worker']}: updates {first} to {last}, {told['step_ms']:.3f} ms each"]
-    lines += [f"  {name:<14}{part['ms']:>12.3f} ms{part['percent']:>8.1f} %" for name, part in told["parts"].items()]
-    return [*lines, f"  {told['trace']} opens in https://ui.perfetto.dev"]
+    first, last = report["updates"]
+    lines = [f"profile of worker {report['worker']}: updates {first} to {last}, {report['step_ms']:.3f} ms each"]
+    lines += [f"  {name:<14}{part['ms']:>12.3f} ms{part['percent']:>8.1f} %" for name, part in report["parts"].items()]
+    return [*lines, f"  {report['trace']} opens in https://ui.perfetto.dev"]
 
 
 def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     exposed = both(minus(exchanging, computing), inside)
     left, spent = minus(inside, exposed), {"communication": length(exposed)}
     for part in MARKED:
-        mine = union(named.get(f"trainer/{part}", []))
-        spent[part] = length(both(left, mine))
-        left = minus(left, mine)
+        spans = union(named.get(f"trainer/{part}", []))
+        spent[part] = length(both(left, spans))
+        left = minus(left, spans)
     spent["ours"] = length(left)
     whole, count = length(inside), max(1, len(steps))
     shares = {p: {"ms": spent[p] / count / 1e3, "percent": 100 * spent[p] / whole if whole else 0.0} for p in PARTS}

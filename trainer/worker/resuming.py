@@ -62,8 +62,8 @@ def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Trainin
         before: how many workers there were.
     """
     names = store.parts(folder)
-    mine = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
-    parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in mine]
+    own_parts = [name for worker in range(seat.rank, before, seat.size) if (name := store.part_of(worker)) in names]
+    parts = [first if name == names[0] else WorkerState(**read(folder / name)) for name in own_parts]
     window = merged_window([part.window for part in parts], first.window, run.lockstep, run.task)
     progress = (parts or [first])[0].progress
     if not run.lockstep:

@@ -32,8 +32,8 @@ class Returned:
             return
         rank, life = self._asking()
         self.known.add((rank, life))
-        if (told := strategy.admit(rank, life)) is not None:
-            self.board.set(LET_IN.format(rank, life), " ".join(map(str, (asked, *told))))
+        if (answer := strategy.admit(rank, life)) is not None:
+            self.board.set(LET_IN.format(rank, life), " ".join(map(str, (asked, *answer))))
             print(f"worker {rank} has come back and takes part from the next checkpoint on", flush=True)
 
     def _asking(self) -> tuple[int, int]:

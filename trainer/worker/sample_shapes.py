@@ -47,8 +47,8 @@ class NotTaken:
     @property
     def anywhere(self) -> bool:
         """Whether it would also fail on a GPU: the layer is one of torch's own, which run on every device."""
-        mine = type(self.module).__module__.startswith("torch.nn.")
-        return mine and not any(p.is_meta for p in self.module.parameters())
+        torchs_own = type(self.module).__module__.startswith("torch.nn.")
+        return torchs_own and not any(p.is_meta for p in self.module.parameters())
 
 
 class Followed:

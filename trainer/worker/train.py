@@ -98,7 +98,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 @contextlib.contextmanager
 def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
     """Context manager: the training process writes checkpoints when they are due, if the config asks for them."""
-    told, plan = assignment.config.checkpoint, assignment.plan
+    settings, plan = assignment.config.checkpoint, assignment.plan
     if not assignment.config.saves_checkpoints:
         yield
         return
@@ -122,7 +122,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     }
     run.watchers.checkpoints = kept = Checkpoints(
         folder,
-        told,
+        settings,
         seat,
         plan.strategy.traits.same_everywhere,
         plan.length.steps_per_epoch,
@@ -131,10 +131,10 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         PARTS_S,
     )
     if not run.lockstep and isinstance(run.strategy, LooksUp):
-        run.strategy.look = lambda decides: kept.look(run, decides)
+        run.strategy.check_checkpoint = lambda decides: kept.check_due(run, decides)
     launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
-    say = partial(say_leaving, grace_s=told.grace_s)
-    how = (None, lambda name: None) if launched else (told.grace_s, say)
+    say = partial(say_leaving, grace_s=settings.grace_s)
+    how = (None, lambda name: None) if launched else (settings.grace_s, say)
     # one that a launcher watches is not to look as if it had died when the launcher, too, has got the signal
     with requests(lambda: kept.updates_done or bool(seat.pulse), *how) as kept.request:
         try:

@@ -99,7 +99,7 @@ def test_rates_at_the_end_are_not_those_of_its_last_milliseconds() -> None:
     client = SimpleNamespace(servers=[0], ask=ask, wait=lambda requests: None)
     counted = gauges.Gauges(client)  # type: ignore[arg-type]
     counted.requests = counted._ask()
-    assert "server0/pushes_per_s" not in counted._told(counted.requests)
+    assert "server0/pushes_per_s" not in counted._statistics(counted.requests)
     counted.requests = counted._ask()
     assert counted.last()["server0/pushes_per_s"] == pytest.approx(200 / 2.01)
     assert "server0/pushes_per_s" not in counted.last(), "0.3 s later"

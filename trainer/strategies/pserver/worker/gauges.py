@@ -32,7 +32,7 @@ class Gauges:
         self.client.take()
         found: dict[str, float] = {}
         if self.requests and all(r.answer is not None for r in self.requests):
-            found, self.requests = self._told(self.requests), []
+            found, self.requests = self._statistics(self.requests), []
         now = self.client.connections.now()
         if not self.requests and now - self.asked_at > GAUGES_EVERY_S:
             self.requests, self.asked_at = self._ask(), now
@@ -44,13 +44,13 @@ class Gauges:
         asks = self._ask()
         self.client.wait([*self.requests, *asks])
         if not self.before:
-            self._told(self.requests)
-        return self._told(asks)
+            self._statistics(self.requests)
+        return self._statistics(asks)
 
     def _ask(self) -> list[Request]:
         return [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
 
-    def _told(self, requests: list[Request]) -> dict[str, float]:
+    def _statistics(self, requests: list[Request]) -> dict[str, float]:
         """What servers have answered, the last answer of each."""
         found: dict[str, float] = {}
         for request in requests:

@@ -46,7 +46,7 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
     options: PserverStrategy
 
     halts = True
-    look: Callable[[bool], None] | None = None
+    check_checkpoint: Callable[[bool], None] | None = None
     holds_rows = False
     """This worker keeps copies of rows and is told which of them others change."""
 
@@ -214,8 +214,8 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
                 self.rest()
                 while (answer := self.work.ask(epoch, blocks)) is None:
                     self.client.connections.sleep(LEASE_LOOK_S)
-                    if self.look is not None:
-                        self.look(True)
+                    if self.check_checkpoint is not None:
+                        self.check_checkpoint(True)
                 self.wake(anew=False)  # also when the epoch is over: the next one may follow without a meeting
             if answer.over:
                 return
@@ -242,13 +242,15 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
 
     def _sum(self, values: np.ndarray, flags: int = 0) -> np.ndarray:
         self.client.meetings += 1
-        look = None if self.look is None else partial(self.look, False)
-        return self._met(Message(Verb.MEET, clock=self.client.meetings, flags=flags), values, look)
+        check_checkpoint = None if self.check_checkpoint is None else partial(self.check_checkpoint, False)
+        return self._met(Message(Verb.MEET, clock=self.client.meetings, flags=flags), values, check_checkpoint)
 
-    def _met(self, message: Message, values: np.ndarray, look: Callable[[], None] | None = None) -> np.ndarray:
+    def _met(
+        self, message: Message, values: np.ndarray, check_checkpoint: Callable[[], None] | None = None
+    ) -> np.ndarray:
         """(N,) the sum of what all present workers bring."""
         message.records = [Record(Kind.NUMBERS, values)]
-        answer = self.client.meet(message, look)
+        answer = self.client.meet(message, check_checkpoint)
         self.present = answer.need(Kind.IDS).tolist()
         return answer.need(Kind.NUMBERS).copy()
 
