@@ -28,7 +28,7 @@ class Rhythm:
             lockstep=lockstep,
             progress=Progress(),
             over=False,
-            strategy=SimpleNamespace(members=lambda: (0, 1), meetings=0, look=None),
+            strategy=SimpleNamespace(members=lambda: (0, 1), meetings=0, check_checkpoint=None),
         )
         self.kept = saver(folder)
         self.kept.clock, self.kept.saved_at = lambda: self.now, 0.0
