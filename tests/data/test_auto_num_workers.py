@@ -32,6 +32,7 @@ from trainer.data.source import Splits
 from trainer.job import closing
 from trainer.job.ready import get_ready
 from trainer.job.result import Result
+from trainer.tracking.client import Ended
 
 
 class Told:
@@ -248,9 +249,9 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
 def test_mlflows_run_is_tagged(warm: None, tmp_path: Path) -> None:
     sent: list[dict[str, str]] = []
 
-    def close(run_dir: Path, ended: str, tags: dict[str, str], patience: float) -> dict[str, Any]:
+    def close(run_dir: Path, ended: str, tags: dict[str, str], patience: float) -> dict[str, Ended]:
         sent.append(tags)
-        return {"run_id": "1", "error": "", "unsent": 0}
+        return {"mlflow": Ended("1")}
 
     with hydra_app() as app:
         ready = get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))

@@ -28,8 +28,8 @@ from trainer.job import closing, curves, job
 from trainer.job.closing import Closing
 from trainer.job.ready import get_ready
 from trainer.job.result import Result
+from trainer.metrics import validation_file
 from trainer.run_folder import json_files, report
-from trainer.tasks import class_pictures as validation
 from trainer.terminal import status as status_file
 from trainer.terminal.streams import _Tee
 from trainer.tracking import follower
@@ -111,7 +111,7 @@ STEPS: dict[str, tuple[Any, str, Any]] = {
     "logs without secrets": (closing, "scrub", full),
     "curves.png": (curves, "draw", full),
     "servers.png": (curves, "draw_servers", full),
-    "the pictures of the validation": (validation, "draw", lambda *_: exit("a user's own class ends the process")),
+    "the pictures of the validation": (validation_file, "read", lambda *_: exit("a user's own class ends the process")),
     "the end of the MLflow run": (Tracker, "close", full),
     "the screen": (rich.console.Console, "print", full),
 }
@@ -148,11 +148,11 @@ def test_a_closing_step_that_fails_hides_neither_the_cause_nor_the_other_steps(
 
 def test_what_workers_and_copies_have_lost_is_in_the_tags(execute: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def uploading(ready: job.Ready, result: job.Result, say: Callable[[str], None]) -> Iterator[None]:
+    def uploading(ready: job.Ready, result: job.Result) -> Iterator[None]:
         yield
         result.not_copied = ["step-000000003", "step-000000002"]
 
-    monkeypatch.setattr(job, "uploading", uploading)
+    monkeypatch.setattr(job, "_uploading", uploading)
     lost = {"skipped": 2, "lost_updates": 4, "lost_workers": {"1": "worker 1 was killed"}}
     _, _, tracker, _ = execute(lambda run_dir: {"steps": 3, **lost})
     told = {name: told for name, told in tracker.tags.items() if name.removeprefix("trainer.") in (*lost, "not_copied")}

@@ -163,8 +163,10 @@ def test_launcher_that_is_ended_takes_its_commands_along(number: signal.Signals,
     try:
         wait_for(lambda: read(tmp_path / "run" / "status.json").get("step", 0) > 1, 600, "they train")
         plan = tmp_path / "run" / "plan.json"
-        wait_for(lambda: all(one["pid"] for one in read(plan)["processes"]), 60, "plan.json has their numbers")
-        workers = [psutil.Process(one["pid"]) for one in read(plan)["processes"]]
+        wait_for(
+            lambda: all(one["pid"] for one in read(plan)["topology"]["processes"]), 60, "plan.json has their numbers"
+        )
+        workers = [psutil.Process(one["pid"]) for one in read(plan)["topology"]["processes"]]
         assert len({run.pid, *(p.pid for p in workers)}) == 3 and len(alive(workers)) == 2
         run.send_signal(number)
         assert run.wait(600) == code

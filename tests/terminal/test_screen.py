@@ -29,6 +29,7 @@ from trainer.launch.forkserver import _shown
 from trainer.terminal import bar
 from trainer.terminal.screen import Screen
 from trainer.terminal.streams import teed
+from trainer.tracking.mlflow_tracker import MlflowTracker
 
 RUN = "6ec23ca3c72c43c8b4d7ab39a4e58a38"
 FOLDER = "/srv/somebody/outputs/digits_lenet/2026-11-22_10-52-31"
@@ -316,14 +317,14 @@ def test_the_address_opens_the_view_of_trainings(
     uri: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    tracker = MlflowTracker(tmp_path, uri.format(here=tmp_path))
+    tracker.run_id, tracker.group = RUN, "7"
     plan = SimpleNamespace(
-        updates_of="",
-        paths=SimpleNamespace(tracking=uri.format(here=tmp_path)),
-        objective=SimpleNamespace(best="val/acc1"),
-        topology=SimpleNamespace(here=[WORKER]),
+        updates_of="", objective=SimpleNamespace(best="val/acc1"), topology=SimpleNamespace(here=[WORKER])
     )
     ready: Any = SimpleNamespace(plan=plan, checked=SimpleNamespace(config=RunConfig()))
-    last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1), ready, ["+recipe=x"])
+    ended = {"mlflow": {"id": RUN, "where": tracker.where()}}
+    last_lines.say_result(Result("done", str(tmp_path), RUN, "7", steps=1, tracking=ended), ready, ["+recipe=x"])
     [look] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("look")]
     assert said in look and look.endswith(f"(run {RUN})")
 

@@ -17,8 +17,10 @@ from rich.table import Table
 from trainer.config.redact import HERE, values
 from trainer.config.secret_parts import HIDDEN
 from trainer.data.picture_preprocessing import Preprocessing
+from trainer.data.source import Facts
 from trainer.run_folder import csv_files
 from trainer.run_folder.csv_files import cell
+from trainer.tasks.classification import Classification
 from trainer.terminal import streams
 from trainer.terminal.screen import Screen
 from trainer.visible import one_line, visible
@@ -146,7 +148,9 @@ def test_predictions_of_files_with_any_name_are_one_row_each(tmp_path: Path) -> 
 
     pictures = Pictures(tmp_path, names, Preprocessing(refuse, None, None))
     rows = torch.tensor([[0.0] * 11, [0.0] * 11, [0.0] * 11, [1.0, *range(5), *[0.2] * 5], [0.0] * 11])
-    unreadable = write(tmp_path / "p.csv", iter([rows]), pictures, ["@evil", "+1", "-1.5", "b\rc", "[red]"])
+    names_of_classes = ["@evil", "+1", "-1.5", "b\rc", "[red]"]
+    facts = Facts("pictures", "real", 5, 0, (3, 8, 8), 5)
+    unreadable = write(tmp_path / "p.csv", iter([rows]), pictures, Classification(), names_of_classes, facts)
     assert len(unreadable) == 4
     with (tmp_path / "p.csv").open(newline="") as file:
         table = list(csv.reader(file))

@@ -292,9 +292,11 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             f"there is no such key; {group}={owners[0]} has {group}.{other}",
             f"{group}={owners[0]} {quoted(f'{group}.{other}={value}')}",
         )
-    if name in vocabulary.option_keys(group, option) and (entries := keys.find(path)) and entries.kind is dict:
+    owners = [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]
+    declared = keys.find(path)  # without an owner it is a key of the whole group, such as tracking.tags
+    if declared is not None and declared.kind is dict and (option in owners or not owners):
         return UserError(what, "holds entries of your own, and a new one takes a plus", quoted(f"+{path}={value}"))
-    if owners := [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]:
+    if owners:
         return UserError(
             what,
             f"{group}={option} has no such key, {group}={owners[0]} has it",

@@ -47,7 +47,7 @@ MEANT = {
 }
 """Names of other projects for our keys."""
 OF_OTHERS = {
-    "logger": ("what metrics go to is the group tracking", "tracking=[mlflow,tensorboard]"),
+    "logger": ("what metrics go to is the group tracking", "tracking=mlflow"),
     "trainer": (
         "what others give to a trainer object are keys of the run, such as epochs, device and launch.nproc",
         "epochs=N",
