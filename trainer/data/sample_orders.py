@@ -117,8 +117,8 @@ class Weighted:
         self.weights = weights / weights.sum()
 
     def __call__(self, labels: Any, samples: int, seed: int, epoch: int) -> Positions:
-        random = np.random.default_rng((seed, epoch))
-        return random.choice(samples, self.length(samples), replace=self.replacement, p=self.weights)
+        generator = np.random.default_rng((seed, epoch))
+        return generator.choice(samples, self.length(samples), replace=self.replacement, p=self.weights)
 
     def _from_column(self, train: Any) -> np.ndarray:
         if not callable(getattr(train, "column", None)):
