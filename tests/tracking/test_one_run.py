@@ -218,4 +218,4 @@ def test_an_id_that_mlflow_does_not_know_or_take_is_told_and_the_run_gets_its_ow
     run = TrackedRun(str(resumed[0]), mlflow={"join": run_id, "uri": uri})
     assert reopened_run.joined(MlflowClient(uri), run, said.append) is None
     assert [line.startswith(f"MLFLOW_RUN_ID={run_id}: there is no such run at ") for line in said] == [True]
-    assert run_lookup._look(uri, run_id) == {}
+    assert run_lookup._fetch(uri, run_id) == {}

@@ -111,7 +111,9 @@ def test_two_workers_train_on_a_table_as_one_does(folder: Path, tmp_path: Path) 
             "sampler=class_balanced",
         ]
         run = tmp_path / str(workers)
-        trainer.run([*SMALL, "data=table", f"data.path={path}", *typed, f"hydra.run.dir={run}"])
+        # a process of its own: a forkserver that an earlier test has started would look into that test's cache
+        done = command(*SMALL, "data=table", f"data.path={path}", *typed, f"hydra.run.dir={run}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         losses.append(points(run, "train/loss"))
     assert losses[0] and losses[0] == pytest.approx(losses[1], rel=1e-9)
 
