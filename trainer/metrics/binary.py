@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.classification import Seen
-from trainer.metrics.contract import Loss
+from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, gathered_rows
 from trainer.metrics.ranking import COLUMNS, area, merged, ranked
@@ -127,7 +126,7 @@ class BinaryObjective:
         """Return None: a binary task has no findings besides its metrics."""
 
 
-class BinaryMeter:
+class BinaryMeter(KeptBatches):
     """The meter of a binary task: keeps the batches seen, and computes only when the sums are taken.
 
     Args:
@@ -135,22 +134,8 @@ class BinaryMeter:
     """
 
     def __init__(self, limit: int = LINE_SCORES) -> None:
+        super().__init__()
         self.limit = limit
-        self.seen: list[Seen] = []
-
-    def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Keep a batch: its mean loss, logits (N,), labels (N,), and how many of its samples count."""
-        if samples:
-            value, denominator = loss if isinstance(loss, Loss) else (loss, float(samples))
-            self.seen.append((value.detach(), outputs.detach(), labels, samples, denominator))
-
-    def state(self) -> list[Any]:
-        """The batches seen since the sums were last taken, for :meth:`load`."""
-        return list(self.seen)
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Restore what :meth:`state` returned."""
-        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the sums (5 + 4 R + 1,) float64 on the CPU, and empty the meter.

@@ -11,9 +11,9 @@ from torch import nn
 
 from trainer.metrics.best import best_of
 from trainer.metrics.confusion import Examination, Tally, tally_of
-from trainer.metrics.contract import Loss
+from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
-from trainer.metrics.exchange import Total
+from trainer.metrics.exchange import Total, summed
 
 HEAD = 4
 """Loss, its denominator, hits of acc1, hits of acc5 come first in a vector of sums."""
@@ -72,8 +72,7 @@ class ClassObjective:
         self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
     ) -> list[torch.Tensor]:
         """Return each of the parts over all workers, then each plain vector: one collective call."""
-        vectors = [*parts, *(vector.to(parts[0].device) for vector in plain)]
-        return list(total(torch.cat(vectors)).split([len(vector) for vector in vectors]))
+        return summed(total, parts, plain)
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute loss, acc1 and acc5 from the sums of one worker, or of all added up.
@@ -100,11 +99,7 @@ class ClassObjective:
         return tally_of(self.classes, sums[HEAD:-1]).examination(self.validation(sums))
 
 
-Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, float]
-"""A batch: loss (), outputs, labels (N,), samples that count, and the denominator of the loss."""
-
-
-class ClassificationMeter:
+class ClassificationMeter(KeptBatches):
     """The meter of a classification: keeps the batches seen, and computes only when the sums are taken.
 
     Args:
@@ -112,24 +107,13 @@ class ClassificationMeter:
     """
 
     def __init__(self, best_of: int = 5) -> None:
+        super().__init__()
         self.best_of = best_of
-        self.seen: list[Seen] = []
 
     def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
         """Keep a batch: its mean loss, outputs (N, C), labels, and how many samples count.
         Labels are (N,) or shares of classes (N, C), of which the greatest counts as the label."""
-        if samples:
-            label = labels if labels.dim() == 1 else labels.argmax(1)
-            value, denominator = loss if isinstance(loss, Loss) else (loss, float(samples))
-            self.seen.append((value.detach(), outputs.detach(), label, samples, denominator))
-
-    def state(self) -> list[Any]:
-        """The batches seen since the sums were last taken, for :meth:`load`."""
-        return list(self.seen)
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Restore what :meth:`state` returned."""
-        self.seen = [tuple(batch) for batch in state]
+        super().add(loss, outputs, labels if labels.dim() == 1 else labels.argmax(1), samples)
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the sums (5,) float64 and empty the meter: loss, its denominator, hits of acc1, hits of acc5,

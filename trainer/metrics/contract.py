@@ -19,6 +19,31 @@ class Loss(NamedTuple):
     denominator: float
 
 
+Seen = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, float]
+"""A batch: its mean loss (), outputs, labels, how many samples count, and the loss's denominator."""
+
+
+class KeptBatches:
+    """The part of a meter that keeps batches until their sums are taken."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
+        """Keep a batch: its mean loss, outputs and labels, and how many of its samples count."""
+        if samples:
+            value, denominator = loss if isinstance(loss, Loss) else (loss, float(samples))
+            self.seen.append((value.detach(), outputs.detach(), labels, samples, denominator))
+
+    def state(self) -> list[Any]:
+        """The batches seen since the sums were last taken, for :meth:`load`."""
+        return list(self.seen)
+
+    def load(self, state: Sequence[Any]) -> None:
+        """Restore what :meth:`state` returned."""
+        self.seen = [tuple(batch) for batch in state]
+
+
 class Sums(Protocol):
     """Protocol of a task's meter: collects batches, and returns their sums."""
 

@@ -12,6 +12,12 @@ WORD = 6
 Total = Callable[[torch.Tensor], torch.Tensor]
 
 
+def summed(total: Total, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Add up vectors over the workers in one collective call, on the device of the first part."""
+    vectors = [*parts, *(vector.to(parts[0].device) for vector in plain)]
+    return list(total(torch.cat(vectors)).split([len(vector) for vector in vectors]))
+
+
 def exchanged(total: Total, index: int, count: int, own: bytes) -> list[bytes]:
     """Gather bytes from all workers of a validation: returns each worker's, in order. Calls ``total`` twice.
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.classification import Seen
-from trainer.metrics.contract import Examined, Loss
+from trainer.metrics.contract import Examined, KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
-from trainer.metrics.exchange import Total
+from trainer.metrics.exchange import Total, summed
 
 HEAD = 2
 """The loss times its denominator, and the denominator, come first in a vector of sums; the number of samples last."""
@@ -89,8 +88,7 @@ class SumsObjective:
         self, total: Total, index: int, count: int, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor] = ()
     ) -> list[torch.Tensor]:
         """Return each of the parts over all workers, then each plain vector: one collective call."""
-        vectors = [*parts, *(vector.to(parts[0].device) for vector in plain)]
-        return list(total(torch.cat(vectors)).split([len(vector) for vector in vectors]))
+        return summed(total, parts, plain)
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
         """Compute the loss and the measure's metrics from the sums of one worker, or of all added up."""
@@ -119,7 +117,7 @@ class SumsObjective:
         return self.measure.found(flat[HEAD : HEAD + self.width], flat[HEAD + self.width : -1])
 
 
-class SumsMeter:
+class SumsMeter(KeptBatches):
     """The meter of sums: keeps the batches seen, and computes only when the sums are asked for.
 
     Args:
@@ -127,22 +125,8 @@ class SumsMeter:
     """
 
     def __init__(self, sum: Sum, width: int) -> None:
+        super().__init__()
         self.sum, self.width = sum, width
-        self.seen: list[Seen] = []
-
-    def add(self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int) -> None:
-        """Keep a batch: its mean loss, outputs and labels, and how many of its samples count."""
-        if samples:
-            value, denominator = loss if isinstance(loss, Loss) else (loss, float(samples))
-            self.seen.append((value.detach(), outputs.detach(), labels, samples, denominator))
-
-    def state(self) -> list[Any]:
-        """The batches seen since the sums were last taken, for :meth:`load`."""
-        return list(self.seen)
-
-    def load(self, state: Sequence[Any]) -> None:
-        """Restore what :meth:`state` returned."""
-        self.seen = [tuple(batch) for batch in state]
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
         """Return the vector of sums, and empty the meter."""
