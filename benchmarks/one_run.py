@@ -20,7 +20,7 @@ def measured(module: str, overrides: list[str], devices: list[str], rounds: int)
     Each worker calls ``measure(seat, payload)``; the payload has the run's ``assignment`` and ``rounds``.
     """
     from trainer.cli import compose
-    from trainer.job.ready import get_ready
+    from trainer.job.check import get_ready
 
     with tempfile.TemporaryDirectory() as folder:
         with compose.hydra_app() as app:

@@ -283,7 +283,7 @@ def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[s
 
 def _payload(case: Case, folder: str) -> dict[str, Any]:
     from trainer.cli import compose
-    from trainer.job.ready import get_ready
+    from trainer.job.check import get_ready
 
     overrides = case.config()
     with compose.hydra_app() as app:

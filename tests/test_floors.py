@@ -1,7 +1,10 @@
 """The floors that pyproject.toml names: who may import whom."""
 
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 import trainer
 
@@ -46,3 +49,22 @@ def test_all_rules_of_the_parameter_server_are_kept_from_sockets_threads_and_clo
 
 def test_no_floor_has_an_exception() -> None:
     assert not [name for name, contract in contracts().items() if "ignore_imports" in contract]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside of functions and imports for types count as well."""
+    graph = grimp.build_graph("trainer", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError with the modules of the circle
+
+
+def test_what_answers_in_1_5_s_leads_to_nothing_heavy() -> None:
+    """Imports for types cost nothing, so this is no contract of import-linter, which would count them."""
+    graph = grimp.build_graph(
+        "trainer", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
+    )
+    light = ("config", "planning", "strategies.contract", "strategies.builtin", "data.source", "tasks.contract")
+    modules = [module for name in light for module in (f"trainer.{name}", *graph.find_descendants(f"trainer.{name}"))]
+    heavy = {"torch", "torchvision", "mlflow"} & graph.modules
+    chains = [graph.find_shortest_chain(module, package) for module in modules for package in heavy]
+    assert heavy and [chain for chain in chains if chain] == []

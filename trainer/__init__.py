@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trainer.version import __version__
+
 if TYPE_CHECKING:
     from trainer.job.result import Result
 
-__version__ = "0.1.0"
+__all__ = ["__version__", "run"]
 
 
 def run(overrides: list[str]) -> Result:

@@ -98,7 +98,7 @@ def _dispatch(argv: list[str]) -> int:
     if "verbosity=quiet" not in args.overrides:
         streams.wait_for("reading the config")
     from trainer.cli import compose
-    from trainer.cli.chosen import chosen
+    from trainer.cli.saved_run import chosen
 
     asking = chosen(args.overrides, args.config_name, typed_flags(args))
     with compose.hydra_app(args.config_dir) as app, asking as asked:

@@ -16,7 +16,7 @@ from trainer.cli.explain import sentences
 from trainer.cli.last_lines import _of_worker
 from trainer.errors import UserError
 from trainer.host.symlink_checks import check_run_folder
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 from trainer.optim.refused import SCHEDULES, TORCHS
 from trainer.wording import override
 

@@ -16,8 +16,7 @@ import pytest
 import trainer as package
 from tests.pictures import CLASSES, image_folder
 from tests.runs import read, trainer
-from trainer.cli.chosen import chosen
-from trainer.cli.saved_run import Words
+from trainer.cli.saved_run import Words, chosen
 from trainer.errors import UserError
 from trainer.run_folder import tracking_file
 

@@ -10,7 +10,7 @@ from tests.cli.test_bad_input import DIGITS
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import UserError
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 
 NORMED = """
 from torch import nn

@@ -30,7 +30,7 @@ from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.job import closing
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 from trainer.job.result import Result
 from trainer.tracking.client import Ended
 

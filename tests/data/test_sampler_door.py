@@ -19,7 +19,7 @@ from trainer.data.epoch_order import EpochOrder, epoch_order, uses_of
 from trainer.data.sample_orders import Weighted
 from trainer.data.sampler import training_sampler, undivided_sampler
 from trainer.errors import UserError
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 
 HERE = __name__
 DIGITS = (

@@ -25,8 +25,8 @@ from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.host import files, in_use
 from trainer.job import closing, curves, job
+from trainer.job.check import get_ready
 from trainer.job.closing import Closing
-from trainer.job.ready import get_ready
 from trainer.job.result import Result
 from trainer.metrics import validation_file
 from trainer.run_folder import json_files, report

@@ -14,8 +14,8 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.job import elastic
+from trainer.job.check import get_ready
 from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _missed, _planned_for
-from trainer.job.ready import get_ready
 from trainer.launch.lobby import OVER, Guest, Host, Life
 
 

@@ -17,7 +17,8 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.errors import Died, RunFailed
 from trainer.host import pulse
 from trainer.host.notes_board import FolderBoard
-from trainer.job.ready import Ready, get_ready
+from trainer.job.check import get_ready
+from trainer.job.ready import Ready
 from trainer.launch.engine import Start
 from trainer.launch.first_failure import failed_first
 from trainer.launch.process import Failure

@@ -18,7 +18,7 @@ from tests.runs import alive, family, points, read, start, start_afresh, trainer
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import RunFailed, UserError
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.process_reports import VARIABLES, WHERE_SEVERAL
 from trainer.launch.start import start_here

@@ -23,9 +23,10 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import UserError
 from trainer.job.balanced_weights import weighed
+from trainer.job.check import get_ready
 from trainer.job.plan_table import rows
 from trainer.job.prepared_data import prepared
-from trainer.job.ready import Ready, get_ready
+from trainer.job.ready import Ready
 from trainer.metrics.criterion import NEITHER, SAMPLES, WEIGHTS, stand_in
 from trainer.models.lenet import LeNet
 from trainer.planning.plan import Plan

@@ -15,7 +15,8 @@ from trainer.cli.arguments import typed_keys
 from trainer.cli.compose import compose, hydra_app, plain
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import CollectiveStrategy, DigitsData
-from trainer.job.ready import Ready, get_ready
+from trainer.job.check import get_ready
+from trainer.job.ready import Ready
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan

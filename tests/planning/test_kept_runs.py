@@ -21,7 +21,8 @@ from trainer.cli.compose import compose, hydra_app, named_by_time
 from trainer.cli.last_lines import how_to_resume
 from trainer.errors import RunFailed, UserError
 from trainer.job import claim_folder, job
-from trainer.job.ready import Ready, get_ready
+from trainer.job.check import get_ready
+from trainer.job.ready import Ready
 from trainer.job.restarts import begin_again
 
 __all__ = ["interrupted"]

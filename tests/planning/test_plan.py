@@ -18,7 +18,7 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
 from trainer.job import plan_table
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
 from trainer.planning.plan import Plan, Predicted

@@ -14,7 +14,7 @@ from trainer.config import redact, schema
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.job import plan_table
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 from trainer.planning import run_secret as run_secrets
 from trainer.planning.plan import Plan
 from trainer.planning.run_secret import MAKE, VARIABLE, run_secret

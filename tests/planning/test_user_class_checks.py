@@ -10,8 +10,9 @@ import pytest
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import RunFailed, UserError
+from trainer.job.check import get_ready
 from trainer.job.prepared_data import prepared
-from trainer.job.ready import Ready, get_ready
+from trainer.job.ready import Ready
 from trainer.strategies.contract import Strategy
 from trainer.strategies.single import Single
 from trainer.worker.user_strategy import check_set_up

@@ -22,7 +22,8 @@ from trainer.cli.commands import plain, typed_keys
 from trainer.cli.compose import compose, hydra_app
 from trainer.config import schema
 from trainer.config.keys import key_of
-from trainer.job.ready import Ready, get_ready
+from trainer.job.check import get_ready
+from trainer.job.ready import Ready
 from trainer.launch.forkserver import Meeting, launch
 from trainer.launch.started_process import Role
 

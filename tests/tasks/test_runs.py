@@ -18,7 +18,7 @@ from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import plain
 from trainer.cli.compose import compose, hydra_app
 from trainer.errors import UserError
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 from trainer.tasks.regression import Regression
 
 HERE = Path(__file__).parent

@@ -12,7 +12,8 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
-from trainer.job.ready import Ready, get_ready
+from trainer.job.check import get_ready
+from trainer.job.ready import Ready
 from trainer.worker import probe
 
 HERE = "tests.worker.test_sample_shapes"

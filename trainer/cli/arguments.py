@@ -98,7 +98,7 @@ def argument_parser() -> argparse.ArgumentParser:
     """Make the argparse parser of the command line: Hydra's, whose errors become a UserError."""
     from hydra._internal.utils import get_args_parser
 
-    from trainer import __version__
+    from trainer.version import __version__
 
     parser = get_args_parser()
     parser.prog = "python -m trainer"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
-from trainer.cli.chosen import chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
+from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
@@ -60,9 +60,9 @@ def run_one(
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
+    from trainer.job.check import get_ready
     from trainer.job.claim_folder import claim
     from trainer.job.prepared_data import of_the_same_data
-    from trainer.job.ready import get_ready
     from trainer.launch.start import start_here
     from trainer.planning.tracking_store import MLFLOW, try_tracking
     from trainer.tracking.trackers import check
@@ -175,7 +175,7 @@ def show_only(ready: Ready) -> Result:
     is_debug = ready.checked.config.verbosity == "debug"
     with streams.answering():
         show_plan(ready.plan, "debug" if is_debug else "normal", more)  # also with verbosity=quiet
-    return planned(ready)
+    return planned(ready.plan)
 
 
 def exit_code(result: Result) -> int:

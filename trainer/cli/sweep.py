@@ -30,11 +30,12 @@ from trainer.host import early_signals
 from trainer.host.files import start_empty
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.host.symlink_checks import check_sweep_folder
+from trainer.job.check import get_ready
 from trainer.job.claim_folder import claim, held
 from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
-from trainer.job.ready import Ready, get_ready
+from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
 from trainer.launch.start import start_here
 from trainer.planning.find_checkpoint import AUTO

@@ -15,7 +15,8 @@ from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.host.text_checks import check_text
-from trainer.job.ready import Ready, get_ready
+from trainer.job.check import get_ready
+from trainer.job.ready import Ready
 from trainer.terminal import streams
 
 if TYPE_CHECKING:

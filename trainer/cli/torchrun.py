@@ -27,7 +27,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
 
 def _run(args: argparse.Namespace, start: Start) -> None:
     from trainer.cli import commands, compose
-    from trainer.cli.chosen import chosen
+    from trainer.cli.saved_run import chosen
 
     if args.multirun or args.cfg or args.info:
         raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")

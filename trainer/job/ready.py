@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import store
 from trainer.config import redact
 from trainer.config.instantiate import for_saved_weights
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
-from trainer.errors import RunFailed, UserError
-from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.host.quiet_torch import import_quietly
-from trainer.job.result import tested_before
 from trainer.planning.auto import Machine, ModelFacts
-from trainer.planning.batches import FIRST_TRY, single_sample
+from trainer.planning.batches import single_sample
 from trainer.planning.checked_config import Checked
-from trainer.planning.class_names import of_checkpoint
-from trainer.planning.find_checkpoint import FRESH, find_checkpoint
 from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths, Plan
-from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
+from trainer.planning.resume import Resume
 from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
@@ -40,7 +31,7 @@ WEIGHTS_KEPT = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class NamedFolder:
     """The folder that the user has named for a run, or for all jobs of a sweep, and the key for it."""
 
     key: str
@@ -60,7 +51,7 @@ class Command:
     config: Mapping[str, Any]
     typed: tuple[str, ...]
     paths: Paths
-    place: Place
+    place: NamedFolder
 
     def with_batch_size(self, size: int) -> Command:
         """This command with a batch size per worker in place of ``data.batch_size=auto``."""
@@ -155,86 +146,11 @@ class Ready:
         return self._again(self.command.on_hosts(hosts, number, port, self.plan))
 
     def _again(self, command: Command) -> Ready:
-        fresh = _planned(command).with_plan(remarks={"left_out": self.plan.remarks.left_out})
+        fresh = plan_job(command).with_plan(remarks={"left_out": self.plan.remarks.left_out})
         return replace(fresh, imported=self.imported, swept=self.swept, later=self.later)
 
 
-def get_ready(
-    config: Mapping[str, Any],
-    typed: Sequence[str],
-    run_dir: str,
-    place: str = "hydra.run.dir",
-    passed: Callable[[Checked], None] = lambda checked: None,
-    above: Path | None = None,
-    whole: bool = False,
-) -> Ready:
-    """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
-
-    Args:
-        place: the key that names ``run_dir``, or the folder ``above`` of the sweep that the job belongs to.
-        whole: the user named the folder by its whole path.
-        passed: called when the light checks are passed, before torch is imported.
-
-    Raises:
-        UserError: the job cannot run.
-    """
-    redact.HERE.learn(values(config))
-    try:
-        paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
-        return _get_ready(Command(config, tuple(typed), paths, Place(place, above or Path(run_dir))), passed)
-    except OSError as error:  # whatever is read here, the config names
-        if limit := machine_limits.reached(error):
-            raise RunFailed(limit) from error
-        raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
-
-
-def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
-    before = frozenset(sys.modules)
-    ready = _planned(command, passed)
-    from trainer.job.balanced_weights import weighed
-    from trainer.launch.preload import imported_since
-
-    ready = replace(ready, imported=tuple(imported_since(before)))
-    checked, resume = ready.checked, None
-    with checked.lacks:
-        folder = _checkpoint(checked.config, ready.plan)
-        if folder is not None and checked.searches:
-            ready = _as_in_checkpoint(ready, folder)
-        resume = None if folder is None else _of_these_classes(ready, folder)
-    ready = weighed(ready, early=True)
-    lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
-    ready = replace(ready, plan=as_begun(ready.plan, resume), resume=resume, tested=tested_before(resume))
-    return ready.with_plan(remarks={"lacks": lacks})
-
-
-def _of_these_classes(ready: Ready, folder: Path) -> Resume:
-    """The :class:`Resume` from a checkpoint that fits the job.
-
-    Raises:
-        UserError: it does not fit, or is of other classes.
-    """
-    from trainer.worker.carried_over import begins_anew
-
-    checked = ready.checked
-    other = of_checkpoint(folder.parent.parent, checked.config, checked.source, checked.facts)
-    try:
-        anew = partial(begins_anew, ready.plan, ready.model, folder)
-        resume = fit(checked.config, ready.plan, folder, anew)
-    except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
-        if other and not checked.config.resume.allow_changes:
-            raise other_classes(other, folder) from None
-        raise
-    return with_classes(resume, other, checked.config.resume.allow_changes)
-
-
-def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
-    """The job with its checkpoint's batch size, in place of a search for ``data.batch_size=auto``."""
-    data = store.about(folder).config.get("data", {})
-    ready = ready.with_batch_size(int(data.get("batch_size", 0)) or FIRST_TRY)
-    return ready.with_plan(remarks={"why": {**ready.plan.remarks.why, "batch_size": f"as in {folder.name}"}})
-
-
-def _planned(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
+def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
     """The job with its plan, whether or not it goes on from somewhere."""
     checked, place = check(command.config, command.typed), command.place
     with checked.lacks:
@@ -260,45 +176,7 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
     return Ready(command, checked, model, make_plan(checked, model, Machine.here(), command.paths))
 
 
-def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
-    """Find the checkpoint from which a job resumes; None if it starts anew.
-
-    Raises:
-        UserError: it cannot.
-    """
-    from trainer.job.claim_folder import wait_for_the_life_before
-    from trainer.terminal.screen import Screen
-
-    said: set[str] = set()
-
-    def say(line: str) -> None:
-        if line not in said:  # of a damaged checkpoint, where copies are looked for as well
-            Screen().print(line, soft_wrap=True)
-        said.add(line)
-
-    run_dir = Path(plan.paths.run_dir)
-    if plan.topology.least_nnodes and plan.topology.node_rank:
-        return None  # host 0 tells it, when the hosts have met
-    goes_on = config.resume.path not in (None, FRESH)
-    if goes_on and not (config.plan or plan.topology.node_rank):
-        wait_for_the_life_before(run_dir, say)
-
-    def folder_of(run_id: str) -> Path:
-        from trainer.tracking import run_lookup
-
-        return run_lookup.folder_of(config.tracking, run_id)
-
-    if config.checkpoint.to is None and "://" not in (config.resume.path or ""):
-        return find_checkpoint(config, run_dir, say, folder_of)
-    from trainer.job.fetch_checkpoints import check_copies, fetched
-
-    config = fetched(config, plan, say)
-    folder = find_checkpoint(config, run_dir, say, folder_of)
-    check_copies(config, plan, folder)
-    return folder
-
-
-def _check_places(checked: Checked, model: ModelFacts, place: Place) -> None:
+def _check_places(checked: Checked, model: ModelFacts, place: NamedFolder) -> None:
     """Refuse a job whose run folder or ``predict.output`` cannot be written, or has too little room.
 
     Raises:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.host import json_text
 from trainer.metrics.best import TESTED
+from trainer.planning.plan import Plan
 from trainer.planning.resume import Resume
-
-if TYPE_CHECKING:
-    from trainer.job.ready import Ready
 
 
 @dataclass
@@ -70,9 +68,9 @@ class Result:
     error: str = ""
 
 
-def planned(ready: Ready) -> Result:
+def planned(plan: Plan) -> Result:
     """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
-    return Result("planned", ready.plan.paths.run_dir, error="\n".join(ready.plan.remarks.lacks))
+    return Result("planned", plan.paths.run_dir, error="\n".join(plan.remarks.lacks))
 
 
 def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:

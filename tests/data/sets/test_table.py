@@ -24,7 +24,7 @@ from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.sets.table import Table
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import UserError
-from trainer.job.ready import get_ready
+from trainer.job.check import get_ready
 
 Row = tuple[str, str]
 SMALL = (

@@ -16,7 +16,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.servers import Run, declared
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.server.machine import CHECK_S, Server
-from trainer.strategies.pserver.server.part_writer import PartWriter
+from trainer.strategies.pserver.server.saving import PartWriter
 
 OPTIONS = {"timeout_s": 100.0, "lost_after_s": 10.0, "slice_above": None, "persistables": False}
 LIVES = 7, 8

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer.errors import Missing
 from trainer.host.notes_board import Board
@@ -39,13 +39,10 @@ from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
 from trainer.strategies.pserver.server.pushes import Pushes
 from trainer.strategies.pserver.server.request_queue import Outlet, RequestQueue
-from trainer.strategies.pserver.server.saving import Saving
+from trainer.strategies.pserver.server.saving import PartWriter, Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
 from trainer.strategies.pserver.server.totals import Meetings
 from trainer.weights.server_files import ServerFile, parts_of
-
-if TYPE_CHECKING:
-    from trainer.strategies.pserver.server.part_writer import PartWriter
 
 CHECK_S = 0.2
 """So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""

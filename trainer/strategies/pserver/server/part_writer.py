@@ -15,11 +15,11 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from trainer.errors import UserError, why
 from trainer.host.patience import LONGEST_POLL_S
 from trainer.host.signals import signal_name
+from trainer.strategies.pserver.server.saving import Tell
 
 PR_SET_PDEATHSIG = 1
 STANDARD_STREAMS = 3
@@ -28,22 +28,6 @@ NOT_TOLD = 2
 """Exit code of a copy that could not write, and could not tell so either."""
 STILL_S = 600.0
 """A copy that has used no processor for so long is killed; who waits for its part gives up after as long."""
-Tell = Callable[[str], bool]
-"""Tells why a part is not written; returns whether that could be told."""
-
-
-class PartWriter(Protocol):
-    """Writes a server's part while the server goes on; one at a time."""
-
-    def begin(self, write: Callable[[], None], failed: Tell) -> None:
-        """Write what the server has at this moment.
-
-        Args:
-            failed: told why it could not be written, now or later.
-        """
-
-    def busy(self) -> bool:
-        """Whether it still writes. Called now and then: a write that has failed is told of."""
 
 
 class Forked:

@@ -14,11 +14,11 @@ another host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from trainer.checkpoint import durable_folder
 from trainer.checkpoint.streamed import Streamed
@@ -38,8 +38,22 @@ from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_files import SINCE, full_name
 from trainer.wording import sized
 
-if TYPE_CHECKING:  # a process that writes has a clock
-    from trainer.strategies.pserver.server.part_writer import PartWriter
+Tell = Callable[[str], bool]
+"""Tells why a part is not written; returns whether that could be told."""
+
+
+class PartWriter(Protocol):
+    """Writes a server's part while the server goes on; one at a time."""
+
+    def begin(self, write: Callable[[], None], failed: Tell) -> None:
+        """Write what the server has at this moment.
+
+        Args:
+            failed: told why it could not be written, now or later.
+        """
+
+    def busy(self) -> bool:
+        """Whether it still writes. Called now and then: a write that has failed is told of."""
 
 
 class Saving:

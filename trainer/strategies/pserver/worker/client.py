@@ -84,7 +84,7 @@ class Client:
         self.meetings = self.stops = 0
         self.under_way: dict[int, Request] = {}
         self.waited = 0.0
-        self.silent = SilentServers(self, timeout_s + MARGIN_S)
+        self.silent = SilentServers(connections, rank, self.names, timeout_s)
         try:
             self.hello()
         except BaseException:
@@ -287,7 +287,8 @@ class Client:
                 deadline += late
                 self.silent.away(late)
             self.take()
-            self.silent.check(patience_s)
+            for server in self.silent.check(self.under_way.values(), patience_s):
+                self.ask(server, Message(Verb.STATS))
             if late >= 0.0:
                 self._send_again()
             if meanwhile is not None:

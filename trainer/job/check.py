@@ -1,0 +1,136 @@
+"""Checks a command wholly: its config, its data and its model, and the checkpoint from which it resumes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import store
+from trainer.config import redact
+from trainer.config.redact import values
+from trainer.config.run_config import RunConfig
+from trainer.errors import RunFailed, UserError
+from trainer.host import machine_limits
+from trainer.job.balanced_weights import weighed
+from trainer.job.claim_folder import wait_for_the_life_before
+from trainer.job.fetch_checkpoints import check_copies, fetched
+from trainer.job.ready import Command, NamedFolder, Ready, plan_job
+from trainer.job.result import tested_before
+from trainer.launch.preload import imported_since
+from trainer.planning.batches import FIRST_TRY
+from trainer.planning.checked_config import Checked
+from trainer.planning.class_names import of_checkpoint
+from trainer.planning.find_checkpoint import FRESH, find_checkpoint
+from trainer.planning.plan import Paths, Plan
+from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
+from trainer.terminal.screen import Screen
+
+
+def get_ready(
+    config: Mapping[str, Any],
+    typed: Sequence[str],
+    run_dir: str,
+    place: str = "hydra.run.dir",
+    passed: Callable[[Checked], None] = lambda checked: None,
+    above: Path | None = None,
+    whole: bool = False,
+) -> Ready:
+    """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
+
+    Args:
+        place: the key that names ``run_dir``, or the folder ``above`` of the sweep that the job belongs to.
+        whole: the user named the folder by its whole path.
+        passed: called when the light checks are passed, before torch is imported.
+
+    Raises:
+        UserError: the job cannot run.
+    """
+    redact.HERE.learn(values(config))
+    try:
+        paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
+        return _get_ready(Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir))), passed)
+    except OSError as error:  # whatever is read here, the config names
+        if limit := machine_limits.reached(error):
+            raise RunFailed(limit) from error
+        raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
+
+
+def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
+    before = frozenset(sys.modules)
+    ready = plan_job(command, passed)
+    ready = replace(ready, imported=tuple(imported_since(before)))
+    checked, resume = ready.checked, None
+    with checked.lacks:
+        folder = _checkpoint(checked.config, ready.plan)
+        if folder is not None and checked.searches:
+            ready = _as_in_checkpoint(ready, folder)
+        resume = None if folder is None else _of_these_classes(ready, folder)
+    ready = weighed(ready, early=True)
+    lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
+    ready = replace(ready, plan=as_begun(ready.plan, resume), resume=resume, tested=tested_before(resume))
+    return ready.with_plan(remarks={"lacks": lacks})
+
+
+def _of_these_classes(ready: Ready, folder: Path) -> Resume:
+    """The :class:`Resume` from a checkpoint that fits the job.
+
+    Raises:
+        UserError: it does not fit, or is of other classes.
+    """
+    from trainer.worker.carried_over import begins_anew
+
+    checked = ready.checked
+    other = of_checkpoint(folder.parent.parent, checked.config, checked.source, checked.facts)
+    try:
+        anew = partial(begins_anew, ready.plan, ready.model, folder)
+        resume = fit(checked.config, ready.plan, folder, anew)
+    except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
+        if other and not checked.config.resume.allow_changes:
+            raise other_classes(other, folder) from None
+        raise
+    return with_classes(resume, other, checked.config.resume.allow_changes)
+
+
+def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
+    """The job with its checkpoint's batch size, in place of a search for ``data.batch_size=auto``."""
+    data = store.about(folder).config.get("data", {})
+    ready = ready.with_batch_size(int(data.get("batch_size", 0)) or FIRST_TRY)
+    return ready.with_plan(remarks={"why": {**ready.plan.remarks.why, "batch_size": f"as in {folder.name}"}})
+
+
+def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
+    """Find the checkpoint from which a job resumes; None if it starts anew.
+
+    Raises:
+        UserError: it cannot.
+    """
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in said:  # of a damaged checkpoint, where copies are looked for as well
+            Screen().print(line, soft_wrap=True)
+        said.add(line)
+
+    run_dir = Path(plan.paths.run_dir)
+    if plan.topology.least_nnodes and plan.topology.node_rank:
+        return None  # host 0 tells it, when the hosts have met
+    goes_on = config.resume.path not in (None, FRESH)
+    if goes_on and not (config.plan or plan.topology.node_rank):
+        wait_for_the_life_before(run_dir, say)
+
+    def folder_of(run_id: str) -> Path:
+        from trainer.tracking import run_lookup
+
+        return run_lookup.folder_of(config.tracking, run_id)
+
+    if config.checkpoint.to is None and "://" not in (config.resume.path or ""):
+        return find_checkpoint(config, run_dir, say, folder_of)
+    config = fetched(config, plan, say)
+    folder = find_checkpoint(config, run_dir, say, folder_of)
+    check_copies(config, plan, folder)
+    return folder
