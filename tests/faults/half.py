@@ -20,7 +20,7 @@ LAST = 6
 def dies_halfway(worker: Any) -> None:
     """In its first life worker 1 dies between the two messages of its push."""
     client, ask = worker.client, worker.client.ask
-    if worker.seat.rank != 1 or worker.seat.returns:
+    if worker.seat.rank != 1 or worker.seat.life.returns:
         return
 
     def instead(server: int, message: Message, *more: Any, **named: Any) -> Any:

@@ -25,7 +25,7 @@ def through_a_relay(worker: Any) -> Sockets:
     """Connections as the worker's own, through a relay."""
     door, seat, told = os.environ[DOOR], worker.seat, worker.options
     client.AGAIN_S = 0.05
-    resolved, endpoints = seat.store.get, {ENDPOINT.format(n) for n in range(seat.servers)}
+    resolved, endpoints = seat.store.get, {ENDPOINT.format(n) for n in range(seat.others.servers)}
 
     def instead(key: str) -> bytes:
         found = bytes(resolved(key))
@@ -39,7 +39,7 @@ def through_a_relay(worker: Any) -> Sockets:
     seat.store.get = instead
     try:
         made = connect(
-            seat, seat.servers, told.timeout_s, told.lost_after_s, worker.io_threads, told.transport == "auto"
+            seat, seat.others.servers, told.timeout_s, told.lost_after_s, worker.io_threads, told.transport == "auto"
         )
     finally:
         seat.store.get = resolved

@@ -82,7 +82,7 @@ def execute(ready: job.Ready, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         mine = replace(ready.in_folder(folder), checked=copy.deepcopy(ready.checked))
         tracker, raised = Tracker(), None
         try:
-            job.execute(mine, lambda given: start(Path(given.plan.paths.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
+            job.execute(mine, lambda given, _: start(Path(given.plan.paths.run_dir)), ["x"], tracker)  # type: ignore[arg-type]
         except BaseException as error:
             raised = error
         return type(raised) if raised else None, str(raised or ""), tracker, capsys.readouterr().out

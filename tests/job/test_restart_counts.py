@@ -12,7 +12,7 @@ from trainer.errors import Died, Interrupted, NotFinite, RunFailed
 from trainer.job import restarts
 from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
-from trainer.planning.launcher import Assignment
+from trainer.planning.launcher import Assignment, Supervision
 
 
 def ready(folder: Path, most: int = 3) -> Any:
@@ -42,8 +42,8 @@ def test_who_came_back_is_told_however_the_run_ends(
     monkeypatch.setattr(restarts, "_again", lambda *told: again)
     lives = []
 
-    def start(assignment: Assignment) -> dict[str, Any]:
-        deaths = assignment.deaths
+    def start(assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
+        deaths = supervision.deaths
         assert deaths is not None
         lives.append(deaths.count())
         deaths.returned.append(f"worker 1 died, {len(lives)}")
@@ -62,10 +62,10 @@ def test_who_came_back_is_told_however_the_run_ends(
 
 
 def test_a_process_that_died_too_often_is_told_with_those_that_came_back(tmp_path: Path) -> None:
-    def start(assignment: Assignment) -> dict[str, Any]:
-        assert assignment.deaths is not None
-        assignment.deaths.count()
-        assignment.deaths.returned.append("worker 1 died")
+    def start(assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
+        assert supervision.deaths is not None
+        supervision.deaths.count()
+        supervision.deaths.returned.append("worker 1 died")
         raise Died("server 0 died", "server 0")
 
     result = Result("failed", str(tmp_path))

@@ -69,7 +69,7 @@ def tells(seat: Seat, payload: Any) -> dict[str, Any]:
 
 def holds_up(seat: Seat, payload: Any) -> None:
     """Worker 0 waits for worker 1, which hangs when its launcher has been told that worker 0 does nothing."""
-    pulse = Pulse(seat.pulse)
+    pulse = Pulse(seat.life.pulse)
     pulse.update(3 + (seat.rank == 0))
     told = seat.store.clone()
     while seat.rank == 1 and not told.check(["silent/0"]):
@@ -253,7 +253,7 @@ def leaves_early(seat: Seat, payload: int) -> None:
 def returns_and_stays(seat: Seat, payload: str) -> int:
     """All do their work, with signs of life until their launcher has seen it; a thread keeps the process of worker 1
     from ending."""
-    pulse = Pulse(seat.pulse)
+    pulse = Pulse(seat.life.pulse)
 
     def stays() -> None:
         while not Path(payload).exists():

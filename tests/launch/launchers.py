@@ -27,7 +27,7 @@ class Refuses(Launcher):
 
         return [UserError(f"launch.nproc={workers}", "is too few", f"launch.nproc={workers + 1}")]
 
-    def start(self, assignment: Any) -> Any:
+    def start(self, assignment: Any, supervision: Any) -> Any:
         raise AssertionError("it was refused")
 
 
@@ -39,5 +39,5 @@ def no_launcher(**config: Any) -> str:
 class Silent(Launcher):
     """Starts nothing, and returns nothing."""
 
-    def start(self, assignment: Any) -> Any:
+    def start(self, assignment: Any, supervision: Any) -> Any:
         return None

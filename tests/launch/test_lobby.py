@@ -25,7 +25,7 @@ from trainer.host.signals import LEAVE, termination_raises
 from trainer.job import elastic
 from trainer.launch import lobby, lobby_store
 from trainer.launch.lobby import BEAT, HERE, LOST_S, NEWEST, Guest, Host, Lobby, RunOver
-from trainer.planning.launcher import Assignment, Deaths
+from trainer.planning.launcher import Assignment, Deaths, Supervision
 
 
 class World:
@@ -337,7 +337,7 @@ def test_host_that_was_asked_to_leave_before_its_life_failed_leaves(
     failed = RunFailed("host 0 has ended the run: host 2 is lost")
     failed.asked = "SIGTERM"
 
-    def start(assignment: Assignment) -> dict[str, object]:
+    def start(assignment: Assignment, supervision: Supervision) -> dict[str, object]:
         assert not guest.host.ended or guest.host.asked, "it is no part of another life"
         raise failed
 
@@ -355,7 +355,7 @@ def test_host_goes_on_without_one_that_was_asked_to_leave_before_the_first_updat
 ) -> None:
     guest, lives = Guest(World().board, 1, "there"), []
 
-    def start(assignment: Assignment) -> dict[str, object]:
+    def start(assignment: Assignment, supervision: Supervision) -> dict[str, object]:
         lives.append(guest.host.how)
         raise AskedToLeave("got SIGTERM", elsewhere=len(lives) == 1)
 

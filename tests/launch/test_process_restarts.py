@@ -26,6 +26,7 @@ from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.start import _roles
 from trainer.launch.started_process import Role, StartedProcess
 from trainer.planning.launcher import Deaths
+from trainer.strategies.contract import Address, Life
 from trainer.worker import coming_back
 
 
@@ -40,7 +41,9 @@ def test_process_whose_forkserver_was_killed_is_ended_before_another_begins(tmp_
 
     seems_dead.signal = ends  # type: ignore[method-assign, assignment]
     role = Role("worker", 1, "none:none", ["cpu"], apart=True, restartable=True)
-    told = Start(role, 0, SimpleNamespace(resume=""), None, "", 0, "", {}, tmp_path / "0", tmp_path, str(beat))  # type: ignore[arg-type]
+    told = Start(
+        role, 0, SimpleNamespace(resume=""), None, Address(), Life(pulse=str(beat)), 0, {}, tmp_path / "0", tmp_path
+    )  # type: ignore[arg-type]
     member = StartedProcess(role, 0, seems_dead, 1)
 
     def begin(start: object) -> Scripted:
@@ -63,7 +66,8 @@ class Worker:
         self.pulse = pulse.make(folder / "pulse")
         self.role = Role("worker", 1, "none:none", ["cpu"], apart=True, restartable=True)
         payload: Any = SimpleNamespace(resume="")
-        self.start = Start(self.role, 0, payload, None, "", 0, "", {}, folder / "0", folder, str(self.pulse))  # type: ignore[arg-type]
+        life = Life(pulse=str(self.pulse))
+        self.start = Start(self.role, 0, payload, None, Address(), life, 0, {}, folder / "0", folder)  # type: ignore[arg-type]
         self.lives = 0
 
     def returns(self, deaths: Deaths) -> ProcessRestarts:
@@ -131,7 +135,7 @@ def test_worker_that_was_to_come_back_at_a_checkpoint_which_is_not_there_has_ano
     """Its writer was lost meanwhile; the next checkpoint may be there. But not where the run is over, or all others are
     lost."""
     worker, board = Worker(tmp_path), FolderBoard(tmp_path)
-    deaths, seat = Deaths(9), SimpleNamespace(store=board, rank=0, life=5, size=2)
+    deaths, seat = Deaths(9), SimpleNamespace(store=board, rank=0, life=Life(5), size=2)
     returns = worker.returns(deaths)
 
     def again(come_back: Callable[[], object]) -> bool:

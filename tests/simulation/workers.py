@@ -30,7 +30,7 @@ from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
-from trainer.strategies.contract import Lease, Seat
+from trainer.strategies.contract import Lease, Life, Others, Seat
 from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, connections, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
@@ -366,7 +366,7 @@ class SimulatedWorker(Process):
     def _strategy(self) -> PserverWorker:
         kind, seat = KINDS[self.scenario.mode], _seat(self.rank, self.scenario.workers, self.scenario.servers)
         self.life = client_module.new_life()
-        self.seat = seat = replace(seat, store=self.board, life=self.life, returns=self.number > 0)
+        self.seat = seat = replace(seat, store=self.board, life=Life(self.life, returns=self.number > 0))
         strategy = kind.__new__(kind)
         ways = Ways(self, self.scenario.servers)
         strategy.connections = lambda: ways  # type: ignore[method-assign]
@@ -576,4 +576,4 @@ class SimulatedWorker(Process):
 
 @cache
 def _seat(rank: int, workers: int, servers: int) -> Seat:
-    return Seat("worker", rank, workers, rank, workers, "cpu", None, servers=servers)
+    return Seat("worker", rank, workers, rank, workers, "cpu", None, others=Others(servers=servers))

@@ -22,7 +22,7 @@ from trainer.host.addresses import free_port, with_port
 from trainer.host.signals import undisturbed
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
 from trainer.launch.terms import terms
-from trainer.planning.launcher import Assignment, Deaths
+from trainer.planning.launcher import Assignment, Deaths, Supervision
 from trainer.planning.resume import left_behind
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainer.planning.plan import Plan
     from trainer.tracking.client import RecorderProcess
 
-Start = Callable[[Assignment], dict[str, Any]]
+Start = Callable[[Assignment, Supervision], dict[str, Any]]
 LATE = "the run was done before this host took part"
 
 
@@ -189,9 +189,9 @@ class _Leading:
         self.say(_described(life, ready, self.ready.plan))
         for what in left_behind(ready.plan, store.about(Path(resume))) if resume else ():
             self.say(f"not carried over: {what}\n")
-        assignment = replace(ready.assignment, resume=resume, again=not first, watch=self.lobby.watch)
+        assignment = replace(ready.assignment, resume=resume, again=not first)
         try:
-            return self.start(assignment), None
+            return self.start(assignment, Supervision(watch=self.lobby.watch)), None
         except NotFinite:
             raise
         except (RunFailed, Interrupted) as error:
@@ -314,7 +314,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
         of = _planned_for(ready, life)
         say(_described(life, of, ready.plan))
         try:
-            outcome, failure = start(replace(of.assignment, resume=resume, again=not first)), None
+            outcome, failure = start(replace(of.assignment, resume=resume, again=not first), Supervision()), None
         except Died as death:
             failure = death
             guest.tell(ended=number, how="died", why=str(death), who=death.who, update=death.update, done=death.done)

@@ -35,7 +35,7 @@ from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.planning.class_names import CLASSES
 from trainer.planning.find_checkpoint import can_go_on
-from trainer.planning.launcher import Assignment
+from trainer.planning.launcher import Assignment, Supervision
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 from trainer.run_folder.repeat import repeatable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
 
-Starter = Callable[[Assignment], dict[str, Any]]
+Starter = Callable[[Assignment, Supervision], dict[str, Any]]
 """Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 

@@ -15,7 +15,7 @@ from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
-from trainer.planning.launcher import Assignment, Deaths
+from trainer.planning.launcher import Assignment, Deaths, Supervision
 from trainer.run_folder import lives
 from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
 from trainer.wording import counted
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def start_and_restart(
-    start: Callable[[Assignment], dict[str, Any]],
+    start: Callable[[Assignment, Supervision], dict[str, Any]],
     ready: Ready,
     result: Result,
     tracker: RecorderProcess | None,
@@ -48,7 +48,7 @@ def start_and_restart(
 
 
 def _to_the_end(
-    start: Callable[[Assignment], dict[str, Any]],
+    start: Callable[[Assignment, Supervision], dict[str, Any]],
     ready: Ready,
     result: Result,
     tracker: RecorderProcess | None,
@@ -57,7 +57,7 @@ def _to_the_end(
     assignment = ready.assignment
     while True:
         try:
-            outcome = start(replace(assignment, deaths=deaths))
+            outcome = start(assignment, Supervision(deaths))
             outcome.pop("asked", None)
             return outcome
         except Died as death:

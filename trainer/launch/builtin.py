@@ -7,7 +7,7 @@ from typing import Any
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import private, torchrun
-from trainer.planning.launcher import Assignment, Launcher
+from trainer.planning.launcher import Assignment, Launcher, Supervision
 
 
 class InProcess(Launcher):
@@ -21,7 +21,7 @@ class InProcess(Launcher):
             UserError(what, f"launch=in_process is one process, and the run has {workers + others}", "launch=local")
         ]
 
-    def start(self, assignment: Assignment) -> dict[str, Any]:
+    def start(self, assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
         from trainer.launch.in_process import in_place
 
         return in_place(assignment)
@@ -39,10 +39,10 @@ class Forkserver(Launcher):
             return [error]
         return []
 
-    def start(self, assignment: Assignment) -> dict[str, Any]:
+    def start(self, assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
         from trainer.launch.start import start_processes
 
-        return start_processes(assignment)
+        return start_processes(assignment, supervision)
 
 
 class Local(Launcher):
@@ -51,7 +51,7 @@ class Local(Launcher):
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         return Forkserver(**self.config).refuse(config, workers, others) if workers + others > 1 else []
 
-    def start(self, assignment: Assignment) -> dict[str, Any]:
+    def start(self, assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
         alone = len(assignment.plan.topology.processes) == 1 and not assignment.plan.topology.least_nnodes
         kind = InProcess if alone else Forkserver
-        return kind(**self.config).start(assignment)
+        return kind(**self.config).start(assignment, supervision)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from trainer.host.notes_board import OwnBoard
 from trainer.launch.meeting_place import Place
 from trainer.launch.started_process import Handle, Role
+from trainer.strategies.contract import Address, Life
 
 
 @dataclass(frozen=True)
@@ -19,30 +20,23 @@ class Start:
     Attributes:
         role, index: the role, and the number of the process among the role's processes of this host.
         payload: handed to the role's entry.
-        place: where the run's processes meet. host: address at which a server of this host listens.
+        place: where the run's processes meet. address: at which the process listens, if it is a server.
+        life: this start of the process.
         launcher: id of the launcher's process; the process ends when the launcher does.
-        sockets: folder for Unix sockets; empty: none.
         environment: variables of the process.
         log: an existing file for the process's output. scratch: folder for its temporary files.
-        pulse: file in which the process counts its progress.
-        port: at which it listens; 0: a free one.
-        life: random number of this start. returns: it replaces a dead process of its rank, and the others go on.
     """
 
     role: Role
     index: int
     payload: Any
     place: Place
-    host: str
+    address: Address
+    life: Life
     launcher: int
-    sockets: str
     environment: Mapping[str, str]
     log: Path
     scratch: Path
-    pulse: str = ""
-    port: int = 0
-    life: int = 0
-    returns: bool = False
 
     @property
     def rank(self) -> int:

@@ -56,7 +56,7 @@ from trainer.launch.supervisor import END_S, HostResults, Supervisor, end
 from trainer.planning.launcher import Deaths
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.report import OWN
-from trainer.strategies.contract import Seat
+from trainer.strategies.contract import Address, Life, Seat
 from trainer.strategies.lost_workers import new_life
 from trainer.terminal import streams
 
@@ -301,17 +301,14 @@ def _start(
             i,
             payload,
             place,
-            meeting.here,
+            Address(place.secret, meeting.here, port, "" if port else sockets),
+            Life(new_life(), pulse=str(own)),
             os.getpid(),
-            "" if port else sockets,
             environment,
             log,
             scratch,
-            str(own),
-            port,
-            new_life(),
         )
-        members.append(StartedProcess(role, rank, begin(start), start.life))
+        members.append(StartedProcess(role, rank, begin(start), start.life.number))
         starts[str(members[-1])] = start
 
 
@@ -359,7 +356,7 @@ def enter(start: Start) -> Any:
     for number in NUMBERS:  # of a scheduler, to the whole process group: workers save, and need the servers for that
         signal.signal(number, signal.SIG_DFL if role.name == "worker" else signal.SIG_IGN)
     board, store = start.place.open()
-    report_start(board, role.name, start.rank, start.host, start.life)
+    report_start(board, role.name, start.rank, start.address.host, start.life.number)
     seat = Seat(
         role.name,
         start.rank,
@@ -368,13 +365,8 @@ def enter(start: Start) -> Any:
         role.here,
         role.devices[start.index],
         board,
-        secret=start.place.secret,
-        host=start.host,
-        folder=start.sockets,
-        group_store=store,
-        pulse=start.pulse,
-        port=start.port,
-        life=start.life,
-        returns=start.returns,
+        store,
+        start.address,
+        start.life,
     )
     return resolve(role.entry)(seat, start.payload)

@@ -50,7 +50,7 @@ class ProcessRestarts:
         """
         end([member.handle], END_S)
         start = self.starts[str(member)]
-        this = str(member), pulse.read(Path(start.pulse)).update
+        this = str(member), pulse.read(Path(start.life.pulse)).update
         if not (member.role.restartable and isinstance(death, Died) and this != self.before):
             return None
         if self.deaths is None or self.deaths.left() <= 0:
@@ -59,12 +59,12 @@ class ProcessRestarts:
         self.deaths.returned.append(first_line(death))
         how = f"{self.deaths.count()}: {member} is started again; the others go on meanwhile"
         print(f"\nATTENTION: {death}\n{how}\n", flush=True)
-        return self._started(member, replace(start, life=new_life(), returns=True))
+        return self._started(member, replace(start, life=replace(start.life, number=new_life(), returns=True)))
 
     def _started(self, member: StartedProcess, start: Start) -> StartedProcess:
-        pulse.make(Path(start.pulse))
+        pulse.make(Path(start.life.pulse))
         self.starts[str(member)] = start
-        self.members.append(StartedProcess(member.role, member.rank, self.begin(start), start.life, True))
+        self.members.append(StartedProcess(member.role, member.rank, self.begin(start), start.life.number, True))
         if self.reports is not None:
-            self.reports.expect(member.role.name, member.rank, start.life)
+            self.reports.expect(member.role.name, member.rank, start.life.number)
         return self.members[-1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from trainer.planning.endpoints import server_ports
 from trainer.planning.find_checkpoint import can_go_on, has_begun
 from trainer.planning.hosts import hosts_of, listens_at
 from trainer.planning.launch_role import peers
-from trainer.planning.launcher import Assignment, launcher_of
+from trainer.planning.launcher import Assignment, Supervision, launcher_of
 from trainer.planning.plan import Plan
 from trainer.planning.run_secret import secret_of_hosts
 
@@ -34,11 +33,11 @@ SERVED = "served until its workers had left"
 """The outcome of a host without workers."""
 
 
-def start_here(assignment: Assignment) -> dict[str, Any]:
+def start_here(assignment: Assignment, supervision: Supervision | None = None) -> dict[str, Any]:
     """Run this host's part of the plan with the config's launcher; returns its first worker's result."""
     launcher = launcher_of(assignment.config)
     with machine_limits.named():
-        outcome = launcher.start(assignment)
+        outcome = launcher.start(assignment, supervision or Supervision())
     if not isinstance(outcome, Mapping):
         name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
         raise RunFailed(
@@ -48,7 +47,7 @@ def start_here(assignment: Assignment) -> dict[str, Any]:
     return dict(outcome)
 
 
-def start_processes(assignment: Assignment, engine: Engine | None = None) -> dict[str, Any]:
+def start_processes(assignment: Assignment, supervision: Supervision, engine: Engine | None = None) -> dict[str, Any]:
     """Start this host's processes of an :class:`Assignment` with an engine, and run them to their end.
 
     Args:
@@ -78,7 +77,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
         labels=[str(peer) for peer in everybody],
         terms=terms(plan, config, assignment),
-        watch=assignment.watch or (lambda board: None),
+        watch=supervision.watch,
     )
     entries = [plan.strategy.worker, *plan.strategy.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
@@ -88,7 +87,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
         _roles(plan, config),
-        replace(assignment, watch=None, deaths=None),
+        assignment,
         run_dir,
         meeting,
         engine or Forked(preload),
@@ -96,7 +95,7 @@ def start_processes(assignment: Assignment, engine: Engine | None = None) -> dic
         grace,
         settings.hang_timeout_s if config.mode == "train" else None,
         ProcessReports(plan),
-        assignment.deaths,
+        supervision.deaths,
         plan.topology.restarts > 0,
     )
     _leave_statistics(Path(plan.paths.run_dir), results.of.get("server", {}))

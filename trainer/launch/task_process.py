@@ -18,6 +18,7 @@ from trainer.launch.process import Failure, returned, to_log
 from trainer.launch.started_process import Role
 from trainer.launch.tasks import BEGUN, place_of
 from trainer.planning.launcher import Assignment
+from trainer.strategies.contract import Address, Life
 
 
 def main(file: Path) -> int:
@@ -41,21 +42,30 @@ def main(file: Path) -> int:
 
 
 def _start_of(
-    role: Mapping[str, Any], payload: Mapping[str, Any], place: Mapping[str, Any], log: str, scratch: str, **others: Any
+    role: Mapping[str, Any],
+    payload: Mapping[str, Any],
+    place: Mapping[str, Any],
+    address: Mapping[str, Any],
+    life: Mapping[str, Any],
+    log: str,
+    scratch: str,
+    **others: Any,
 ) -> Start:
     """Rebuild the :class:`Start` from the plain data of :func:`trainer.launch.tasks.as_json_data`."""
     return Start(
         Role(**role),
         payload=Assignment.of(payload),
-        place=_place(**place),
+        place=Place(**_unsealed(place)),
+        address=Address(**_unsealed(address)),
+        life=Life(**life),
         log=Path(log),
         scratch=Path(scratch),
         **others,
     )
 
 
-def _place(secret: str, **others: Any) -> Place:
-    return Place(bytes.fromhex(secret), **others)
+def _unsealed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {**plain, "secret": bytes.fromhex(plain["secret"])}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from trainer.host import json_text, private, torchrun
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import TooLong, within
 from trainer.launch.process import Failure
-from trainer.planning.launcher import Assignment, Launcher
+from trainer.planning.launcher import Assignment, Launcher, Supervision
 from trainer.visible import shortened
 
 if TYPE_CHECKING:
@@ -78,11 +78,12 @@ class TaskLauncher(Launcher):
     def launch(self, task: Task) -> Running:
         """Start the command of one process and return at once."""
 
-    def start(self, assignment: Assignment) -> dict[str, Any]:
+    def start(self, assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
         from trainer.launch.start import start_processes
 
         name = f"{type(self).__module__}.{type(self).__qualname__}"
-        return start_processes(assignment, Commands(self.launch, name, assignment.config.launch.timeout_s))
+        commands = Commands(self.launch, name, assignment.config.launch.timeout_s)
+        return start_processes(assignment, supervision, commands)
 
 
 class TaskHandle:
@@ -259,6 +260,8 @@ def as_json_data(start: Start) -> dict[str, Any]:
         "role": {**asdict(start.role), "devices": list(start.role.devices), "ports": list(start.role.ports)},
         "payload": start.payload.as_dict(),
         "place": {**asdict(start.place), "secret": start.place.secret.hex()},
+        "address": {**asdict(start.address), "secret": start.address.secret.hex()},
+        "life": asdict(start.life),
         "log": str(start.log),
         "scratch": str(start.scratch),
     }

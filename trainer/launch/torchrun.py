@@ -17,10 +17,10 @@ from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
 from trainer.launch.process_reports import environment, leave_plan
 from trainer.launch.torchrun_handover import Handover, handover
-from trainer.planning.launcher import Assignment
+from trainer.planning.launcher import Assignment, Supervision
 from trainer.terminal import streams
 
-Start = Callable[[Assignment], dict[str, Any]]
+Start = Callable[[Assignment, Supervision], dict[str, Any]]
 """A function that starts the processes of an assignment's plan, and returns worker 0's outcome."""
 
 
@@ -43,7 +43,7 @@ def join(lead: Callable[[Start], object]) -> int:
     if rank:
         return _follow(way, store, rank)
     try:
-        lead(lambda assignment: _start(way, store, assignment))
+        lead(lambda assignment, _: _start(way, store, assignment))
     except (UserError, RunFailed, Interrupted) as error:
         way.stop(str(error))
         raise

@@ -1,7 +1,7 @@
 """The launcher contract: what ``launch._target_`` names turns a plan into processes and runs them to their end.
 
 A :class:`Launcher` gets an :class:`Assignment`, which is what each process of the run gets as well: the finished config
-and the plan. Of a run that is started again after a death, it also gets the run's count of :class:`Deaths`.
+and the plan. Its :class:`Supervision` is for the launcher alone.
 """
 
 from __future__ import annotations
@@ -74,6 +74,20 @@ class Deaths:
 
 
 @dataclass(frozen=True)
+class Supervision:
+    """What the job hands to its launcher alone, and to no process.
+
+    Attributes:
+        deaths: counts the deaths of the run; the launcher starts single processes again while the count allows; None:
+        it starts none again. watch: the launcher calls this from time to time: while the hosts meet with None, and
+        while the processes run with the board of the run.
+    """
+
+    deaths: Deaths | None = None
+    watch: Callable[[Board | None], None] = lambda board: None
+
+
+@dataclass(frozen=True)
 class Assignment:
     """What a process of the run is started with; the same for all processes.
 
@@ -83,10 +97,7 @@ class Assignment:
         which the run resumes; empty: the run begins. rewinds: since that checkpoint, how the batches come in another
         order (:mod:`trainer.data.batch_reordering`). data: the fingerprint of the data, for checkpoints; empty: there
         is none, or host 0 has it. tested: the update after which an earlier life of the run measured the test data, and
-        the values; (0, {}): none did. again: processes of this job have run before, and one has died. deaths: the
-        launcher counts deaths here, and starts single processes again while the count allows; None: the launcher starts
-        none again. watch: the launcher calls this from time to time, with the board of the run, while the processes
-        run. Processes get neither ``deaths`` nor ``watch``.
+        the values; (0, {}): none did. again: processes of this job have run before, and one has died.
     """
 
     config: RunConfig
@@ -99,8 +110,6 @@ class Assignment:
     data: str = ""
     tested: tuple[int, dict[str, float]] = (0, {})
     again: bool = False
-    deaths: Deaths | None = None
-    watch: Callable[[Board | None], None] | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -161,7 +170,7 @@ class Launcher(ABC):
         return []
 
     @abstractmethod
-    def start(self, assignment: Assignment) -> dict[str, Any]:
+    def start(self, assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
         """Run this host's processes to their end; returns what the first worker here returned.
 
         Raises:

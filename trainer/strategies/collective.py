@@ -54,7 +54,7 @@ class Collective(Strategy):
 
     def weight(self, denominator: float) -> float | torch.Tensor:
         """Return 1.0, or if they differ denominator * workers / all: DDP averages the workers' mean gradients."""
-        if self.seat.even:
+        if self.seat.others.even:
             return 1.0
         everybody = self.all_reduce_sum(torch.tensor([denominator], dtype=torch.float64))[0]
         return denominator * self.seat.size / everybody.clamp_min(torch.finfo(torch.float64).tiny)

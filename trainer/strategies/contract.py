@@ -137,21 +137,63 @@ class Declaration(ABC):
 
 
 @dataclass(frozen=True)
+class Address:
+    """How the processes of the run reach a server of this host.
+
+    Attributes:
+        secret: the run's, 32 bytes, known to its processes alone. host: the server listens at this address. port: 0: a
+        free one. folder: a private folder for Unix sockets; empty: the run spans hosts, or the path is too long.
+    """
+
+    secret: bytes = field(default=b"", repr=False)
+    host: str = "127.0.0.1"
+    port: int = 0
+    folder: str = ""
+
+
+@dataclass(frozen=True)
+class Life:
+    """This start of a process.
+
+    Attributes:
+        number: random; 0: none. returns: the process replaces one of its rank that has died while the others went on.
+        pulse: file in which the process counts its updates for the launcher; empty: the launcher reads none.
+    """
+
+    number: int = 0
+    returns: bool = False
+    pulse: str = ""
+
+
+@dataclass(frozen=True)
+class Others:
+    """What a worker knows of the other processes from the plan.
+
+    Attributes:
+        even: all workers have equally many samples in every update, and the loss is a mean over samples. servers:
+        number of parameter servers. server_hosts: the host of each; empty: there is one host. by_host: messages name
+        the hosts of workers.
+    """
+
+    even: bool = True
+    servers: int = 0
+    server_hosts: tuple[int, ...] = ()
+    by_host: bool = True
+
+    def server_name(self, number: int) -> str:
+        """The name of a parameter server in messages, with its host if there are several."""
+        return f"server {number}" + (f" (host {self.server_hosts[number]})" if self.server_hosts else "")
+
+
+@dataclass(frozen=True)
 class Seat:
     """The place of a process in the run: its role, rank, device, and how it reaches the others.
 
     Attributes:
-        role, rank, size: its role, its number within the role over all hosts, and how many the role has. local_rank,
-        local_size: the same on this host. device: e.g. ``cpu`` or ``cuda:0``. store: the launcher's: processes of the
-        run leave notes there for each other, such as endpoints, and nobody else does. even: all workers have equally
-        many samples in every update, and the loss is a mean over samples. secret: of the run, 32 bytes, known to its
-        processes alone: the launcher hands it over. host: address on which a server of this host listens; port: where
-        (0: a free one); by_host: messages name hosts. servers: how many parameter servers the run has; server_hosts:
-        the host of each, where there are several hosts. folder: of the run on this host, for this user alone, short
-        enough for Unix sockets; empty: the run spans hosts. group_store: torch's own, where process groups meet; None:
-        there are no other processes. pulse: file in which the launcher sees how far this process is; empty: it does not
-        look. life: random number of this start of the process; 0: none. returns: one of its rank has died, and the
-        others go on.
+        role, rank, size: the role, the number of the process within it over all hosts, and the role's processes.
+        local_rank, local_size: the same on this host. device: e.g. ``cpu`` or ``cuda:0``. store: the run's board, on
+        which its processes alone leave notes, such as endpoints. group_store: torch's, where process groups meet; None:
+        there are no other processes.
     """
 
     role: str
@@ -161,26 +203,14 @@ class Seat:
     local_size: int
     device: str
     store: OwnBoard
-    even: bool = True
-    secret: bytes = b""
-    host: str = "127.0.0.1"
-    servers: int = 0
-    server_hosts: tuple[int, ...] = ()
-    folder: str = ""
     group_store: Store | None = None
-    pulse: str = ""
-    port: int = 0
-    by_host: bool = True
-    life: int = 0
-    returns: bool = False
-
-    def server_name(self, number: int) -> str:
-        """How messages call a parameter server, with its host if there are several."""
-        return f"server {number}" + (f" (host {self.server_hosts[number]})" if self.server_hosts else "")
+    address: Address = field(default_factory=Address)
+    life: Life = field(default_factory=Life)
+    others: Others = field(default_factory=Others)
 
     def names(self, ranks: Iterable[int]) -> list[str]:
-        """How messages call processes of this role, with their hosts if there are several."""
-        spread = self.by_host and self.size > self.local_size
+        """The names of processes of this role in messages, with their hosts if there are several."""
+        spread = self.others.by_host and self.size > self.local_size
         return [f"{self.role} {r}" + (f" (host {r // self.local_size})" if spread else "") for r in ranks]
 
 

@@ -86,7 +86,7 @@ class LocalSgd(Strategy):
     def _average(self) -> None:
         """Replace my parameters by the mean over workers, weighted by the denominators since the last average."""
         with self.group.naming_the_missing("the average of the parameters"):
-            if self.seat.even:
+            if self.seat.others.even:
                 share = 1.0 / self.seat.size
             else:
                 everybody = torch.tensor([self.denominator], dtype=torch.float64, device=self.seat.device)

@@ -66,7 +66,7 @@ def let_in(
     """
     board, said_at = seat.store.under("checkpoint"), -math.inf
     others = [rank for rank in range(seat.size) if rank != seat.rank]
-    key = LET_IN.format(seat.rank, seat.life)
+    key = LET_IN.format(seat.rank, seat.life.number)
     while not board.check([key]):
         if any(seat.store.check([f"done/worker/{rank}"]) for rank in others):
             raise TooLate("it has come back, and the run was over before it could take part")
@@ -75,7 +75,7 @@ def let_in(
         if _is_forgotten(seat, board, key):
             raise Missed("it has come back, and who let it in was lost before it could say from which checkpoint on")
         if now() - said_at >= TELL_S:
-            board.set(COMES, f"{seat.rank} {seat.life}")
+            board.set(COMES, f"{seat.rank} {seat.life.number}")
             if said_at == -math.inf:
                 print("is there again, and waits to be let in", flush=True)
             said_at = now()
@@ -86,7 +86,7 @@ def let_in(
 
 def _is_forgotten(seat: Seat, board: Board, key: str) -> bool:
     """Whether the servers count this worker in, and the one that asked for it was lost before it could say so."""
-    by = ADMITTED.format(seat.rank, seat.life)
+    by = ADMITTED.format(seat.rank, seat.life.number)
     return bool(seat.store.check([by]) and is_lost(seat.store, int(seat.store.get(by))) and not board.check([key]))
 
 

@@ -33,7 +33,7 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         _rehearse(run)
     first = WorkerState(**read(folder / store.parts(folder)[0]))
-    about, servers = store.about(folder), run.strategy.seat.servers
+    about, servers = store.about(folder), run.strategy.seat.others.servers
     own = _own(folder, first, seat, about.workers, run)
     if bool(about.servers) != bool(servers):
         first = for_servers(run, first) if servers else from_servers(run, folder, first)

@@ -27,7 +27,7 @@ from trainer.metrics import validation_file
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
-from trainer.strategies.contract import HasGauges, Seat, Strategy, whole
+from trainer.strategies.contract import HasGauges, Others, Seat, Strategy, whole
 from trainer.strategies.lost_workers import LooksUp
 from trainer.tasks.contract import best_metric
 from trainer.worker import example
@@ -60,7 +60,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     with at_work(seat, assignment) as run, _checkpoints(run, seat, assignment):
         if seat.rank == 0:
             example.keep_skeleton(run_dir, run.final_test.skeleton)
-        if seat.returns:
+        if seat.life.returns:
             from trainer.worker.coming_back import come_back
 
             come_back(run, seat)
@@ -136,7 +136,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     say = partial(say_leaving, grace_s=settings.grace_s)
     how = (None, lambda name: None) if launched else (settings.grace_s, say)
     # one that a launcher watches is not to look as if it had died when the launcher, too, has got the signal
-    with requests(lambda: kept.updates_done or bool(seat.pulse), *how) as kept.request:
+    with requests(lambda: kept.updates_done or bool(seat.life.pulse), *how) as kept.request:
         try:
             yield
         except Missing:
@@ -183,13 +183,13 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
         best = best_metric(config)
         own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
-            run_dir if seat.rank == 0 and not seat.returns else None,
+            run_dir if seat.rank == 0 and not seat.life.returns else None,
             plan.length.total_steps,
             best,
             plan.objective.lower,
             own,
             bool(assignment.resume),
-            Pulse(seat.pulse),
+            Pulse(seat.life.pulse),
         )
         if config.execution.log_workers and seat.size > 1:
             report.who = f"{OWN}{seat.rank}] "
@@ -241,13 +241,8 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     server_hosts = (
         tuple(plan.topology.nodes_of("server")) if plan.topology.nnodes > 1 and not plan.topology.by_role else ()
     )
-    return replace(
-        seat,
-        even=even,
-        servers=plan.topology.roles.get("server", 0),
-        server_hosts=server_hosts,
-        by_host=not plan.topology.by_role,
-    )
+    servers = plan.topology.roles.get("server", 0)
+    return replace(seat, others=Others(even, servers, server_hosts, by_host=not plan.topology.by_role))
 
 
 def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Unprofiled:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.strategies.pserver.harness import Bare, Sum, push_all
 from trainer.host.notes_board import SealedBoard
-from trainer.strategies.contract import Seat
+from trainer.strategies.contract import Address, Others, Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 
 
@@ -22,9 +22,8 @@ def main() -> None:
     for number, endpoint in enumerate(told["endpoints"]):
         store.set(ENDPOINT.format(number), endpoint)
     size = len(told["endpoints"])
-    seat = Seat(
-        "worker", told["rank"], told["workers"], 0, 1, "cpu", store, secret=bytes.fromhex(told["secret"]), servers=size
-    )
+    address, others = Address(bytes.fromhex(told["secret"])), Others(servers=size)
+    seat = Seat("worker", told["rank"], told["workers"], 0, 1, "cpu", store, address=address, others=others)
     run = {"config": {"strategy": {"timeout_s": 20.0, "lost_after_s": 60.0}}}
     worker = Bare(SimpleNamespace(run=run, size=size, seat=lambda *_: seat), told["rank"])
     print("hello", flush=True)

@@ -20,7 +20,7 @@ from tests.strategies.launching import payload
 from tests.weather import Weather
 from trainer.host.notes_board import SealedBoard
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Seat
+from trainer.strategies.contract import Address, Others, Seat
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,
     ENDPOINT,
@@ -91,9 +91,8 @@ class Cluster:
     def seat(self, role: str, rank: int) -> Seat:
         """Where a process of that role sits."""
         size = self.workers if role == "worker" else self.size
-        return Seat(
-            role, rank, size, rank, size, "cpu", self.store, secret=self.secret, servers=self.size, folder=self.folder
-        )
+        address, others = Address(self.secret, folder=self.folder), Others(servers=self.size)
+        return Seat(role, rank, size, rank, size, "cpu", self.store, address=address, others=others)
 
     def _serve(self, server: Server, socket: ServerSocket) -> None:
         try:

@@ -16,6 +16,7 @@ import zmq
 from tests.strategies.pserver.harness import impatient, in_threads
 from trainer.errors import Missing
 from trainer.host.notes_board import SealedBoard
+from trainer.strategies.contract import Address
 from trainer.strategies.pserver.protocol import sockets
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Kind, Message, Record, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import Pool
@@ -46,7 +47,7 @@ def test_a_worker_whose_server_takes_nothing_fails_at_its_deadline(monkeypatch: 
     monkeypatch.setattr(client_module, "MARGIN_S", 0.0)
     board = SealedBoard(dist.HashStore(), SECRET)
     board.set(ENDPOINT.format(0), NOBODY)
-    seat: Any = SimpleNamespace(store=board, secret=SECRET, rank=0)
+    seat: Any = SimpleNamespace(store=board, address=Address(SECRET), rank=0)
 
     def says_hello() -> None:
         with pytest.raises(Missing, match=r"server 0 did not answer HELLO of worker 0 within 0\.5 s"):

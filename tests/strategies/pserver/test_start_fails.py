@@ -13,25 +13,16 @@ from tests.notes import Notes
 from tests.strategies.pserver.harness import config
 from trainer.errors import RunFailed
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Seat
+from trainer.strategies.contract import Address, Others, Seat
 from trainer.strategies.pserver.protocol.sockets import UNIX_SOCKET
 from trainer.strategies.pserver.server import server as server_module
 from trainer.strategies.pserver.server.server import serve
 
 
 def seat(folder: str, store: Any = None) -> Seat:
-    return Seat(
-        "server",
-        0,
-        1,
-        0,
-        1,
-        "cpu",
-        dist.HashStore() if store is None else store,
-        secret=bytes(32),
-        servers=1,
-        folder=folder,
-    )
+    board = dist.HashStore() if store is None else store
+    address, others = Address(bytes(32), folder=folder), Others(servers=1)
+    return Seat("server", 0, 1, 0, 1, "cpu", board, address=address, others=others)
 
 
 def serves(folder: str, store: Any = None) -> None:

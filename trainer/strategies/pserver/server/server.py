@@ -40,7 +40,7 @@ def serve(seat: Seat, run: ServersRun) -> dict[str, Any]:
     descriptors.keep_reserve()
     assert seat.store is not None
     server, socket = open_server(seat, run)
-    server.report_done = Pulse(seat.pulse).update
+    server.report_done = Pulse(seat.life.pulse).update
     try:
         seat.store.set(ENDPOINT.format(seat.rank), socket.endpoint)
         print(f"server {seat.rank} listens at {socket.endpoint}", flush=True)
@@ -60,16 +60,24 @@ def open_server(seat: Seat, run: ServersRun) -> tuple[Server, ServerSocket]:
     declared: PserverDeclaration = call_target(run.config.node("strategy"), "strategy", kind=PserverDeclaration)
     limit = max(SMALLEST_LIMIT, 24 * int(run.plan.model.parameters))
     transport, handshake_s = declared.options.transport, declared.options.handshake_s
-    folder = "" if transport == "tcp" else seat.folder
+    folder = "" if transport == "tcp" else seat.address.folder
     pool = opened_pool(run.plan.topology.workers) if folder and transport == "auto" else None
     socket = ServerSocket(
-        seat.secret, seat.rank, run.plan.topology.workers, seat.host, limit, folder, handshake_s, seat.port, pool
+        seat.address.secret,
+        seat.rank,
+        run.plan.topology.workers,
+        seat.address.host,
+        limit,
+        folder,
+        handshake_s,
+        seat.address.port,
+        pool,
     )
     assert seat.store is not None
     try:
         with not_removed_meanwhile(run.resume, Path(run.plan.paths.run_dir)):
             kept = opened_ledger(seat.rank, run) if declared.options.ledger else None
-            clock, life = time.monotonic, seat.life
+            clock, life = time.monotonic, seat.life.number
             machine = Server(seat.rank, run, declared, socket, seat.store, clock, limit, kept, life, Forked())
     except BaseException:  # an open socket may keep the process from its end
         socket.close()

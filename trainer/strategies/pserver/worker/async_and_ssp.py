@@ -118,7 +118,7 @@ class Stale(CommonStart):
     @property
     def limit(self) -> int:
         """How many pushes may be unanswered at a time."""
-        return self.options.send_queue_size * self.seat.servers
+        return self.options.send_queue_size * self.seat.others.servers
 
     def _merge(self, dense: list[torch.Tensor], rows: Rows, samples: float) -> None:
         self.merged += 1
@@ -181,7 +181,7 @@ class Stale(CommonStart):
 
     def begin_anew(self, workers: int) -> None:
         super().begin_anew(workers)
-        if not self.seat.returns:  # who comes back takes them when it takes part
+        if not self.seat.life.returns:  # who comes back takes them when it takes part
             self.take_all()  # what is loaded of the checkpoint's parameters is another worker's view of them
         if workers != self.seat.size:  # the servers count the steps of all
             self.steps = 0
@@ -251,7 +251,7 @@ class PserverSsp(Stale):
         self.done += stepped
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        self.rests = self.seat.returns
+        self.rests = self.seat.life.returns
         return super().setup(model, make_updater)
 
     def take_part(self) -> None:

@@ -55,7 +55,7 @@ class Sockets:
         self.context: zmq.Context[Any] = zmq.Context(io_threads)
         self.poller = zmq.Poller()
         self.sockets = [
-            WorkerSocket(self.context, seat.secret, seat.rank, server, endpoint, self.pool)
+            WorkerSocket(self.context, seat.address.secret, seat.rank, server, endpoint, self.pool)
             for server, endpoint in enumerate(endpoints)
         ]
         for socket in self.sockets:
@@ -126,7 +126,7 @@ def connect(
         try:
             seat.store.wait([key], datetime.timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            who = seat.server_name(server)
+            who = seat.others.server_name(server)
             raise Missing(
                 f"{who} did not say where it is within {timeout_s:g} s (strategy.timeout_s)", [who]
             ) from error
@@ -138,7 +138,9 @@ def _beat(
     context: zmq.Context[Any], seat: Seat, endpoints: Sequence[str], every_s: float, gone: threading.Event
 ) -> None:
     """Tell all servers that this worker lives, over connections of this thread's own."""
-    sockets = [WorkerSocket(context, seat.secret, seat.rank, n, endpoint) for n, endpoint in enumerate(endpoints)]
+    sockets = [
+        WorkerSocket(context, seat.address.secret, seat.rank, n, endpoint) for n, endpoint in enumerate(endpoints)
+    ]
     frames = pack(Message(Verb.BEAT, rank=seat.rank))
     while not gone.wait(every_s):
         for socket in sockets:

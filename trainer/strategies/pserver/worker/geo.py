@@ -65,7 +65,7 @@ class PserverGeo(CommonStart):
         super().__init__(*arguments)
         self.replicas: dict[int, Replica] = {}
         self.exchange: Exchange | None = None
-        self.cursors = [0] * self.seat.servers
+        self.cursors = [0] * self.seat.others.servers
         self.since = self.samples = 0
         self.missing: dict[int, np.ndarray] = {}
         self.base: list[torch.Tensor] = []

@@ -52,8 +52,10 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
-        names = [seat.server_name(number) for number in range(seat.servers)]
-        self.client = Client(seat.rank, self.connections(), self.options.timeout_s, names, seat.life, seat.returns)
+        names = [seat.others.server_name(number) for number in range(seat.others.servers)]
+        self.client = Client(
+            seat.rank, self.connections(), self.options.timeout_s, names, seat.life.number, seat.life.returns
+        )
         self.present = list(range(seat.size))
         self.work = HeldBlocks(self.client)
         self.gauge = Gauges(self.client)
@@ -66,7 +68,7 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
         """Open the connections to all servers."""
         seat, options = self.seat, self.options
         shares = options.transport == "auto"
-        return connect(seat, seat.servers, options.timeout_s, options.lost_after_s, self.io_threads, shares)
+        return connect(seat, seat.others.servers, options.timeout_s, options.lost_after_s, self.io_threads, shares)
 
     # --- the start -------------------------------------------------------------------------------------------------
 
@@ -74,10 +76,10 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
         self.model = model
         self._divide(model, make_updater)
         self.make_updater(make_updater)
-        if self.seat.rank == 0 and not self.seat.returns:
+        if self.seat.rank == 0 and not self.seat.life.returns:
             send_start(self.client, self.dense, self.remote, self.dtype)
         self.take_all()
-        if self.seat.returns:  # a checkpoint of the others will tell it the rest
+        if self.seat.life.returns:  # a checkpoint of the others will tell it the rest
             return model
         if self.options.load_from:
             self.take_schedule(f"goes on from {self.options.load_from}")
@@ -86,7 +88,7 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
 
     def _divide(self, model: nn.Module, make_updater: MakeUpdater) -> None:
         """Which parameter is at which server, and what moves them."""
-        servers, rates, dense = self.seat.servers, make_updater.rates(model), dense_of(model)
+        servers, rates, dense = self.seat.others.servers, make_updater.rates(model), dense_of(model)
         self.remote = [
             RemoteTable(number, name, module, servers, self.look_up, rates[f"{name}.weight"].lr)
             for number, (name, module) in enumerate(tables(model), 1)
@@ -323,7 +325,7 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
         own = Own(
             self.seat.rank,
             self.seat.size,
-            self.seat.servers,
+            self.seat.others.servers,
             (self.steps, self.steps_before, self.event_time),
             self.work.state(),
             self.encoder.state(),
@@ -337,7 +339,7 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
         super().load(folder, share)
         own = Own(**share.own)
         self.steps, self.steps_before, self.event_time = own.steps or (self.updater.steps, 0, 0)
-        if (own.rank, own.workers, own.servers) == (self.seat.rank, self.seat.size, self.seat.servers):
+        if (own.rank, own.workers, own.servers) == (self.seat.rank, self.seat.size, self.seat.others.servers):
             self.work.load(**own.work)
             places = [] if own.places == self.dense.places else own.places
             self.encoder.load(feedback_in_order(self.dense, places, own.feedback))
