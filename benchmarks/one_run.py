@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.launch.forkserver import Forked, launch
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.started_process import Role
 
 
@@ -29,6 +29,6 @@ def measured(module: str, overrides: list[str], devices: list[str], rounds: int)
         payload = {"assignment": ready.assignment, "rounds": rounds}
         role = Role("worker", len(devices), f"{module}:measure", devices)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            results = launch([role], payload, Path(folder), Meeting(), Forked([module]))
+            results = launch([role], payload, Path(folder), Rendezvous(), Forked([module]))
     found: dict[str, Any] = json.loads(json.dumps(results.of["worker"][0]))
     return found

@@ -28,7 +28,7 @@ from trainer.config.instantiate import call_target, locate
 from trainer.config.run_config import RunConfig
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 from trainer.worker.build import build
 from trainer.worker.loop import train_epoch
 from trainer.worker.training import Training

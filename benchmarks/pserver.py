@@ -37,11 +37,11 @@ from trainer.cli import arguments
 from trainer.config.instantiate import locate
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.launch.forkserver import Forked, launch
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.started_process import Role
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.server import server
+from trainer.strategies.seat import Seat
 from trainer.worker import train
 from trainer.worker.build import build
 from trainer.worker.loop import train_epoch
@@ -278,7 +278,7 @@ def processes(case: Case, entries: tuple[str, str], profile: str = "") -> dict[s
         if case.servers:
             roles.append(Role("server", case.servers, entries[1], [CPU] * case.servers))
         with contextlib.redirect_stdout(nowhere):
-            return launch(roles, payload, Path(folder), Meeting(), Forked(["pserver"])).of
+            return launch(roles, payload, Path(folder), Rendezvous(), Forked(["pserver"])).of
 
 
 def _payload(case: Case, folder: str) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from rich.table import Table
 
 from trainer.config.instantiate import locate
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import Message
 from trainer.strategies.pserver.server import server
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.sync import PserverSync
 from trainer.strategies.pserver.worker.worker import PserverWorker
+from trainer.strategies.seat import Seat
 from trainer.worker import train
 from trainer.worker.build import build
 from trainer.worker.settings import settings

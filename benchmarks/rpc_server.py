@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 
 
 def available() -> str:

@@ -25,7 +25,14 @@ def test_the_worker_is_forbidden_every_strategy() -> None:
         path.stem
         for path in (PACKAGE / "strategies").iterdir()
         if path.stem
-        not in ("__init__", "__pycache__", "contract", "lost_workers", "replicas")  # they are parts of the contract
+        not in (
+            "__init__",
+            "__pycache__",
+            "contract",
+            "lost_workers",
+            "replicas",
+            "seat",
+        )  # they are parts of the contract
     }
     assert set(forbidden) == {f"trainer.strategies.{name}" for name in there}  # type: ignore[call-overload]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.strategies import builtin
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.server import increments, server
+from trainer.strategies.seat import Seat
 
 
 def serve(seat: Seat, run: Any) -> dict[str, Any]:

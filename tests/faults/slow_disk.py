@@ -11,8 +11,8 @@ from typing import Any
 from trainer.checkpoint import streamed
 from trainer.host.files import replace_file
 from trainer.strategies import builtin
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.server import server
+from trainer.strategies.seat import Seat
 
 HELD = "held.{}.{}"
 """In the run's folder: the process that is about to write the part of that server, of the checkpoint of that name."""

@@ -16,7 +16,7 @@ from trainer.host.notes_board import FolderBoard, NoNote, OwnBoard, SealedBoard
 from trainer.host.patience import LONGEST_POLL_S, Patience
 from trainer.host.patient_store import PatientStore
 from trainer.launch import rendezvous, torchrun_handover
-from trainer.launch.rendezvous import Meeting, meet
+from trainer.launch.rendezvous import Rendezvous, meet
 from trainer.launch.torchrun_handover import InFolder
 
 HOUR_S = 3600.0
@@ -85,7 +85,7 @@ def test_host_0_that_was_stopped_waits_for_the_others(monkeypatch: pytest.Monkey
     store, clock = dist.HashStore(), StoppedClock(HOUR_S)
     monkeypatch.setattr(rendezvous, "time", clock)
     clock.at[TIMEOUT_S - LONGEST_POLL_S - 1.0] = lambda: store.set("hosts/number/1", "1")
-    host_0 = Meeting(number=0, hosts=2, timeout_s=TIMEOUT_S)
+    host_0 = Rendezvous(number=0, hosts=2, timeout_s=TIMEOUT_S)
     with pytest.raises(RunFailed, match=r"host 1 .*came to .*, and left without a word"):
         meet(store, host_0)
     assert TIMEOUT_S < clock.slept < 3 * TIMEOUT_S
@@ -98,7 +98,7 @@ def test_other_hosts_that_were_stopped_wait_for_host_0(monkeypatch: pytest.Monke
     monkeypatch.setattr(notes_board, "time", clock)
     clock.at[TIMEOUT_S - LONGEST_POLL_S - 1.0] = lambda: store.set("hosts/run", "of another run")
     with pytest.raises(RunFailed, match="knows another secret"):
-        meet(store, Meeting(number=1, hosts=2, timeout_s=TIMEOUT_S))
+        meet(store, Rendezvous(number=1, hosts=2, timeout_s=TIMEOUT_S))
 
 
 def test_rank_that_was_stopped_waits_for_what_rank_0_hands_over(

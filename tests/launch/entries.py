@@ -27,7 +27,7 @@ from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.errors import RunFailed, UserError
 from trainer.host.pulse import Pulse
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 
 LONG_S = 300
 

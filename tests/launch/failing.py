@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import RunFailed
-from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.forkserver import Rendezvous, launch
 from trainer.launch.started_process import Role
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 
 
 def exits(seat: Seat, payload: Any) -> None:
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     for name in sys.argv[2:] or ["exits", "raises"]:
         role = Role("worker", 2, f"tests.launch.failing:{name}", ["cpu", "cpu"])
         try:
-            results = launch([role], os.environ.get("TMPDIR"), Path(sys.argv[1]), Meeting())
+            results = launch([role], os.environ.get("TMPDIR"), Path(sys.argv[1]), Rendezvous())
             print("own", results.of["worker"][0][0], flush=True)
             print("modes", *results.of["worker"][0][1], flush=True)
         except RunFailed as error:

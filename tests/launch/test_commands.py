@@ -15,7 +15,7 @@ from trainer.host import private
 from trainer.host.notes_board import NoNote
 from trainer.launch import supervisor, task_process
 from trainer.launch.forkserver import launch
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.started_process import Role
 from trainer.launch.task_process import main
 from trainer.launch.tasks import Commands, Task, TaskHandle
@@ -44,7 +44,7 @@ def failure(own: Own, logs: Path, timeout_s: float = 300) -> str:
     """The message with which two workers of this launcher fail."""
     role = Role("worker", 2, "none:none", ["cpu", "cpu"])
     with pytest.raises(RunFailed) as caught:
-        launch([role], Payload(), logs, Meeting(), Commands(own.launch, "my.Own", timeout_s))
+        launch([role], Payload(), logs, Rendezvous(), Commands(own.launch, "my.Own", timeout_s))
     return str(caught.value)
 
 

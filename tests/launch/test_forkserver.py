@@ -24,7 +24,7 @@ from tests.zygote import Started
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.notes_board import FolderLost, NoNote
 from trainer.launch import supervisor
-from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.forkserver import Rendezvous, launch
 from trainer.launch.process import Failure
 from trainer.launch.started_process import Role
 from trainer.launch.supervisor import HostResults
@@ -47,7 +47,7 @@ def failure(name: str, logs: Path, payload: Any = None, roles: list[Role] | None
     before = set(psutil.Process().children(recursive=True))
     start = time.monotonic()
     with pytest.raises(RunFailed) as caught:
-        launch(roles or [workers(name, 3)], payload, logs, Meeting())
+        launch(roles or [workers(name, 3)], payload, logs, Rendezvous())
     assert time.monotonic() - start < patient(FAILS_WITHIN_S)
     left = set(psutil.Process().children(recursive=True)) - before
     assert not alive(list(left))
@@ -56,7 +56,7 @@ def failure(name: str, logs: Path, payload: Any = None, roles: list[Role] | None
 
 def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None:
     roles = [Role("server", 1, entry("tells"), ["cpu"]), workers("tells")]
-    results = launch(roles, "quietly", tmp_path, Meeting())
+    results = launch(roles, "quietly", tmp_path, Rendezvous())
     assert results.of.keys() == {"server", "worker"}
     assert [results.of["worker"][rank]["seat"] for rank in range(2)] == [
         ("worker", 0, 2, 0, "cpu"),
@@ -70,7 +70,7 @@ def test_a_log_is_clean_while_it_is_written(tmp_path: Path) -> None:
     """So that a launcher that is killed leaves no secret in it, whoever tracks the run."""
     secret = 's3cret\'of "a" hub'
     told = Babble((secret, "ghp_0123abc"), str(tmp_path / "workerlog.0"))
-    results = launch([workers("babbles", 1)], told, tmp_path, Meeting())
+    results = launch([workers("babbles", 1)], told, tmp_path, Rendezvous())
     log = results.of["worker"][0]
     assert log.splitlines() == [
         "(hidden) and (hidden) here",
@@ -85,7 +85,7 @@ def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
     def host(number: int) -> HostResults:
         role = Role("worker", 4, entry("sums"), ["cpu", "cpu"], first_rank=2 * number)
-        return launch([role], None, tmp_path / f"host{number}", Meeting(port=port, number=number, hosts=2))
+        return launch([role], None, tmp_path / f"host{number}", Rendezvous(port=port, number=number, hosts=2))
 
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(host, range(2))
@@ -101,7 +101,7 @@ def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
         port = bound.getsockname()[1]
         start = time.monotonic()
         with pytest.raises(RunFailed, match=rf"host 0 did not answer at 127\.0\.0\.1:{port} within 2 s"):
-            launch([workers("sums")], None, tmp_path, Meeting(port=port, number=1, hosts=2, timeout_s=2))
+            launch([workers("sums")], None, tmp_path, Rendezvous(port=port, number=1, hosts=2, timeout_s=2))
     assert time.monotonic() - start < 2 + patient(18)
 
 
@@ -111,7 +111,7 @@ def test_launchers_of_two_hosts_name_the_worker_that_holds_up_the_other(tmp_path
 
     def host(number: int) -> str:
         role = Role("worker", 2, entry("holds_up"), ["cpu"], first_rank=number)
-        meeting = Meeting(port=port, number=number, hosts=2)
+        meeting = Rendezvous(port=port, number=number, hosts=2)
         with pytest.raises(RunFailed) as ended:
             launch([role], None, tmp_path / f"host{number}", meeting, hang_s=0.5)
         return str(ended.value)
@@ -126,7 +126,7 @@ def test_launchers_of_two_hosts_name_the_worker_that_holds_up_the_other(tmp_path
 def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    launch([Role("server", 1, entry("tells"), ["cpu"]), workers("tells")], "loudly", tmp_path, Meeting())
+    launch([Role("server", 1, entry("tells"), ["cpu"]), workers("tells")], "loudly", tmp_path, Rendezvous())
     screen = capfd.readouterr()
     for name in ("workerlog.0", "workerlog.1", "serverlog.0"):
         who = f"{name.removesuffix(name[-5:])} {name[-1]}"
@@ -171,7 +171,7 @@ def test_rank_that_has_done_its_work_and_does_not_end_is_no_failure(
 
     monkeypatch.setattr(supervisor.Supervisor, "_dismiss", sees)
     role = Role("worker", 2, entry("returns_and_stays"), ["cpu"] * 2, apart=apart)
-    assert launch([role], str(seen), tmp_path, Meeting(), hang_s=0.5).of == {"worker": {0: 0, 1: 1}}
+    assert launch([role], str(seen), tmp_path, Rendezvous(), hang_s=0.5).of == {"worker": {0: 0, 1: 1}}
     assert "worker 1 has done its work, and does not end within 2 s: it is killed" in capfd.readouterr().out
 
 
@@ -279,7 +279,7 @@ def test_server_that_fails_ends_the_workers(tmp_path: Path) -> None:
 
 
 def test_everything_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
-    found = launch([workers("listens")], os.getpid(), tmp_path, Meeting()).of["worker"]
+    found = launch([workers("listens")], os.getpid(), tmp_path, Rendezvous()).of["worker"]
     addresses = [address for answers in found.values() for address in answers]
     assert {who for who, _, _ in addresses} == {"worker"}, "Gloo must have been seen, and the launcher has no port"
     assert {ip for _, ip, _ in addresses} <= {"127.0.0.1", "::1"}, addresses
@@ -294,7 +294,7 @@ def test_callers_signal_handlers_are_kept(tmp_path: Path) -> None:
 
     before = {name: signal.signal(name, mine) for name in names}
     try:
-        launch([workers("tells")], "signals", tmp_path, Meeting())
+        launch([workers("tells")], "signals", tmp_path, Rendezvous())
         assert [signal.getsignal(name) for name in names] == [mine] * 3
     finally:
         for name, handler in before.items():
@@ -323,7 +323,7 @@ def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> N
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Interrupted, match="got SIGINT"):
-        launch([workers("works_for_long")], at_work(tmp_path), tmp_path / "logs", Meeting())
+        launch([workers("works_for_long")], at_work(tmp_path), tmp_path / "logs", Rendezvous())
     thread.join()
     assert len(everybody) == 4
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
@@ -340,7 +340,7 @@ def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
     watch = threading.Thread(target=poll)
     watch.start()
     with pytest.raises(RunFailed, match="worker 1:"):
-        launch([workers("works_for_long")], at_work(tmp_path, fails=True), tmp_path / "logs", Meeting())
+        launch([workers("works_for_long")], at_work(tmp_path, fails=True), tmp_path / "logs", Rendezvous())
     watch.join()
     assert len(everybody) == 4
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.launch.entries import exits, tells
 from trainer.errors import RunFailed
-from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.forkserver import Rendezvous, launch
 from trainer.launch.started_process import Role
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -36,16 +36,16 @@ def open_files() -> dict[str, str]:
 
 def test_launches_beside_a_thousand_open_files_leave_none_open(tmp_path: Path) -> None:
     """Also while nobody collects garbage."""
-    launch([workers(tells, 2)], "quietly", tmp_path, Meeting())  # what is opened once for all launches is open
+    launch([workers(tells, 2)], "quietly", tmp_path, Rendezvous())  # what is opened once for all launches is open
     with ExitStack() as held:
         for _ in range(TAKEN):
             held.callback(os.close, os.dup(1))
         before = open_files()
         gc.disable()
         try:
-            launch([workers(tells, 2)], "quietly", tmp_path, Meeting())
+            launch([workers(tells, 2)], "quietly", tmp_path, Rendezvous())
             with pytest.raises(RunFailed, match="worker 1"):
-                launch([workers(exits, 3)], None, tmp_path, Meeting())
+                launch([workers(exits, 3)], None, tmp_path, Rendezvous())
             assert open_files() == before
         finally:
             gc.enable()

@@ -11,7 +11,7 @@ import pytest
 from tests.launch.test_supervisor import Notes
 from trainer.errors import AskedToLeave, RunFailed
 from trainer.launch.other_hosts import HEARD_S, POLL_S, OtherHosts
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.start import _leave_statistics
 from trainer.launch.started_process import Role
 
@@ -20,7 +20,7 @@ ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
 def others(notes: Notes, number: int, apart: bool = True, workers: int = 2) -> OtherHosts:
     """A launcher's view on host ``number`` of three, which looks each time it is asked to."""
-    meeting = Meeting(number=number, hosts=3, addresses=ADDRESSES)
+    meeting = Rendezvous(number=number, hosts=3, addresses=ADDRESSES)
     role = Role("worker", 3 * workers, "none:none", ["cpu"] * workers, number * workers, apart)
     ticks = itertools.count()
     return OtherHosts([notes], meeting, [role], lambda: 2 * POLL_S * next(ticks))

@@ -15,12 +15,12 @@ from trainer.launch import preload
 ASK = """
 import json, sys
 from pathlib import Path
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.forkserver import Forked, Role, launch
 
 if __name__ == "__main__":
     worker = Role("worker", 2, "tests.launch.entries:imported", ["cpu", "cpu"])
-    found = launch([worker], json.loads(sys.argv[1]), Path("logs"), Meeting(), Forked(json.loads(sys.argv[2])))
+    found = launch([worker], json.loads(sys.argv[1]), Path("logs"), Rendezvous(), Forked(json.loads(sys.argv[2])))
     print(json.dumps(found.of["worker"][1]))
 """
 

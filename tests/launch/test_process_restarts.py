@@ -26,7 +26,7 @@ from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.start import _roles
 from trainer.launch.started_process import Role, StartedProcess
 from trainer.planning.launcher import Deaths
-from trainer.strategies.contract import Address, Life
+from trainer.strategies.seat import Address, Life
 from trainer.worker import coming_back
 
 

@@ -21,7 +21,7 @@ from tests.runs import alive, read, script, trainer
 from trainer.errors import RunFailed
 from trainer.host import addresses
 from trainer.launch import rendezvous
-from trainer.launch.rendezvous import HEARD, Meeting, meet
+from trainer.launch.rendezvous import HEARD, Rendezvous, meet
 
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 DIGITS = (
@@ -174,7 +174,7 @@ def test_interface_of_an_address_is_found() -> None:
     assert addresses.interface_of("240.0.0.1") is None  # no host has such a one
 
 
-def come(store: dist.Store, host: Meeting) -> str:
+def come(store: dist.Store, host: Rendezvous) -> str:
     """Why a meeting fails for a host; empty: it does not."""
     try:
         meet(store, host)
@@ -183,7 +183,7 @@ def come(store: dist.Store, host: Meeting) -> str:
     return ""
 
 
-def meetings(*hosts: Meeting) -> list[str]:
+def meetings(*hosts: Rendezvous) -> list[str]:
     """How a meeting of these ends for each, in one process."""
     stores = [dist.HashStore()] * len(hosts)
     with ThreadPoolExecutor() as pool:
@@ -192,16 +192,16 @@ def meetings(*hosts: Meeting) -> list[str]:
 
 def test_hosts_that_were_started_differently_say_what_differs() -> None:
     terms = {"seed": 0, "strategy.clip_norm": None}
-    assert meetings(Meeting(number=0, hosts=2, terms=terms), Meeting(number=1, hosts=2, terms=terms)) == ["", ""]
+    assert meetings(Rendezvous(number=0, hosts=2, terms=terms), Rendezvous(number=1, hosts=2, terms=terms)) == ["", ""]
     for said in meetings(
-        Meeting(number=0, hosts=2, terms=terms), Meeting(number=1, hosts=2, terms={**terms, "seed": 1})
+        Rendezvous(number=0, hosts=2, terms=terms), Rendezvous(number=1, hosts=2, terms={**terms, "seed": 1})
     ):
         assert said.startswith("host 1 was started with another command: seed is 1 there and 0 on host 0")
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [("a" * 32, "b" * 32), ("a" * 32, ""), ("", "b" * 32)])
 def test_hosts_with_different_secrets_say_so(mine: str, theirs: str) -> None:
-    first, second = meetings(Meeting(number=0, hosts=2, secret=mine), Meeting(number=1, hosts=2, secret=theirs))
+    first, second = meetings(Rendezvous(number=0, hosts=2, secret=mine), Rendezvous(number=1, hosts=2, secret=theirs))
     assert first.startswith("host 1 knows another secret than this host.")
     assert second.startswith("host 0 knows another secret than this host, or somebody else writes into the store at")
 
@@ -210,7 +210,7 @@ def test_runs_secret_is_the_same_on_all_hosts_and_new_in_each_run() -> None:
     def once() -> list[bytes]:
         store = dist.HashStore()
         with ThreadPoolExecutor() as pool:
-            hosts = [Meeting(number=number, hosts=3, secret="a" * 32) for number in range(3)]
+            hosts = [Rendezvous(number=number, hosts=3, secret="a" * 32) for number in range(3)]
             return list(pool.map(meet, [store] * 3, hosts))
 
     one, two = once(), once()
@@ -219,7 +219,7 @@ def test_runs_secret_is_the_same_on_all_hosts_and_new_in_each_run() -> None:
 
 def test_what_host_0_said_in_another_run_is_not_believed() -> None:
     store = dist.HashStore()
-    hosts = [Meeting(number=number, hosts=2, secret="a" * 32, timeout_s=5) for number in range(2)]
+    hosts = [Rendezvous(number=number, hosts=2, secret="a" * 32, timeout_s=5) for number in range(2)]
     with ThreadPoolExecutor() as pool:
         list(pool.map(meet, [store] * 2, hosts))
     again = dist.HashStore()
@@ -230,11 +230,11 @@ def test_what_host_0_said_in_another_run_is_not_believed() -> None:
 
 
 def test_two_hosts_of_the_same_number_are_told() -> None:
-    store, host_1 = dist.HashStore(), Meeting(number=1, hosts=2, timeout_s=60)
+    store, host_1 = dist.HashStore(), Rendezvous(number=1, hosts=2, timeout_s=60)
     with ThreadPoolExecutor() as pool:
         twins = [pool.submit(come, store, host_1) for _ in range(2)]
         wait_for(lambda: any(twin.done() for twin in twins), 60, "the second one is told")
-        assert come(store, Meeting(number=0, hosts=2, timeout_s=60)) == ""
+        assert come(store, Rendezvous(number=0, hosts=2, timeout_s=60)) == ""
         told = sorted(twin.result() for twin in twins)
     assert told == ["", "there is another host 1 already: every host needs a launch.node_rank of its own"]
     again = come(store, host_1)
@@ -265,8 +265,8 @@ def test_host_0_ends_when_the_others_have_read_why_or_after_a_while(
     store = dist.HashStore()
     other = Held(store)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(meet, store, Meeting(number=0, hosts=2, terms={"seed": 0}))
-        second = pool.submit(meet, other, Meeting(number=1, hosts=2, terms={"seed": 1}))
+        first = pool.submit(meet, store, Rendezvous(number=0, hosts=2, terms={"seed": 0}))
+        second = pool.submit(meet, other, Rendezvous(number=1, hosts=2, terms={"seed": 1}))
         assert other.has_read.wait(60)
         if ever:
             time.sleep(0.5)

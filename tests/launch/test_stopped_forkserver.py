@@ -16,7 +16,7 @@ from tests.launch.test_open_files import workers
 from trainer.errors import Died
 from trainer.launch import process
 from trainer.launch.forkserver import launch
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -30,7 +30,7 @@ def goes_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_run_ends_although_its_forkserver_is_stopped(tmp_path: Path) -> None:
     before = multiprocessing.active_children()
-    result = launch([workers(stops_its_forkserver, 1)], False, tmp_path, Meeting())
+    result = launch([workers(stops_its_forkserver, 1)], False, tmp_path, Rendezvous())
     assert result.of["worker"][0] == multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     assert multiprocessing.active_children() == before, "Python would wait for them at its end"
 
@@ -38,5 +38,5 @@ def test_run_ends_although_its_forkserver_is_stopped(tmp_path: Path) -> None:
 def test_process_that_is_killed_is_missed_although_its_forkserver_is_stopped(tmp_path: Path) -> None:
     before = multiprocessing.active_children()
     with pytest.raises(Died, match="worker 0 ended with exit code 255"):
-        launch([workers(stops_its_forkserver, 1)], True, tmp_path, Meeting())
+        launch([workers(stops_its_forkserver, 1)], True, tmp_path, Rendezvous())
     assert multiprocessing.active_children() == before

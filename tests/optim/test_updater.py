@@ -17,7 +17,7 @@ from tests.strategies.launching import payload
 from trainer.optim.by_name import by_name
 from trainer.optim.schedules import Constant, Cosine, Step
 from trainer.optim.updater import Updater
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 from trainer.worker.loop import fit
 from trainer.worker.validation import validate
 

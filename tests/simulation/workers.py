@@ -30,13 +30,14 @@ from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
 from trainer.optim.updater import Updater
-from trainer.strategies.contract import Lease, Life, Others, Seat
+from trainer.strategies.contract import Lease
 from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.worker import async_and_ssp, connections, geo, sync
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.pserver.worker.remote_model import Looked
 from trainer.strategies.pserver.worker.worker import PserverWorker
+from trainer.strategies.seat import Life, Others, Seat
 from trainer.worker.coming_back import NOBODY, Missed, TooLate, let_in, wait_for
 from trainer.worker.returned import NOT_WRITTEN, Returned
 

@@ -30,9 +30,9 @@ from trainer.launch.process import resolve
 from trainer.models.sync_batch_norm import synchronised
 from trainer.planning.launcher import Assignment
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
+from trainer.strategies.seat import Seat
 from trainer.worker.build import build
 from trainer.worker.loop import fit, train_epoch
 from trainer.worker.settings import settings

@@ -24,7 +24,7 @@ from trainer.config import schema
 from trainer.config.keys import key_of
 from trainer.job.check import get_ready
 from trainer.job.ready import Ready
-from trainer.launch.forkserver import Meeting, launch
+from trainer.launch.forkserver import Rendezvous, launch
 from trainer.launch.started_process import Role
 
 
@@ -126,4 +126,4 @@ def start(handed: list[dict[str, Any]], log_dir: Path) -> dict[str, dict[int, An
     entry = "tests.strategies.entries:each_case"
     sizes = handed[0]["payload"]["plan"]["topology"]["roles"]
     roles = [Role(name, size, entry, ["cpu"] * size) for name, size in sizes.items()]
-    return launch(roles, {"cases": handed}, log_dir, Meeting()).of
+    return launch(roles, {"cases": handed}, log_dir, Rendezvous()).of

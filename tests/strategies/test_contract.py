@@ -13,8 +13,9 @@ from trainer.errors import RunFailed
 from trainer.host.notes_board import SealedBoard
 from trainer.planning.launcher import Assignment
 from trainer.strategies import builtin
-from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Seat, Strategy
+from trainer.strategies.contract import Declaration, LeasesWork, ObservesValidations, Scatters, Strategy
 from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.seat import Seat
 from trainer.strategies.single import Single
 from trainer.worker.user_strategy import check_abilities
 
@@ -38,7 +39,7 @@ def test_workers_can_do_what_their_declaration_promises_and_no_less(declaration:
     worker, traits = locate(declaration.worker), declaration().traits
     assert issubclass(worker, Scatters) == traits.scatters
     assert issubclass(worker, LeasesWork) >= traits.leases  # pserver_sync has the method and works in step
-    assert issubclass(worker, GoesByValidations)
+    assert issubclass(worker, ObservesValidations)
 
 
 @pytest.mark.parametrize("strategy", ["collective", "local_sgd"])

@@ -28,7 +28,8 @@ from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed, UserError
 from trainer.optim.updater import Updater
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Declaration, MakeUpdater, Seat, Strategy, Traits
+from trainer.strategies.contract import Declaration, MakeUpdater, Strategy, Traits
+from trainer.strategies.seat import Seat
 
 ADDRESS = "toy_server/address"
 MARGIN_S = 5.0

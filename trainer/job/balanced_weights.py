@@ -14,16 +14,15 @@ from trainer.planning.user_class_checks import asked
 
 
 def weighed(ready: Ready, early: bool = False) -> Ready:
-    """The job whose plan has the weights that are ``balanced`` in the config, from the labels of its training data.
+    """The job with the ``balanced`` weights of its config, computed from the labels of its training data.
 
-    An evaluation of saved weights takes those of the run that left them.
+    An evaluation of saved weights takes the weights of the run that wrote them.
 
     Args:
-        early: the data may not be prepared. Those that cannot be opened yet are counted when they are; the others are
-            refused before anything is written.
+        early: the data may not be prepared yet; if they cannot be opened, the job is returned unchanged.
 
     Raises:
-        UserError: the training data have no labels to count, or a class has no sample; or the sampler returns no order.
+        UserError: the training data have no labels, a class has no sample, or the sampler returns no order.
     """
     config = ready.checked.config
     keys = balanced_keys(config)

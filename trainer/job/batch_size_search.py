@@ -25,11 +25,11 @@ from trainer.wording import counted
 KEY = "data.batch_size"
 ENTRY = "trainer.worker.batch_size_trial:trial"
 MOST = 1 << 20
-"""Samples per worker that are tried at most, where the data are as many as are asked for."""
+"""Most samples per worker that are tried, if the data source makes any number of samples."""
 KILLED = re.compile(r"was killed by SIG(KILL|ABRT|BUS|SEGV)")
-"""How a process ends that gets no memory, where it gets no chance to say so."""
+"""Signals by which a process without memory ends, if it cannot report its error."""
 STEPS = 16
-"""What is found is less than a sixteenth below the largest."""
+"""The found size is less than a sixteenth below the largest."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,9 @@ class Try:
 
 
 def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> int:
-    """Search for the largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none
-    does.
+    """The largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none fits.
 
-    Up to 16 it is found exactly, above to less than a sixteenth, in whole steps of a power of two.
+    Sizes up to 16 are found exactly; larger ones to less than a sixteenth, in steps of a power of two.
     """
     low, high, size = 0, most + 1, min(first, most)
     bounded = False
@@ -63,7 +62,7 @@ def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> i
 
 
 def _next(low: int, high: int, bounded: bool) -> int:
-    """The size to try; ``low`` when there is nothing more to learn."""
+    """The next size to try; ``low`` if the search is over."""
     if not bounded:
         return min(2 * low, high - 1)
     if not low:
@@ -98,7 +97,7 @@ def found(before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: 
 
 
 def _rate(job: Ready) -> str:
-    """What becomes of the learning rate."""
+    """Describe the learning rate that follows from the batch size."""
     plan, scaling = job.plan, str(job.checked.config.optimizer.get("lr_scaling", "none"))
     if plan.batches.lr is None:
         return ""
@@ -111,8 +110,8 @@ class Search:
     """Tries batch sizes, each in processes that end with the trial.
 
     Attributes:
-        most: the largest size that the data make.
-        broken: a try failed for another reason than memory; its folder stays.
+        most: the largest size that the data allow.
+        broken: a try failed for another reason than memory; its folder is kept.
         last: the last try.
     """
 
@@ -144,7 +143,7 @@ class Search:
         return self.prepare(fresh) if known is None else fresh.with_facts(known)
 
     def _prepared_facts(self, facts: Facts) -> Facts | None:
-        """What preparing the data makes of these facts, where that is known."""
+        """The facts after preparation, if they are known already; else None."""
         return self.ready.checked.facts if facts in (self.before.checked.facts, self.ready.checked.facts) else None
 
     def fits(self, size: int) -> bool:
@@ -191,7 +190,7 @@ class Search:
 
 
 def _as_many_as_asked_for(ready: Ready) -> bool:
-    """Whether the data have more samples where a batch has more, as noise has."""
+    """Whether the number of samples follows the batch size, as with noise."""
     checked = ready.checked
     one, two = (checked.source.facts(n * checked.global_batch_size).train_samples for n in (1, 2))
     return one != two

@@ -43,7 +43,7 @@ def get_ready(
     """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
     Args:
-        place: the key that names ``run_dir``, or the folder ``above`` of the sweep that the job belongs to.
+        place: the key that names ``run_dir``, or the folder ``above`` of the job's sweep.
         whole: the user named the folder by its whole path.
         passed: called when the light checks are passed, before torch is imported.
 
@@ -89,7 +89,7 @@ def _of_these_classes(ready: Ready, folder: Path) -> Resume:
     try:
         anew = partial(begins_anew, ready.plan, ready.model, folder)
         resume = fit(checked.config, ready.plan, folder, anew)
-    except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
+    except UserError:  # if the classes differ, so do many other facts: report the classes
         if other and not checked.config.resume.allow_changes:
             raise other_classes(other, folder) from None
         raise
@@ -112,13 +112,13 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     said: set[str] = set()
 
     def say(line: str) -> None:
-        if line not in said:  # of a damaged checkpoint, where copies are looked for as well
+        if line not in said:  # a damaged checkpoint is found twice, if copies are searched as well
             Screen().print(line, soft_wrap=True)
         said.add(line)
 
     run_dir = Path(plan.paths.run_dir)
     if plan.topology.least_nnodes and plan.topology.node_rank:
-        return None  # host 0 tells it, when the hosts have met
+        return None  # host 0 names the checkpoint, when the hosts have met
     goes_on = config.resume.path not in (None, FRESH)
     if goes_on and not (config.plan or plan.topology.node_rank):
         wait_for_the_life_before(run_dir, say)

@@ -1,4 +1,4 @@
-"""Rows of the plan table about checkpoints: from where a run resumes, and what it will leave to resume from."""
+"""Rows of the plan table about checkpoints: from which one a run resumes, and which ones it will write."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trainer.wording import sized
 SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2}
 """Numbers that an optimizer keeps for each parameter."""
 MOVED = ("SGD", "RMSprop")
-"""Optimizers that keep one more with momentum."""
+"""Optimizers that keep one more number with momentum."""
 MOST_SLOTS = 2
-"""Of an optimizer that is not known here."""
+"""Numbers for an optimizer that is not in ``SLOTS``."""
 BESIDES = 20_000
-"""Bytes that a worker's part has besides: random generators, progress, its share of checkpoint.json."""
+"""Further bytes of a worker's part: random generators, progress, its share of checkpoint.json."""
 
 NOT_FINITE = {
     "skip": "updates are left out (on_nonfinite=skip)",
@@ -90,7 +90,7 @@ def _stay(config: CheckpointConfig) -> str:
 
 
 def _size(ready: Ready) -> tuple[str, float]:
-    """How large a checkpoint is: whether that is exact, and the bytes that are written for it. The best weights are a
+    """The size of a checkpoint: ``about`` or ``at most`` if it is estimated, and the bytes. The best weights are a
     link."""
     if ready.resume is not None:
         files = durable_folder.files(ready.resume.folder, store.FORMAT).items()
@@ -112,7 +112,7 @@ def _size(ready: Ready) -> tuple[str, float]:
 
 
 def _takes(ready: Ready, size: float) -> str:
-    """How long it takes to write a checkpoint, by the speed of the disk now."""
+    """The time to write a checkpoint at the current speed of the disk, in words."""
     try:
         rate = disk_speed.rate(Path(ready.plan.paths.run_dir), int(size))
     except OSError as error:
@@ -130,7 +130,7 @@ def _takes(ready: Ready, size: float) -> str:
 
 
 def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
-    """A row if the disk will not take the checkpoints that stay and the one that is being written."""
+    """Yield a row if the disk has too little room for the kept checkpoints and a new one."""
     config = ready.checked.config.checkpoint
     needed = (config.keep_last + config.keep_best + 1) * size
     free = shutil.disk_usage(nearest(Path(ready.plan.paths.run_dir))).free

@@ -23,17 +23,18 @@ from trainer.run_folder.lives import Life
 from trainer.run_folder.reset_files import copy_points, reset_to_checkpoint
 
 PATIENCE_S = 30.0
-"""Longest wait for the processes of the life before: the one that sends its points tries for some seconds to tell its
-end."""
+"""Longest wait for the processes of an earlier life: its recorder tries for some seconds to send its end."""
 
 
 @contextmanager
 def alone(run_dir: Path, say: Callable[[str], None], make: bool = True) -> Iterator[None]:
-    """Context manager: nobody else works in the run's folder, where there is one. All processes of its previous life
-    have ended.
+    """Context manager: no other process works in the run's folder, and its earlier life has ended.
+
+    Args:
+        make: make the folder if there is none.
 
     Raises:
-        UserError: they do not end.
+        UserError: the processes of the earlier life do not end.
     """
     hold = FolderLock(run_dir, make)
     try:
@@ -49,7 +50,7 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
     Raises:
         UserError: as of :func:`alone`.
     """
-    with alone(run_dir, say, make=False):  # what is only checked writes nothing
+    with alone(run_dir, say, make=False):  # a check writes nothing
         pass
 
 
@@ -57,11 +58,11 @@ def wait_for_the_life_before(run_dir: Path, say: Callable[[str], None]) -> None:
 def held(ready: Ready) -> Iterator[None]:
     """Context manager: claims the run's folder, so that no other run begins or works there.
 
-    A run that goes on has waited before it looked for the newest checkpoint, and does not wait again. Of several hosts
-    host 0 sees to this; the others begin to work there when all have met.
+    A resumed run does not wait: it has waited before it searched for the newest checkpoint. Of several hosts only host
+    0 claims the folder; the others work there after all have met.
 
     Raises:
-        UserError: somebody does, or has left there meanwhile what could go on.
+        UserError: another run works there, or has meanwhile left a checkpoint there.
     """
     if ready.plan.topology.node_rank:
         yield
@@ -80,10 +81,10 @@ def held(ready: Ready) -> Iterator[None]:
 
 
 def _check_still_free(ready: Ready, run_dir: Path) -> None:
-    """Check the folder again, now that no other command works there: :func:`make_room` may clear it.
+    """Check the folder again under the lock, because :func:`make_room` may clear it.
 
     Raises:
-        UserError: a run that could go on would be lost.
+        UserError: a run that can be resumed would be lost.
     """
     config, resume = ready.checked.config, ready.resume
     try:
@@ -126,10 +127,9 @@ def make_room(folder: Path, ready: Ready, overrides: Sequence[str], say: Callabl
 
 
 def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[Life, ...]:
-    """Put the run's files back to the checkpoint, or bring those of the run that it goes on with; returns its lives so
-    far.
+    """Reset the run's files to its checkpoint, or copy those of the run that it continues; returns its lives so far.
 
-    To do it twice changes nothing: who is killed in it does it again.
+    A second call changes nothing, so a run that is killed here can be started again.
     """
     source, points = resume.source, resume.about.points
     before = lives.past(source)
@@ -153,7 +153,7 @@ def claim(folder: Path, chosen: bool, key: str = "hydra.run.dir") -> Path:
     ``NAME``).
 
     Raises:
-        UserError: it cannot be made, though it looked so.
+        UserError: it cannot be made.
     """
     try:
         if chosen:

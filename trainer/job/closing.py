@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KILLED_FLUSH_S = 4.0
 CUT_SHORT = ("killed", PREEMPTED)
-"""How a run ends to which the machine gives little time."""
+"""Statuses of runs that have little time for their end."""
 
 
 class Closing:
@@ -106,7 +106,7 @@ def finish(
 
 
 def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
-    """How far the run came; of one that broke, the result gets its last and best metrics from there."""
+    """Write the last status. A failed run's result gets its last and best metrics from the status before."""
     from trainer.run_folder.json_files import leave
     from trainer.terminal.status import read_status
 
@@ -117,7 +117,7 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
     if result.status == "done":
         total = max(status["total"], result.steps)
         status |= {"step": result.steps, "total": total, "percent": 100.0, "eta_s": 0.0, "metrics": result.metrics}
-        if plan.objective.best in result.best:  # who was suspended and goes on at the end may have written older ones
+        if plan.objective.best in result.best:  # a suspended worker may have written an older best value
             best = {"metric": plan.objective.best, "value": result.best[plan.objective.best], "step": result.best_step}
             status |= {"bests": result.best, "best": best}
     elif not result.metrics:
@@ -127,7 +127,7 @@ def _close_status(result: Result, run_dir: Path, plan: Plan) -> None:
 
 
 def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
-    """Pictures of the run, and of what the last validation found: a source of the user's own may break there."""
+    """Draw the pictures of the run and of its last validation; the user's own data source may fail there."""
     from trainer.job import curves
     from trainer.metrics.validation_file import WHICH, read
 
@@ -147,7 +147,7 @@ def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
 def _close_tracking(
     result: Result, run_dir: Path, ready: Ready, overrides: Sequence[str], tracker: RecorderProcess
 ) -> None:
-    """What is not sent yet, how the run ended, its artifacts."""
+    """Send the remaining points, the end of the run and its artifacts to the trackers."""
     from trainer.terminal.screen import Screen
     from trainer.tracking.describe import NOTE, note
 

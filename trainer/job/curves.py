@@ -15,7 +15,7 @@ from trainer.visible import printed
 
 PANELS = (("loss", "loss"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
 A_RATE = "per second"
-"""Ends the name of a panel whose values are told from 0 on."""
+"""End of the names of panels with an axis from 0."""
 ACCURACY = ("acc", "accuracy")
 SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), ("rows", "rows of tables"))
 
@@ -72,17 +72,16 @@ def draw_servers(run_dir: Path, title: str) -> Path | None:
 
 
 def _as_trained(series: tuple[list[int], list[float]]) -> tuple[list[int], list[float]]:
-    """Without what was measured once more after the last update, when workers push nothing."""
+    """The series without a second value after the last update, when workers push nothing."""
     steps, values = series
     rest = steps[-2:-1] == steps[-1:]
     return (steps[:-1], values[:-1]) if rest else series
 
 
 SIDE, EDGE, FOOT, HEAD = 0.9, 0.25, 0.55, 0.75
-"""Inches around the panels: numbers and name of the upward axis, nothing, those of the other axis, two lines of
-title."""
+"""Margins in inches: left (y axis), right, bottom (x axis), top (title of two lines)."""
 Panel = Callable[[Any], None]
-"""Draws itself on an axis."""
+"""A function that draws a panel on an axis."""
 
 
 def drawn(title: str, panels: Sequence[Panel | None]) -> Any:
@@ -173,7 +172,7 @@ def _bars(counts: Mapping[str, Mapping[int, int]]) -> Panel | None:
 
 
 def _widen(axis: Any) -> None:
-    """Around a single update, or a single staleness, also show its neighbours."""
+    """Show the neighbours of a single update or staleness, too."""
     left, right = axis.get_xlim()
     if right - left < 1.0:
         middle = round((left + right) / 2)

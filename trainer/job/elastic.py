@@ -1,7 +1,7 @@
 """Runs a job whose hosts come and go (launch.nnodes=MIN:MAX): life after life, each with the hosts that are present.
 
-Host 0 leads: it says who takes part in the next life, and from which checkpoint. When it ends, the run ends, because
-the others meet at its store; torchrun's c10d rendezvous has the same limit.
+Host 0 leads: it announces the hosts and the checkpoint of each life. The run ends with host 0, which keeps the store;
+torchrun's c10d rendezvous has the same limit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from trainer.errors import PREEMPTED, AskedToLeave, Died, Interrupted, NotFinite
 from trainer.host.addresses import free_port, with_port
 from trainer.host.signals import undisturbed
 from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
+from trainer.launch.lobby import MARK, TERMS, Guest, Host, Life, Lobby, RunOver
+from trainer.launch.lobby_store import open_lobby
 from trainer.launch.terms import terms
 from trainer.planning.launcher import Assignment, Deaths, Supervision
 from trainer.planning.resume import left_behind
@@ -32,7 +34,6 @@ from trainer.wording import counted
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
     from trainer.job.result import Result
-    from trainer.launch.lobby import Guest, Host, Life, Lobby
     from trainer.planning.plan import Plan
     from trainer.tracking.client import RecorderProcess
 
@@ -57,55 +58,48 @@ def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: Recorder
 @contextmanager
 def _lobby(ready: Ready) -> Iterator[Lobby]:
     """Host 0's lobby; at the end it tells the other hosts how the run ended."""
-    from trainer.launch.lobby import MARK, TERMS, Lobby
-    from trainer.launch.lobby_store import opened
-
     run_dir = Path(ready.plan.paths.run_dir)
     mark = run_dir / f".hosts-{secrets.token_hex(8)}"
-    with opened(ready.checked.config.launch) as board:
-        mark.touch()
-        lobby = Lobby(board, ready.plan.topology.nnodes)
-        board.set(TERMS, json.dumps(_terms(ready), default=str))
-        board.set(MARK, mark.name)
-        how, why = "failed", "host 0 has ended"
+    board = open_lobby(ready.checked.config.launch)
+    mark.touch()
+    lobby = Lobby(board, ready.plan.topology.nnodes)
+    board.set(TERMS, json.dumps(_terms(ready), default=str))
+    board.set(MARK, mark.name)
+    how, why = "failed", "host 0 has ended"
+    try:
+        yield lobby
+        how, why = lobby.how, ""
+    except BaseException as error:
+        how = PREEMPTED if isinstance(error, AskedToLeave) else "failed"
+        why = first_line(error)
+        raise
+    finally:
         try:
-            yield lobby
-            how, why = lobby.how, ""
-        except BaseException as error:
-            how = PREEMPTED if isinstance(error, AskedToLeave) else "failed"
-            why = first_line(error)
-            raise
+            with undisturbed():
+                lobby.end(how, why)
         finally:
-            try:
-                with undisturbed():
-                    lobby.end(how, why)
-            finally:
-                mark.unlink(missing_ok=True)  # who comes meanwhile still finds it
+            mark.unlink(missing_ok=True)  # last, for a host that comes meanwhile
 
 
 @contextmanager
 def _guest(ready: Ready) -> Iterator[Guest]:
     """Another host in the lobby of host 0, until it leaves the run."""
-    from trainer.launch.lobby import Guest
-    from trainer.launch.lobby_store import opened
-
     launch = ready.checked.config.launch
-    with opened(launch) as board:
-        guest = Guest(board, launch.node_rank, with_port(launch.master_addr, launch.master_port))
-        try:
-            guest.come(Path(ready.plan.paths.run_dir), _terms(ready))
-            yield guest
-        finally:
-            guest.leave()
+    guest = Guest(open_lobby(launch), launch.node_rank, with_port(launch.master_addr, launch.master_port))
+    try:
+        guest.come(Path(ready.plan.paths.run_dir), _terms(ready))
+        yield guest
+    finally:
+        guest.leave()
 
 
 def _terms(ready: Ready) -> dict[str, Any]:
-    """What must be equal in the commands of all hosts, without the checkpoint: host 0 sends that in each life."""
+    """The terms that must be equal on all hosts, without the checkpoint, which host 0 announces for each life."""
     return {**terms(ready.plan, ready.checked.config, ready.assignment), "the checkpoint": ""}
 
 
 def _planned_for(ready: Ready, life: Life) -> Ready:
-    """The job as this host does it in that life."""
+    """The job, planned for the hosts of a life."""
     alone = len(life.hosts) == 1
     of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.topology.node_rank), 0 if alone else life.port)
     checkpoint = Path(ready.plan.paths.run_dir) / CHECKPOINTS / life.resume
@@ -118,8 +112,11 @@ def _planned_for(ready: Ready, life: Life) -> Ready:
 
 
 def _described(life: Life, ready: Ready, most: Plan) -> str:
-    """One line: who takes part, how the samples of an update are shared out, and the updates where they are not those
-    of ``most``, the plan of all hosts."""
+    """Describe a life in one line: hosts, batches, checkpoint, and updates if their number changed.
+
+    Args:
+        most: the plan for all hosts.
+    """
     plan, names = ready.plan, [str(number) for number in life.hosts]
     who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
@@ -198,15 +195,15 @@ class _Leading:
             return None, _failure(error)
 
     def _all_leave(self, outcome: dict[str, Any], others: Sequence[Host]) -> bool:
-        """Whether the whole run was asked to leave. False if only some hosts were, or if a host came in."""
+        """Whether all hosts were asked to leave. False if only some hosts were, or if a host waits for admission."""
         asked = outcome.pop("asked", "")
         return bool(asked) or not (self.lobby.resized or any(host.asked for host in others))
 
     def _between(self, error: RunFailed | None, others: Sequence[Host]) -> str:
-        """Print and count what happened between two lives; returns the checkpoint from which the next life resumes.
+        """Report and count the end of a life; returns the checkpoint from which the next life resumes.
 
         Raises:
-            RunFailed: there is no next one.
+            RunFailed: there is no next life.
         """
         update = int(read_status(Path(self.ready.plan.paths.run_dir)).get("step") or 0)
         how, why, which = PREEMPTED, "hosts came or left", "goes on with other hosts"
@@ -224,11 +221,10 @@ class _Leading:
         return resume
 
     def _death(self, error: RunFailed, others: Sequence[Host]) -> Died | None:
-        """The death behind the end of a life: of a process here or on another host, or of a host; None: hosts have
-        left.
+        """The death that ended a life: of a process on any host, or of a host; None: hosts have left.
 
         Raises:
-            RunFailed: nobody has died or left, and the life has failed by its own error.
+            RunFailed: the life failed by its own error.
         """
         if isinstance(error, Died):
             return error
@@ -244,8 +240,8 @@ class _Leading:
 
 
 def _failure(error: RunFailed | Interrupted) -> RunFailed:
-    """How a life failed; where another host was asked to leave before the first update, the others go on without that
-    host.
+    """The error of a failed life. If another host was asked to leave before the first update, the run goes on without
+    it.
 
     Raises:
         Interrupted: this host was asked to leave, or to end.
@@ -260,11 +256,10 @@ def _failure(error: RunFailed | Interrupted) -> RunFailed:
 
 
 def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
-    """The outcome of a host that was asked to leave in a life that failed before all had saved: the others go on from
-    the newest checkpoint, and so does its command.
+    """The outcome of a host that was asked to leave, in a life that failed before all hosts had saved.
 
     Raises:
-        AskedToLeave: there is none yet.
+        AskedToLeave: there is no checkpoint yet.
     """
     newest = store.newest_whole(run_dir / CHECKPOINTS, verify=False)
     if newest is None:
@@ -273,10 +268,10 @@ def _preempted(run_dir: Path, asked: str) -> dict[str, Any]:
 
 
 def _missed(last: int, now: int) -> str:
-    """A line for a host that takes part again after lives without it, which had lost it; '' if it missed none.
+    """A line for a host that takes part again after lives without it; '' if it missed none.
 
     Args:
-        last: the life that it took part in before, 0 if none; now: the one that begins.
+        last: its last life, 0 if none. now: the life that begins.
     """
     if not last or now == last + 1:
         return ""
@@ -288,24 +283,21 @@ def _missed(last: int, now: int) -> str:
 
 
 def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
-    """Another host than host 0: it takes part in each life that host 0 tells of.
+    """On every host but host 0: take part in each life that host 0 announces for it.
 
     Raises:
         RunFailed: the run failed, or host 0 is gone.
     """
-    from trainer.launch.lobby import RunOver
-
     outcome: dict[str, Any] = {"ended": LATE}
     failure: RunFailed | None = None
     say, number = screen(), 0
     while True:
-        try:
-            life = guest.next_life(number)
-        except RunOver as over:
-            if over.how == "failed":
-                raise failure or RunFailed(over.why) from None
-            if over.how == PREEMPTED and outcome.get("ended") != PREEMPTED:
-                raise AskedToLeave(f"host 0 has ended the run: {over.why or 'it was asked to leave'}") from None
+        life = guest.next_life(number)
+        if isinstance(life, RunOver):
+            if life.how == "failed":
+                raise failure or RunFailed(life.why)
+            if life.how == PREEMPTED and outcome.get("ended") != PREEMPTED:
+                raise AskedToLeave(f"host 0 has ended the run: {life.why or 'it was asked to leave'}")
             return outcome
         if missed := _missed(number, life.number):
             say(missed)
@@ -331,5 +323,5 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
         preempted = outcome.get("ended") == PREEMPTED
         guest.note(ended=number, how=PREEMPTED if preempted else "done", asked=asked)
         if asked or not preempted:
-            return outcome  # host 0 hears of it with the goodbye, if it still listens
+            return outcome  # ``leave`` writes the note, if host 0 still answers
         guest.tell()

@@ -45,10 +45,10 @@ def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
 
 
 def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
-    """As :func:`check_nothing_lost`, of the run's copies: those that it does not go on from are given up.
+    """Refuse to give up copies of another run in a folder of the same name, as :func:`check_nothing_lost` does here.
 
     Raises:
-        UserError: the address holds checkpoints of a run in a folder of that name.
+        UserError: ``checkpoint.to`` holds checkpoints that this run does not continue.
     """
     path, run_dir = config.resume.path, Path(plan.paths.run_dir)
     if config.mode != "train" or plan.topology.node_rank or path == FRESH or (remote := _copies(config, plan)) is None:
@@ -72,10 +72,9 @@ def _copies(config: RunConfig, plan: Plan) -> Remote | None:
 
 
 def _into_cache(address: str, say: Say) -> Path:
-    """A checkpoint of another run, with its run's files, in the user's cache; what is there already is not fetched
-    again.
+    """Fetch a checkpoint of another run, with its run's files, into the user's cache, unless the cache has it.
 
-    Of several commands one fetches at a time, and the others then find what it has fetched.
+    One command fetches at a time; the others wait for it.
     """
     remote, step = named(address)
     source = cache_root() / "fetched" / hashlib.blake2b(f"{remote.address}/{step}".encode(), digest_size=8).hexdigest()
@@ -91,7 +90,7 @@ def _into_cache(address: str, say: Say) -> Path:
         if not is_there():
             say(f"fetches {remote.address}/{step} ({remote.size(step) / 1e6:.1f} MB)")
             remote.fetch_run(step, source, CARRIED)
-            remote.fetch(step, checkpoints)  # last: what others look for
+            remote.fetch(step, checkpoints)  # last, because ``is_there`` checks its marker
     return checkpoints / step
 
 
@@ -99,10 +98,10 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
     """Fetch the newest copy that is whole, if it is newer than the newest whole checkpoint in the run's folder.
 
     Returns:
-        Whether the run can only be planned as one that begins: it would go on from a copy, and a plan fetches nothing.
+        Whether the plan must be that of a new run: ``plan=true`` fetches nothing, and no checkpoint is here.
 
     Raises:
-        UserError: there are copies that cannot be reached, or that have the folder's other name.
+        UserError: copies cannot be reached, or belong to the folder's other name.
     """
     here, found = store.newest_whole(run_dir / CHECKPOINTS, say), remote.found()
     if not (newer := [step for step in found if _is_newer(step, here)]):
@@ -133,14 +132,13 @@ def _is_newer(step: str, here: Path | None) -> bool:
 
 
 def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say) -> None:
-    """Fetch the newest of these copies that is whole, unless another command has fetched it before this one had the
-    folder to itself.
+    """Fetch the newest whole copy, unless another command has fetched it meanwhile.
 
     Args:
         steps: the newest first.
 
     Raises:
-        Unreachable: the address fails; Retired: another machine's run has removed one.
+        Unreachable: the address fails. Retired: a run on another machine has removed one.
     """
     here = store.newest_whole(run_dir / CHECKPOINTS, say)
     for step in steps:
@@ -152,7 +150,7 @@ def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say)
             bring(remote, step, run_dir)
             return
         except (Unreachable, Retired):
-            raise  # later there may be a whole one: nobody goes on from an older one, which would give it up
+            raise  # a run from an older copy would give up this one, which may be readable later
         except UserError as error:
             say(f"passed over: {place}: {error.what}: {error.why}")
     with contextlib.suppress(OSError):
@@ -160,11 +158,7 @@ def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say)
 
 
 def _check_other_name(config: RunConfig, plan: Plan) -> None:
-    """The run's copies may have the folder's other name: its whole path, or the path from here.
-
-    Raises:
-        UserError: there are some.
-    """
+    """Refuse if copies exist under the folder's other name: its whole path, or the path from here."""
     run_dir = Path(plan.paths.run_dir)
     local, other = (
         Remote(address_of(str(config.checkpoint.to), run_dir, whole))
@@ -186,8 +180,7 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
 
 
 def bring(remote: Remote, step: str, run_dir: Path) -> Path:
-    """Fetch a checkpoint from its address, with its run's files, into a run folder that the caller has to itself.
-    Returns the checkpoint's folder.
+    """Fetch a checkpoint with its run's files into a run folder that the caller has locked; returns its folder.
 
     Raises:
         UserError: it is damaged, or the address cannot be reached.

@@ -123,7 +123,7 @@ def _execute(
 
 
 def _starter(ready: Ready) -> Callable[[Starter, Ready, Result, RecorderProcess | None], dict[str, Any]]:
-    """How the run's processes are started: on a fixed number of hosts, or on hosts that come and go."""
+    """The function that runs the lives: on a fixed number of hosts, or on hosts that come and go."""
     if not ready.plan.topology.least_nnodes:
         return start_and_restart
     from trainer.job.elastic import start_on_hosts
@@ -132,7 +132,7 @@ def _starter(ready: Ready) -> Callable[[Starter, Ready, Result, RecorderProcess 
 
 
 def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
-    """Context manager: checkpoints are copied to ``checkpoint.to``, if the run has one and this host writes them."""
+    """Context manager: copies checkpoints to ``checkpoint.to``, if it is set and this is host 0."""
     config = ready.checked.config
     if config.checkpoint.to is None or ready.plan.topology.node_rank or not config.saves_checkpoints:
         return nullcontext()
@@ -142,7 +142,7 @@ def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
 
 
 def _begin_folder(own_folder: Path, ready: Ready, overrides: Sequence[str]) -> None:
-    """The run's folder with its config, and with a place for checkpoints; from now on there is a job to close."""
+    """Make or clear the run's folder, and write its config. From now on the job has to be closed."""
     early_signals.leave_to_job()
     make_room(own_folder, ready, overrides, _say)
     _leave_config(own_folder, ready.checked.config)
@@ -157,7 +157,7 @@ def _say(line: str) -> None:
 
 
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
-    """The result of a run whose workers have all ended well."""
+    """The result after all workers have ended well."""
     chosen = {**_chosen(plan), **outcome.pop("chosen", {})}
     why = {**plan.remarks.why, **outcome.pop("why", {})}
     ended = replace(result, chosen=chosen, why=why, **outcome)
@@ -165,7 +165,7 @@ def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
 
 
 def _with_batch(asked: Ready, ready: Ready) -> Ready:
-    """The job with the largest batch that fits, where that is asked for; ``asked``: before its data were prepared."""
+    """The job with the largest batch that fits, for ``data.batch_size=auto``; ``asked``: before data were prepared."""
     if not ready.checked.searches:
         return ready
     from trainer.job.balanced_weights import weighed
@@ -177,7 +177,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 
 
 def _chosen(plan: Plan) -> dict[str, Any]:
-    """What ``auto`` chose in this run, with the batch size if it was searched for."""
+    """The choices of ``auto``, with the batch size if it was searched for."""
     size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
     return {**size, **asdict(plan.chosen)}
 
@@ -212,7 +212,7 @@ def _leave_config(run_dir: Path, config: RunConfig) -> None:
 
 
 def _leave_names(run_dir: Path, ready: Ready) -> None:
-    """The classes' names, by which mode=predict calls them where the data are not at hand."""
+    """Write the names of the classes, for mode=predict on a machine without the data."""
     from trainer.host.files import replace_file
 
     checked = ready.checked

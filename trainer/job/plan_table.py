@@ -17,14 +17,14 @@ from trainer.wording import counted
 
 MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
-"""Rows that ``verbosity=debug`` has besides."""
+"""Rows that only ``verbosity=debug`` shows."""
 IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
-"""Rows of what ``auto`` chose, shown with ``verbosity=debug``."""
+"""Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
 ONE_LINE = 62
 """Characters of a cell that a terminal of 80 columns shows on one line."""
 NOT_WATCHED = "none: the only worker is this process"
 IN_PLACE = ("", str(InProcessLaunch._target_))
-"""Launchers for which one worker alone is the process that the user starts."""
+"""Launchers that run one worker alone in the process that the user starts."""
 MOST_BUCKETS_SHOWN = MOST_WEIGHTS_SHOWN = 12
 INSECURE = "the hosts have no secret in common: whoever reaches the meeting point can change the training"
 
@@ -52,7 +52,7 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
 
 
 def _is_detail(what: str, value: str, plan: Plan) -> bool:
-    """Whether a row of the plan table is for ``verbosity=debug`` alone: it is as usual, or follows from the others."""
+    """Whether only ``verbosity=debug`` shows a row: its value is the usual one, or follows from other rows."""
     if what in DETAILS or (what in IF_AUTO and what in plan.remarks.why):
         return True
     if what == "  written in":
@@ -65,7 +65,7 @@ def _is_detail(what: str, value: str, plan: Plan) -> bool:
 
 
 def _shortened(what: str, value: str, plan: Plan) -> str:
-    """A cell without a long reason of ``auto``, and with paths as from the working folder."""
+    """A cell without a long reason of ``auto``, and with paths relative to the working folder."""
     if len(value) > ONE_LINE and what != "batch size":
         value = value.partition("  (auto: ")[0]
     if what == "weights" and plan.mode == "train":
@@ -247,14 +247,14 @@ def _sizes(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _leased(plan: Plan) -> str:
-    """The plan table's cell of how training data are handed out while an epoch lasts."""
+    """The plan table's cell about leased blocks."""
     batches = -(-plan.batches.lease_batches // plan.batches.merge) * plan.batches.merge
     of = f" of {counted(batches, 'batch', ',')}" if batches else ""
     return f"leased in blocks{of}; a lost worker's {'are dropped' if plan.batches.drops_lost else 'go to others'}"
 
 
 def _data(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What is learnt from, or what a prediction looks at, and what is done to it."""
+    """The data, and how they are preprocessed."""
     facts = plan.data.facts
     if plan.data.predict:
         about = "" if plan.data.predict.each == "image" else "about "
@@ -303,7 +303,7 @@ def _data(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _measured(plan: Plan) -> str:
-    """What is measured: validations, the test, both, or in an evaluation what it asks for; empty: nothing."""
+    """The measurements: validations, the test, both, or the evaluation; empty: none."""
     measured = (
         {"a validation": plan.objective.best, "the test": plan.objective.tests}
         if plan.mode == "train"

@@ -34,11 +34,10 @@ def prepared(ready: Ready) -> Ready:
 
 
 def _named(ready: Ready, facts: Facts) -> Ready:
-    """The job planned again for the facts of its prepared data; data that were downloaded may tell their classes only
-    now.
+    """The job planned again for the facts of its prepared data. Downloaded data may name their classes only now.
 
     Raises:
-        UserError: the saved weights, or what the run starts from, are of other classes.
+        UserError: the saved weights, or the weights that the run starts from, have other classes.
     """
     checked = ready.checked
     if facts == checked.classes.undone(checked.facts):
@@ -49,7 +48,7 @@ def _named(ready: Ready, facts: Facts) -> Ready:
 
 
 def _with_measured(ready: Ready) -> Checked:
-    """The job with what its run had measured of the training data before the checkpoint that it resumes from."""
+    """The job's checked config, with the facts that its run had measured before the checkpoint."""
     checked = ready.checked
     if ready.resume is None:
         return checked
@@ -63,7 +62,7 @@ def _prepared_facts(checked: Checked, show: Progress) -> Facts:
     """Call the data source's ``prepare``; returns the facts of the data.
 
     Raises:
-        UserError: that is something else than facts.
+        UserError: ``prepare`` does not return facts.
     """
     what = f"data._target_={checked.config.data._target_}"
     facts = checked_facts(checked.source.prepare(checked.classes.undone(checked.facts), show), what, "prepare")
@@ -71,9 +70,9 @@ def _prepared_facts(checked: Checked, show: Progress) -> Facts:
 
 
 def fingerprinted(ready: Ready, tracked: bool) -> Ready:
-    """The job with the fingerprint of its prepared data, if that is for MLflow or for checkpoints.
+    """The job with the fingerprint of its prepared data, if MLflow or checkpoints need it.
 
-    Host 0 alone takes it, once for all workers: a source of files asks for the size of each.
+    Host 0 computes it once for all workers, because a source of files asks for the size of each file.
     """
     kept = ready.checked.config.saves_checkpoints and ready.checked.source.knows_its_data
     if ready.digest or ready.plan.topology.node_rank or not (tracked or kept):
@@ -85,7 +84,7 @@ def _fingerprint(ready: Ready) -> str:
     """The data's fingerprint; in mode=predict, that of the files that are read.
 
     Raises:
-        RunFailed: it cannot be taken; a source of the user's own may break where it is asked for one.
+        RunFailed: the data source cannot compute it.
     """
     source, facts = ready.checked.source, ready.checked.facts
     if ready.checked.files:
@@ -106,10 +105,10 @@ def _fingerprint(ready: Ready) -> str:
 
 
 def of_the_same_data(ready: Ready) -> Ready:
-    """Before anything is written: the job that resumes, with the data that it had.
+    """Check, before anything is written, that a resumed job has the data of its checkpoint.
 
     Raises:
-        UserError: it has others.
+        UserError: it has other data.
         RunPreempted: SIGTERM or SIGUSR1 came meanwhile.
     """
     resume = ready.resume

@@ -40,12 +40,12 @@ class NamedFolder:
 
 @dataclass(frozen=True)
 class Command:
-    """What the user asks for: a composed config with the keys that were typed, and the run's folder (``paths``).
+    """A command: its composed config, the keys that were typed, and the run's folder (``paths``).
 
-    A job is planned from it, and planned again from a changed one: for another batch size, or for other hosts.
+    A job is planned from its command, and planned again from a changed one: for another batch size, or for other hosts.
 
     Attributes:
-        place: the folder that the user has named, which may hold that of the run.
+        place: the folder that the user has named: the run's, or the one of its sweep.
     """
 
     config: Mapping[str, Any]
@@ -78,12 +78,11 @@ class Ready:
     """A job that has passed every check: its checked config, its model's facts, and its plan.
 
     Attributes:
-        command: the job is planned from it. imported: packages that the checks have imported: the processes need most
-        of them. swept: keys of which the sweep takes several values. later: the job is not the first of its sweep: few
-        words describe it. resume: the checkpoint from which it resumes; None: it begins. tested: what the run had
-        measured of the test data before it is resumed, see :class:`Assignment`. digest: the fingerprint of its data,
-        which then are prepared; empty: not computed. counted: the labels of its training data are counted, where they
-        have to be.
+        command: the job is planned from it. model: facts of the model. imported: packages that the checks have
+        imported; the processes need most of them. swept: keys with several values in the sweep. later: the job is not
+        the first of its sweep, and is described briefly. resume: the checkpoint from which it resumes; None: it begins.
+        digest: fingerprint of its prepared data; empty: not computed. tested: see :class:`Assignment`. counted: the
+        labels of its training data are counted, if they have to be.
     """
 
     command: Command
@@ -115,7 +114,7 @@ class Ready:
 
     @property
     def secrets(self) -> set[str]:
-        """The job's secret values: those in the config, and others that this process knows."""
+        """The secret values of the config, and others that this process knows."""
         return values(self.checked.config.plain()) | redact.HERE.values
 
     def with_plan(self, **changes: Any) -> Ready:
@@ -151,7 +150,14 @@ class Ready:
 
 
 def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
-    """The job with its plan, whether or not it goes on from somewhere."""
+    """Check a command and plan its job, without regard to a checkpoint.
+
+    Args:
+        passed: called when the light checks are passed, before torch is imported.
+
+    Raises:
+        UserError: the job cannot run.
+    """
     checked, place = check(command.config, command.typed), command.place
     with checked.lacks:
         if not checked.elsewhere:
@@ -177,11 +183,7 @@ def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checke
 
 
 def _check_places(checked: Checked, model: ModelFacts, place: NamedFolder) -> None:
-    """Refuse a job whose run folder or ``predict.output`` cannot be written, or has too little room.
-
-    Raises:
-        UserError: it cannot; of a plan it is listed.
-    """
+    """Refuse a run folder or ``predict.output`` that cannot be written, or has too little room."""
     here, output = not checked.elsewhere, checked.config.predict.output
     weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config.mode == "train" else 0
     with checked.lacks:

@@ -72,10 +72,10 @@ def _to_the_end(
 
 
 def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:
-    """Which rewind the run has after numbers that are not finite.
+    """Allow a rewind, and return which of how many it is, in words.
 
     Raises:
-        NotFinite, RunFailed: it has none.
+        NotFinite, RunFailed: none is allowed.
     """
     if config.on_nonfinite != "rewind":
         raise bad
@@ -87,8 +87,7 @@ def _rewind(config: RunConfig, bad: NotFinite, before: int) -> str:
 
 
 def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
-    """``nonfinite.json`` becomes ``nonfinite.N.json``, so that each rewind has its own; returns the error that tells
-    so."""
+    """Rename ``nonfinite.json`` to ``nonfinite.N.json``, one for each rewind; returns the error with the new name."""
     report = run_dir / REPORT
     if not report.is_file():
         return bad
@@ -99,12 +98,12 @@ def _set_report_aside(run_dir: Path, number: int, bad: NotFinite) -> NotFinite:
 def _again(
     ready: Ready, last: Assignment, error: Died | NotFinite, which: str, tracker: RecorderProcess | None, result: Result
 ) -> Assignment:
-    """What the processes of the next life are handed; the run's folder is as it was at the checkpoint.
+    """Set the run's folder back to its checkpoint; returns the assignment of the next life.
 
     Args:
-        result: counts the updates that are done again after a death.
-        last: what those of the life before were handed.
-        error: why these ended; after numbers that were not finite the batches come in another order.
+        last: the assignment of the life that has ended.
+        error: why it ended. After :class:`NotFinite` the batches come in another order.
+        result: counts the updates that are done again.
     """
     say = screen()
     say(f"\nATTENTION: {error}")
@@ -139,11 +138,12 @@ def whence(resume: str) -> str:
 def begin_again(
     ready: Ready, tracker: RecorderProcess | None, how: str, update: int, why: str, workers: int
 ) -> tuple[store.About | None, str]:
-    """Restart a run: set its folder back to its newest checkpoint, and begin another life.
-    Returns that checkpoint's facts and folder (another run's if this run has none yet).
+    """Set a run's folder back to its newest checkpoint, and begin another life.
+
+    Returns that checkpoint's facts and folder; those of another run if this run has no checkpoint yet.
 
     Args:
-        how, update, why: the end of the life before.
+        how, update, why: the end of the last life.
 
     Raises:
         RunFailed: it has checkpoints, and none is whole.
@@ -165,13 +165,12 @@ def begin_again(
 
 
 def workers_update(death: Died) -> int:
-    """How many updates were done when a death led to a restart: by the worker that was furthest, or the dead server."""
+    """Updates at a death that led to a restart: of the worker with most updates, or of the dead server."""
     return max([n for name, n in death.done.items() if name.startswith("worker")] or [death.update])
 
 
 def updates_since(death: Died, checkpoint: str) -> int:
-    """How many updates after a checkpoint are lost with a death.
-    Counted at the server that had done most; without servers, at the worker that had.
+    """Updates after a checkpoint that a death loses: of the server with most; without servers, of the worker with most.
 
     Args:
         checkpoint: its folder; empty: the run goes back to its beginning.
@@ -186,7 +185,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
 
 
 def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None, say: Callable[[str], None]) -> None:
-    """Cut metrics.jsonl to ``points`` bytes, and let the tracker take back points that it has sent."""
+    """Cut metrics.jsonl to ``points`` bytes, and have the tracker remove the cut points that it has sent."""
     path = run_dir / POINTS
     cut = path.read_bytes()[points:] if path.is_file() else b""
     reset_to_checkpoint(run_dir, points, say)

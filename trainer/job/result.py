@@ -17,22 +17,25 @@ class Result:
     """The result of a run, as ``trainer.run`` returns it and ``result.json`` holds it.
 
     Attributes:
-        status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``. run_dir: its folder; run_id,
-        experiment_id: of MLflow, or None. tracking: by tracker, how the run ended there (id, where it is opened, lines
-        of metrics.jsonl that are unsent, error). metrics, best: last and best values by name; best_step: the update
-        after which checkpoints/best.safetensors is. validation: whether validations were made; without, there is no
-        best model. ended: why it ended: ``all updates done``, or an early stop or a callback's request and its reason.
-        steps, samples, seconds: updates (where work is leased: of worker 0), training samples over all workers, from
-        start to end. chosen, why: what ``auto`` picked and the reasons. class_weights: those of the loss that were
-        computed from the training data, by key of ``loss``. data_source: what was really trained on. mode: what was
-        done; unreadable: with ``predict``, the first files that could not be read. restarts: how often all processes,
-        or one of them, were started again because one had died. returned: how processes died that were started again
-        while the others went on.
-        lost_updates: updates after the last checkpoint that deaths took away; they were done again.
-        skipped: updates that were left out because they were not finite; rewinds: how often the run went back for that.
-        lost_workers: by rank, how workers died whom the others did without.
+        status: ``done``, ``failed``, ``killed``, ``preempted`` or ``planned``. run_dir: its folder. run_id,
+        experiment_id: of MLflow, or None.
+        tracking: by tracker, how the run ended there (id, address, unsent lines of metrics.jsonl, error).
+        metrics, best: last and best values by name. best_step: the update of checkpoints/best.safetensors.
+        validation: False: no validations were made, and there is no best model.
+        ended: ``all updates done``, or the reason of an early stop or of a callback's request.
+        steps: updates (if work is leased: of worker 0). samples: training samples over all workers. seconds: from
+            start to end.
+        chosen, why: the choices of ``auto``, and their reasons.
+        class_weights: weights of the loss that were computed from the training data, by key of ``loss``.
+        data_source: the data that were used. mode: train, eval or predict. unreadable: with ``predict``, the first
+            files that could not be read.
+        restarts: how often processes were started again after a death. returned: the deaths of processes that were
+            started again while the others went on.
+        lost_updates: updates after the last checkpoint that were done again after a death.
+        skipped: updates that were left out because they were not finite. rewinds: how often the run went back.
+        lost_workers: the deaths of workers, by rank, that the run went on without.
         not_copied: checkpoints that are not at ``checkpoint.to``.
-        not_printed: which of the standard streams nobody took to the end, and why; the run goes on without them.
+        not_printed: standard streams that were closed before the end, and why.
     """
 
     status: str
@@ -69,13 +72,12 @@ class Result:
 
 
 def planned(plan: Plan) -> Result:
-    """Return the result of a command that only shows the plan; its ``error`` tells why the run would be refused."""
+    """The result of a command that only shows the plan; ``error``: why the run would be refused."""
     return Result("planned", plan.paths.run_dir, error="\n".join(plan.remarks.lacks))
 
 
 def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:
-    """The update after which a run was done that is resumed unchanged, and what it measured of the test data; (0, {}):
-    it did not."""
+    """The last update and the test metrics of a finished run that is resumed unchanged; (0, {}): there are none."""
     if resume is None or not resume.here or resume.matters or resume.harmless or resume.lost:
         return 0, {}
     before = read_result(str(resume.source), "failed", "")

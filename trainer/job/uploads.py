@@ -17,11 +17,11 @@ from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.run_folder.reset_files import CARRIED
 from trainer.wording import counted
 
-LOOK_S = 0.5
+POLL_S = 0.5
 AGAIN_S = (5.0, 60.0)
-"""After a failure it is tried again after so long; each further wait is twice the last one, up to the second."""
+"""The first and the longest wait after a failed copy; each wait is twice the last one."""
 PATIENCE_S = 60.0
-"""At the end of the run: longest wait in which nothing is copied."""
+"""Longest time without progress at the end of the run."""
 
 
 class Uploads:
@@ -31,10 +31,10 @@ class Uploads:
         run_dir: the run's folder.
         remote: the run's copies.
         say: shows a line to the user.
-        keep: so many of the newest copies stay, also those that were never here.
+        keep: number of the newest copies that stay, also if this folder never had them.
 
     Attributes:
-        failed: why the last try came to nothing; empty: it did not.
+        failed: why the last copy failed; empty: it succeeded.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Uploads:
         self.ends.set()
         warned = False
         while self.thread.is_alive() and self.clock() - self.moved_at < patience_s:
-            self.thread.join(LOOK_S)
-            if self.thread.is_alive() and not warned and self.clock() - self.moved_at > 2 * LOOK_S:
+            self.thread.join(POLL_S)
+            if self.thread.is_alive() and not warned and self.clock() - self.moved_at > 2 * POLL_S:
                 self.say(f"waits until the checkpoints are at {self.remote.address}")
                 warned = True
         if left := self.left():
@@ -83,7 +83,7 @@ class Uploads:
                 self.step()
             if ends and not self.left():
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _moves(self) -> None:
         self.moved_at = self.clock()
@@ -121,7 +121,7 @@ class Uploads:
         self._retire(folder)
 
     def _retire(self, newest: Path) -> None:
-        """Remove copies of what is no longer here and is older."""
+        """Remove older copies of checkpoints that this folder no longer has."""
         for name in sorted(self.there, key=store.step_of, reverse=True)[self.keep :]:
             if store.step_of(name) < store.step_of(newest.name) and not (newest.parent / name).is_dir():
                 self.remote.remove(name)
@@ -137,7 +137,7 @@ class Uploads:
 
 @contextlib.contextmanager
 def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Iterator[None]:
-    """Context manager: copies checkpoints as they appear; at its end ``result.not_copied`` tells what failed.
+    """Context manager: copies checkpoints as they appear; ``result.not_copied`` gets those that failed.
 
     Raises:
         UserError: the address cannot be reached.
@@ -156,7 +156,7 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
 
 
 def _give_up_others(ready: Ready, remote: Remote) -> None:
-    """Copies of a training that this run does not go on from are no longer found."""
+    """Remove or rename the copies of a training that this run does not continue."""
     resume, path = ready.resume, ready.checked.config.resume.path
     for name in remote.found():
         if path == FRESH:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.host.notes_board import OwnBoard
-from trainer.launch.meeting_place import Place
+from trainer.launch.meeting_place import MeetingPlace
 from trainer.launch.started_process import Handle, Role
-from trainer.strategies.contract import Address, Life
+from trainer.strategies.seat import Address, Life
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Start:
     role: Role
     index: int
     payload: Any
-    place: Place
+    place: MeetingPlace
     address: Address
     life: Life
     launcher: int

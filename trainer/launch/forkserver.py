@@ -25,7 +25,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,7 @@ from typing import Any
 
 from trainer.errors import BY_CTRL_C, AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host import files, private, pulse
-from trainer.host.addresses import free_port
+from trainer.host.addresses import free_port, interface_towards
 from trainer.host.notes_board import FolderLost, NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
@@ -43,25 +43,26 @@ from trainer.launch.engine import Engine, Start
 from trainer.launch.full_disk import FullDisk
 from trainer.launch.hang import Hang
 from trainer.launch.log_echo import LogEcho
-from trainer.launch.meeting_place import Place, open_store
+from trainer.launch.meeting_place import MeetingPlace, open_store
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver, why_ended
 from trainer.launch.process import Child, resolve
 from trainer.launch.process_reports import ProcessReports, report_start
 from trainer.launch.process_restarts import ProcessRestarts
-from trainer.launch.rendezvous import Meeting, meet
+from trainer.launch.rendezvous import Rendezvous, meet
 from trainer.launch.silent_workers import SilentWorkers
 from trainer.launch.started_process import Handle, Role, StartedProcess
 from trainer.launch.supervisor import END_S, HostResults, Supervisor, end
 from trainer.planning.launcher import Deaths
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.report import OWN
-from trainer.strategies.contract import Address, Life, Seat
 from trainer.strategies.lost_workers import new_life
+from trainer.strategies.seat import Address, Life, Seat
 from trainer.terminal import streams
 
 LONGEST_FOLDER = 80
 """Bytes. The path of a Unix socket has 108 at most."""
+GLOO = "GLOO_SOCKET_IFNAME"
 LOG_NAMES = {"worker": "workerlog", "server": "serverlog"}
 
 
@@ -69,7 +70,7 @@ def launch(
     roles: Sequence[Role],
     payload: Any,
     log_dir: Path,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     engine: Engine | None = None,
     verbosity: str = "normal",
     grace: Grace | None = None,
@@ -84,7 +85,7 @@ def launch(
         roles: the processes to start here.
         payload: handed to every entry; picklable.
         log_dir: folder of ``workerlog.N`` and ``serverlog.N``.
-        meeting: where the processes of all hosts meet.
+        rendezvous: where the processes of all hosts meet.
         engine: starts each process; None: a forkserver.
         verbosity: whose output is shown on the screen. ``quiet``: nobody's; ``normal``: worker 0's; ``workers``: also
             the lines of other workers' own values; ``debug``: everybody's.
@@ -100,22 +101,21 @@ def launch(
         Interrupted: SIGINT or SIGTERM came, and nothing could be saved, or saving took too long.
     """
     _place_sockets()
-    scratch, kept, starts = private.scratch("trainer-"), dict[Path, int](), dict[str, Start]()
-    members, shown = list[StartedProcess](), list[LogEcho]()
+    scratch, members, shown = private.scratch("trainer-"), list[StartedProcess](), list[LogEcho]()
     here: list[Any] = []  # the board and its store; in a list, because the frames of an error would keep them open
     try:
         (engine := engine or Forked()).prepare(scratch)
-        begin = partial(_begin, engine, here)
         with termination_raises(grace.can_go_on if grace is not None else lambda: False):
             try:
-                place = _place(meeting, scratch, here)
+                place = _place(rendezvous, scratch, here)
+                starter = _Starter(engine, here, members, place, scratch, log_dir)
                 for role in roles:
-                    _start(role, payload, log_dir, scratch, meeting, place, begin, members, kept, starts)
-                shown += _shown(members, verbosity, kept)
+                    starter.start(role, payload, rendezvous)
+                shown += _shown(members, verbosity, starter.kept)
                 singly = deaths if engine.can_restart else None
-                restarter = ProcessRestarts(singly, starts, begin, members, reports)
+                restarter = ProcessRestarts(singly, starter.starts, starter.begin, members, reports)
                 with _asked_to_leave(grace, here) as request:
-                    others, disk = OtherHosts(here, meeting, roles), FullDisk(log_dir, partial(print, flush=True))
+                    others, disk = OtherHosts(here, rendezvous, roles), FullDisk(log_dir, partial(print, flush=True))
                     results = _watched(members, here, others, scratch, hang_s, restarter, disk, restarts)
                     return replace(results, asked=request.name) if request else results
             except KeyboardInterrupt:
@@ -186,10 +186,10 @@ def _watched(
         return others.poll()
 
     supervisor = Supervisor(members, here, multiprocessing.connection.wait, poll=poll, restart=restarter.restart)
-    elsewhere = _silent_workers(members, here, others.meeting)
+    elsewhere = _silent_workers(members, here, others.rendezvous)
     hang = Hang(supervisor.at_work, pulses, hang_s, elsewhere=elsewhere, unneeded=supervisor.unneeded)
     try:
-        with hang.found_by_others(supervisor.running, restarts and others.meeting.hosts == 1):
+        with hang.found_by_others(supervisor.running, restarts and others.rendezvous.hosts == 1):
             results = supervisor.watch()
         if restarter.reports is not None:
             restarter.reports.poll(here[0], now=True)
@@ -198,28 +198,34 @@ def _watched(
     except FolderLost as error:
         raise RunFailed(str(error)) from error
     except NoNote as error:
-        raise RunFailed(f"{others.meeting.name(0)} cannot be reached: {error}") from error
+        raise RunFailed(f"{others.rendezvous.name(0)} cannot be reached: {error}") from error
     except (RunFailed, Interrupted, KeyboardInterrupt) as error:
         if isinstance(error, Died):
             error.done = {name: pulse.read(path).update for name, path in pulses.items()}
             error.update = error.done.get(error.who, error.update)
         why = str(error) or BY_CTRL_C
         asked = isinstance(error, AskedToLeave)  # then all hosts leave, also those with nothing to save
-        if supervisor.ends_all or asked or others.meeting.serves:  # no host can go on without host 0
+        if supervisor.ends_all or asked or others.rendezvous.serves:  # no host can go on without host 0
             others.end(why, asked)
         else:
             others.lose([f"{m.role.name}/{m.rank}" for m in members if not m.handle.well], "its host has ended")
         raise
 
 
-def _silent_workers(members: Sequence[StartedProcess], here: Sequence[Any], meeting: Meeting) -> SilentWorkers | None:
+def _silent_workers(
+    members: Sequence[StartedProcess], here: Sequence[Any], rendezvous: Rendezvous
+) -> SilentWorkers | None:
     """The launchers' notes about silent workers; None: there is one host, or this host has no worker."""
     workers = [m for m in members if m.role.name == "worker"]
-    if meeting.hosts == 1 or not workers:
+    if rendezvous.hosts == 1 or not workers:
         return None
     role = workers[0].role
     return SilentWorkers(
-        here, role.size, [m.rank for m in workers], "" if meeting.labels else meeting.label(meeting.number), role.apart
+        here,
+        role.size,
+        [m.rank for m in workers],
+        "" if rendezvous.labels else rendezvous.label(rendezvous.number),
+        role.apart,
     )
 
 
@@ -246,74 +252,85 @@ def _place_sockets() -> None:
         tempfile.tempdir = before
 
 
-def _place(meeting: Meeting, scratch: Path, here: list[Any]) -> Place:
+def _place(rendezvous: Rendezvous, scratch: Path, here: list[Any]) -> MeetingPlace:
     """Make the run's meeting place; ``here`` gets this process's board, and between hosts the store behind it."""
-    if meeting.hosts == 1:
-        place = Place(secrets.token_bytes(32), folder=str(scratch))
+    if rendezvous.hosts == 1:
+        place = MeetingPlace(secrets.token_bytes(32), folder=str(scratch))
         place.make()
         here.append(place.open()[0])
         return place
-    store = open_store(meeting)
-    here.append(PatientStore(store, meeting.store, meeting.patience_s))
-    place = Place(
-        meet(here[0], meeting), host=meeting.host, port=store.port, name=meeting.store, patience_s=meeting.patience_s
+    store = open_store(rendezvous)
+    here.append(PatientStore(store, rendezvous.store, rendezvous.patience_s))
+    place = MeetingPlace(
+        meet(here[0], rendezvous),
+        host=rendezvous.host,
+        port=store.port,
+        name=rendezvous.store,
+        patience_s=rendezvous.patience_s,
     )
     here.insert(0, SealedBoard(here[0], place.secret))
     return place
 
 
-def _start(
-    role: Role,
-    payload: Any,
-    log_dir: Path,
-    scratch: Path,
-    meeting: Meeting,
-    place: Place,
-    begin: Callable[[Start], Handle],
-    members: list[StartedProcess],
-    kept: dict[Path, int],
-    starts: dict[str, Start],
-) -> None:
-    """Start the role's processes of this host; each joins ``members`` at once, so that it is ended in any case.
+class _Starter:
+    """Starts the processes of this host, with one engine in one meeting place.
 
     Args:
-        kept: gets the bytes that each log has from earlier lives. starts: gets each process's :class:`Start`, by name.
+        here: the run's board is its first value. members: each process joins at once, so that it is ended in any case.
+
+    Attributes:
+        starts: the :class:`Start` of each process, by name. kept: the bytes that each log has from earlier lives.
     """
-    base = {
-        "MASTER_ADDR": meeting.host,
-        "MASTER_PORT": str(place.port or meeting.port or free_port(meeting.host)),
-        "WORLD_SIZE": str(role.size),
-        "LOCAL_WORLD_SIZE": str(role.here),
-        **({"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}),
-        **meeting.env,
-    }
-    sockets = place.folder if len(os.fsencode(place.folder)) <= LONGEST_FOLDER else ""
-    log_dir.mkdir(parents=True, exist_ok=True)
-    for i in range(role.here):
-        rank = role.first_rank + i
-        log = log_dir / f"{LOG_NAMES[role.name]}.{rank}"
-        kept[log] = files.start(log, getattr(payload, "goes_on", False))
-        own = pulse.make(pulse.of(scratch, role.name, rank))
-        environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
-        port = role.ports[i] if role.ports else 0
-        start = Start(
-            role,
-            i,
-            payload,
-            place,
-            Address(place.secret, meeting.here, port, "" if port else sockets),
-            Life(new_life(), pulse=str(own)),
-            os.getpid(),
-            environment,
-            log,
-            scratch,
-        )
-        members.append(StartedProcess(role, rank, begin(start), start.life.number))
-        starts[str(members[-1])] = start
+
+    def __init__(
+        self,
+        engine: Engine,
+        here: Sequence[Any],
+        members: list[StartedProcess],
+        place: MeetingPlace,
+        scratch: Path,
+        log_dir: Path,
+    ) -> None:
+        self.engine, self.here, self.members = engine, here, members
+        self.place, self.scratch, self.log_dir = place, scratch, log_dir
+        self.starts: dict[str, Start] = {}
+        self.kept: dict[Path, int] = {}
+
+    def begin(self, start: Start) -> Handle:
+        """Start a process as described, and return its handle at once."""
+        return self.engine.begin(start, self.here[0])
+
+    def start(self, role: Role, payload: Any, rendezvous: Rendezvous) -> None:
+        """Start the role's processes of this host."""
+        place = self.place
+        base = {
+            "MASTER_ADDR": rendezvous.host,
+            "MASTER_PORT": str(place.port or rendezvous.port or free_port(rendezvous.host)),
+            "WORLD_SIZE": str(role.size),
+            "LOCAL_WORLD_SIZE": str(role.here),
+            **_gloo_interface(rendezvous),
+        }
+        sockets = place.folder if len(os.fsencode(place.folder)) <= LONGEST_FOLDER else ""
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        for i in range(role.here):
+            rank = role.first_rank + i
+            log = self.log_dir / f"{LOG_NAMES[role.name]}.{rank}"
+            self.kept[log] = files.start(log, getattr(payload, "goes_on", False))
+            life = Life(new_life(), pulse=str(pulse.make(pulse.of(self.scratch, role.name, rank))))
+            port = role.ports[i] if role.ports else 0
+            address = Address(place.secret, rendezvous.here, port, "" if port else sockets)
+            environment = {**base, "RANK": str(rank), "LOCAL_RANK": str(i)}
+            start = Start(role, i, payload, place, address, life, os.getpid(), environment, log, self.scratch)
+            self.members.append(StartedProcess(role, rank, self.begin(start), life.number))
+            self.starts[str(self.members[-1])] = start
 
 
-def _begin(engine: Engine, here: Sequence[Any], start: Start) -> Handle:
-    return engine.begin(start, here[0])
+def _gloo_interface(rendezvous: Rendezvous) -> dict[str, str]:
+    """The variable that names the network interface for Gloo; {} if the user has set it, or if Gloo has to choose."""
+    if rendezvous.hosts == 1:
+        return {GLOO: "lo"}
+    interface = None if GLOO in os.environ else interface_towards(rendezvous.host)
+    return {} if interface is None else {GLOO: interface}
 
 
 class Forked:

@@ -21,7 +21,7 @@ from trainer.host.notes_board import SealedBoard
 from trainer.launch.process import refused_by_machine
 from trainer.launch.process_reports import environment, leave_plan
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 from trainer.terminal import streams
 
 

@@ -89,22 +89,29 @@ class Life:
     """
 
     number: int
-    hosts: tuple[int, ...]
-    ids: tuple[str, ...]
+    hosts: Sequence[int]
+    ids: Sequence[str]
     port: int
     resume: str
 
 
-class RunOver(Exception):
-    """Raised on a host when host 0 has ended the run.
+@dataclass(frozen=True)
+class RunOver:
+    """Host 0's note that it has ended the run. ``how``: ``done``, ``preempted`` or ``failed``; ``why``: a sentence."""
 
-    Args:
-        how: ``done``, ``preempted`` or ``failed``. why: the reason, a sentence.
-    """
+    how: str
+    why: str
 
-    def __init__(self, how: str, why: str) -> None:
-        super().__init__(why)
-        self.how, self.why = how, why
+
+def _newest(board: Board, number: int) -> str:
+    """The id of the newest command with a host's number; empty: there is none."""
+    key = NEWEST.format(number)
+    return board.get(key).decode() if board.check([key]) else ""
+
+
+def _host_of(board: Board, id: str) -> Host:
+    """The note of a command about its host."""
+    return Host(**json_text.loads(board.get(HERE.format(id))))
 
 
 class Lobby:
@@ -134,16 +141,15 @@ class Lobby:
         self.life = Life(0, (0,), ("",), 0, "")
         self.resized = False
         self.how = "done"
-        self._looked = clock()
+        self._polled = clock()
 
     def poll(self) -> None:
         """Read the hosts' notes, and add up how long each host has been silent."""
-        passed, self._looked = min(self.clock() - self._looked, LONGEST_POLL_S), self.clock()
+        passed, self._polled = min(self.clock() - self._polled, LONGEST_POLL_S), self.clock()
         for number in range(1, self.most):
-            if not self.board.check([NEWEST.format(number)]):
+            if not (id := _newest(self.board, number)):
                 continue
-            id = self.board.get(NEWEST.format(number)).decode()
-            host, beat = self._host_of(id), self.board.get(BEAT.format(id))
+            host, beat = _host_of(self.board, id), self.board.get(BEAT.format(id))
             same = (self.hosts.get(number), self.beats.get(number)) == (host, beat)
             self.silent[number] = self.silent[number] + passed if same else 0.0
             self.hosts[number], self.beats[number] = host, beat
@@ -163,10 +169,7 @@ class Lobby:
     def parts(self) -> dict[int, Host]:
         """The notes of this life's commands, by host number, also where a newer command has that number."""
         newest = [(n, id, self.hosts[n]) for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n]
-        return {n: host if host.id == id else self._host_of(id) for n, id, host in newest}
-
-    def _host_of(self, id: str) -> Host:
-        return Host(**json_text.loads(self.board.get(HERE.format(id))))
+        return {n: host if host.id == id else _host_of(self.board, id) for n, id, host in newest}
 
     def waiting(self) -> list[int]:
         """The present hosts that are not in the current life, or for which it has ended."""
@@ -202,16 +205,14 @@ class Lobby:
                 return found
             if patience.left() <= 0.0 and enough is None:
                 there = f"{counted(len(found), 'host')} {'is' if len(found) == 1 else 'are'} there"
-                raise RunFailed(
-                    f"{there}, and launch.nnodes={least}:{self.most} needs {least}: no more came within "
-                    f"{timeout_s:g} s (launch.timeout_s)"
-                )
+                needed = f"launch.nnodes={least}:{self.most} needs {least}"
+                raise RunFailed(f"{there}, and {needed}: no more came within {timeout_s:g} s (launch.timeout_s)")
             self.sleep(POLL_S)
 
     def begin(self, hosts: Sequence[int], port: int, resume: str) -> Life:
         """Begin the next life with these hosts, and announce it to them."""
-        ids = tuple(self.hosts[n].id if n else "" for n in hosts)
-        self.life, self.resized = Life(self.life.number + 1, tuple(hosts), ids, port, resume), False
+        ids = [self.hosts[n].id if n else "" for n in hosts]
+        self.life, self.resized = Life(self.life.number + 1, hosts, ids, port, resume), False
         self.board.set(LIFE, json.dumps(list(vars(self.life).values())))
         return self.life
 
@@ -299,11 +300,11 @@ class Guest:
         with self._reaching():
             self._check_folder(run_dir)
             self._check_terms(terms)
-            before = self._newest()
+            before = _newest(self.board, self.number)
             self._check_alone()
             self.tell()
             self.board.set(BEAT.format(self.host.id), "0")
-            if self._newest() != before:  # this process may have been stopped since the check
+            if _newest(self.board, self.number) != before:  # this process may have been stopped since the check
                 raise RunFailed(self._twice)
             self.board.set(NEWEST.format(self.number), self.host.id)
             beats = self.board.clone()
@@ -314,22 +315,17 @@ class Guest:
                     return
                 with suppress(NoNote):  # host 0 may only be stopped for a while
                     beats.send(BEAT.format(self.host.id), str(number))
-                    self._look_for_another(beats)
+                    self._check_replaced(beats)
 
         self._beats = threading.Thread(target=beat, daemon=True, name="signs-of-life")
         self._beats.start()
-
-    def _newest(self) -> str:
-        """The id of the newest command with this host's number; empty: there is none."""
-        key = NEWEST.format(self.number)
-        return self.board.get(key).decode() if self.board.check([key]) else ""
 
     def _check_alone(self) -> None:
         """Refuse to enter while another command with this number beats."""
         first = None
         for _ in range(round(3 * BEAT_S / POLL_S)):
-            id = self._newest()
-            if not id or Host(**json_text.loads(self.board.get(HERE.format(id)))).gone:
+            id = _newest(self.board, self.number)
+            if not id or _host_of(self.board, id).gone:
                 return
             beat = self.board.get(BEAT.format(id))
             if first not in (None, beat):
@@ -379,38 +375,31 @@ class Guest:
         with self._reaching():
             self.board.send(HERE.format(self.host.id), json.dumps(asdict(self.host)))
 
-    def next_life(self, after: int) -> Life:
-        """Wait for a life after number ``after`` in which this host takes part.
+    def next_life(self, after: int) -> Life | RunOver:
+        """Wait for a life after number ``after`` in which this host takes part, or for the end of the run.
 
         Raises:
-            RunOver: host 0 has ended the run.
             RunFailed: host 0 is gone, or another host has taken this one's place.
         """
         while True:
             with self._reaching():
-                life = self._newest_life()
+                self._check_replaced(self.board)
+                if self.replaced:
+                    raise RunFailed(
+                        f"this host is no part of the run any more: another host {self.number} has come in its place, "
+                        f"as it was stopped or cut off for a while. If both are to take part, every host needs a "
+                        f"launch.node_rank of its own"
+                    )
+                if self.board.check([OVER]):
+                    return RunOver(*json_text.loads(self.board.get(OVER)))
+                life = Life(*json_text.loads(self.board.get(LIFE))) if self.board.check([LIFE]) else None
             if life is not None and life.number > after and self.host.id in life.ids:
                 return life
             self.sleep(POLL_S)
 
-    def _newest_life(self) -> Life | None:
-        self._look_for_another(self.board)
-        if self.replaced:
-            raise RunFailed(
-                f"this host is no part of the run any more: another host {self.number} has come in its place, "
-                f"as it was stopped or cut off for a while. If both are to take part, every host needs a "
-                f"launch.node_rank of its own"
-            )
-        if self.board.check([OVER]):
-            raise RunOver(*json_text.loads(self.board.get(OVER)))
-        if not self.board.check([LIFE]):
-            return None
-        number, hosts, ids, port, resume = json_text.loads(self.board.get(LIFE))
-        return Life(number, tuple(hosts), tuple(ids), port, resume)
-
-    def _look_for_another(self, board: SealedBoard) -> None:
-        key = NEWEST.format(self.number)
-        self.replaced = self.replaced or (board.check([key]) and board.get(key).decode() != self.host.id)
+    def _check_replaced(self, board: SealedBoard) -> None:
+        """Set ``replaced`` if a newer command has this host's number."""
+        self.replaced = self.replaced or _newest(board, self.number) not in ("", self.host.id)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -12,14 +12,14 @@ from trainer.errors import RunFailed, first_line
 from trainer.host.addresses import listening
 from trainer.host.notes_board import FolderBoard, OwnBoard, SealedBoard
 from trainer.host.patient_store import PatientStore
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 
 BOARD, GROUP = "board", "group"
 CONNECT_S = 300
 
 
 @dataclass(frozen=True)
-class Place:
+class MeetingPlace:
     """The address of the run's meeting place; the launcher passes it to its processes in memory.
 
     Attributes:
@@ -52,26 +52,31 @@ class Place:
         return SealedBoard(PatientStore(store.clone(), self.name, self.patience_s), self.secret), store
 
 
-def open_store(meeting: Meeting) -> dist.TCPStore:
+def open_store(rendezvous: Rendezvous) -> dist.TCPStore:
     """Open host 0's TCPStore, bound to its address alone, or connect to it from another host.
 
     Raises:
         RunFailed: host 0 does not answer.
     """
-    timeout = datetime.timedelta(seconds=meeting.timeout_s)
-    if not meeting.serves:
+    timeout = datetime.timedelta(seconds=rendezvous.timeout_s)
+    if not rendezvous.serves:
         try:
-            return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timeout)
+            return dist.TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=timeout)
         except dist.DistError as error:
-            where = f"{meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
-            alone = meeting.host.startswith("127.") and not meeting.labels
+            where = f"{rendezvous.where} within {rendezvous.timeout_s:g} s (launch.timeout_s)"
+            alone = rendezvous.host.startswith("127.") and not rendezvous.labels
             hint = " (that is this host itself: give launch.master_addr)" if alone else ""
-            raise RunFailed(f"{meeting.label(0)} did not answer at {where}{hint}: {first_line(error)}") from error
+            raise RunFailed(f"{rendezvous.label(0)} did not answer at {where}{hint}: {first_line(error)}") from error
     try:
-        serving = listening(meeting.host, meeting.port, backlog=512)
+        serving = listening(rendezvous.host, rendezvous.port, backlog=512)
     except OSError as error:
-        raise RunFailed(f"{meeting.label(0)} cannot listen at {meeting.where}: {error.strerror}") from error
+        raise RunFailed(f"{rendezvous.label(0)} cannot listen at {rendezvous.where}: {error.strerror}") from error
     port = serving.getsockname()[1]
     return dist.TCPStore(
-        meeting.host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=serving.detach()
+        rendezvous.host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=serving.detach(),
     )

@@ -13,7 +13,7 @@ from trainer.errors import AskedToLeave, RunFailed
 from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.patience import Patience
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.started_process import Role
 
 ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
@@ -38,17 +38,17 @@ class OtherHosts:
     def __init__(
         self,
         board: Sequence[Board],
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         roles: Sequence[Role],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.board, self.meeting, self.clock = board, meeting, clock
+        self.board, self.rendezvous, self.clock = board, rendezvous, clock
         self.end_announced = False
         self._looked = clock()
         self._elsewhere = {
             f"{role.name}/{rank}": rank
             for role in roles
-            if role.apart and meeting.serves
+            if role.apart and rendezvous.serves
             for rank in range(role.size)
             if not role.first_rank <= rank < role.first_rank + role.here
         }
@@ -66,14 +66,14 @@ class OtherHosts:
             return {}
         self._looked = self.clock()
         board = self.board[0]
-        if self.meeting.hosts > 1 and board.check([ENDED]):
+        if self.rendezvous.hosts > 1 and board.check([ENDED]):
             host, _, why = board.get(ENDED).decode().partition(" ")
-            if int(host) != self.meeting.number:
+            if int(host) != self.rendezvous.number:
                 self.end_announced = True
-                asked, message = board.check([ASKED]), f"{self.meeting.name(int(host))} has ended the run: {why}"
-                self._say({KNOWS.format(self.meeting.number): ""})
+                asked, message = board.check([ASKED]), f"{self.rendezvous.name(int(host))} has ended the run: {why}"
+                self._say({KNOWS.format(self.rendezvous.number): ""})
                 raise AskedToLeave(message, elsewhere=True) if asked else RunFailed(message)
-        self.meeting.watch(board)
+        self.rendezvous.watch(board)
         lost = [(who, rank) for who, rank in self._elsewhere.items() if board.check([f"fenced/{who}"])]
         return {rank: self._lose(who, rank) for who, rank in lost}
 
@@ -83,7 +83,9 @@ class OtherHosts:
         self._lost_hosts[host] = self._lost_hosts.get(host, 0) + 1
         why = self.board[0].get(f"fenced/{who}").decode()
         where = (
-            self.meeting.name(host) if self.meeting.labels else f"{who.replace('/', ' ')} on {self.meeting.name(host)}"
+            self.rendezvous.name(host)
+            if self.rendezvous.labels
+            else f"{who.replace('/', ' ')} on {self.rendezvous.name(host)}"
         )
         return f"{where} is lost: {why}"
 
@@ -94,24 +96,24 @@ class OtherHosts:
         Args:
             asked: this host was asked to leave, and there was nothing new to save: the run can go on later.
         """
-        if self.meeting.hosts == 1:
+        if self.rendezvous.hosts == 1:
             return
         if not self.end_announced:
             self._tell(why, asked)
         patience = Patience(HEARD_S, self.clock)
         with suppress(NoNote):
-            while self.meeting.serves and not self._all_know() and patience.left() > 0.0:
+            while self.rendezvous.serves and not self._all_know() and patience.left() > 0.0:
                 time.sleep(POLL_S / 5)
 
     def _tell(self, why: str, asked: bool) -> None:
         first_line = why.strip().splitlines()[0]
         notes = {ASKED: ""} if asked else {}
-        self._say({**notes, ENDED: f"{self.meeting.number} {first_line}", KNOWS.format(self.meeting.number): ""})
+        self._say({**notes, ENDED: f"{self.rendezvous.number} {first_line}", KNOWS.format(self.rendezvous.number): ""})
 
     def _others(self) -> list[int]:
         """The numbers of the other hosts, without those whose workers are all lost."""
         lost = {host for host, workers in self._lost_hosts.items() if workers == self._workers_here}
-        return sorted(set(range(1, self.meeting.hosts)) - lost)
+        return sorted(set(range(1, self.rendezvous.hosts)) - lost)
 
     def _all_know(self) -> bool:
         """Whether each other host has read that the run has ended, or has left."""
@@ -120,8 +122,8 @@ class OtherHosts:
 
     def lose(self, who: Sequence[str], why: str) -> None:
         """Report to the servers which processes of this host are gone; the run goes on without them."""
-        if self.meeting.hosts > 1:
-            self._say({**{f"lost/{name}": why for name in who}, KNOWS.format(self.meeting.number): ""})
+        if self.rendezvous.hosts > 1:
+            self._say({**{f"lost/{name}": why for name in who}, KNOWS.format(self.rendezvous.number): ""})
 
     def _say(self, notes: Mapping[str, str]) -> None:
         """Write notes, but give up after ``TELL_S``: the connection may be cut."""
@@ -141,11 +143,11 @@ class OtherHosts:
 
         Host 0, which keeps the store, waits for the others; its results get the results of their servers.
         """
-        if self.meeting.hosts == 1:
+        if self.rendezvous.hosts == 1:
             return
         with suppress(NoNote):  # host 0 has given up waiting
-            self.board[0].set(LEFT.format(self.meeting.number), json.dumps(results.get("server", {})))
-        if not self.meeting.serves:
+            self.board[0].set(LEFT.format(self.rendezvous.number), json.dumps(results.get("server", {})))
+        if not self.rendezvous.serves:
             return
         patience = Patience(LEAVE_S, self.clock)
         for host in self._others():
@@ -154,7 +156,8 @@ class OtherHosts:
                 time.sleep(POLL_S / 5)
             if not self.board[0].check([key]):
                 print(
-                    f"\nATTENTION: {self.meeting.name(host)} does not say that its processes have ended\n", flush=True
+                    f"\nATTENTION: {self.rendezvous.name(host)} does not say that its processes have ended\n",
+                    flush=True,
                 )
                 continue
             for rank, result in json_text.loads(self.board[0].get(key)).items():

@@ -34,18 +34,16 @@ HEARD = "hosts/heard/{}"
 
 
 @dataclass
-class Meeting:
-    """The run's hosts as this host's launcher knows them: their number, addresses, and which one this is.
+class Rendezvous:
+    """The run's hosts as this host's launcher knows them: how many there are, which one this is, and where they meet.
 
     Attributes:
-        host, port: of the store. number: this host's, below ``hosts``; host 0 serves the store.
+        host, port: of host 0's store. number: of this host, from 0. hosts: how many there are.
         timeout_s: longest wait for all hosts. patience_s: longest wait for an answer of the store.
         secret: the user's; empty: anybody who reaches the store can write notes of the run.
         addresses: of all hosts, if they are known. labels: names of the hosts, if they are not ``host N``.
         terms: what must be the same on all hosts, by key.
-        interface: the network interface for Gloo; None: Gloo chooses.
         here: the address of this host, at which its servers listen.
-        env: further variables of the processes.
         watch: called while the hosts meet (with None) and while the processes run (with the run's board).
     """
 
@@ -56,12 +54,10 @@ class Meeting:
     timeout_s: float = 300.0
     patience_s: float = 600.0
     secret: str = field(default="", repr=False)
-    interface: str | None = "lo"
     addresses: Sequence[str] = ()
     labels: Sequence[str] = ()
     terms: Mapping[str, Any] = field(default_factory=dict)
     here: str = LOOPBACK
-    env: dict[str, str] = field(default_factory=dict)
     watch: Callable[[Board | None], None] = lambda board: None
 
     @property
@@ -115,14 +111,10 @@ class Meeting:
     @property
     def duplicate(self) -> str:
         """The advice for two hosts with one number."""
-        return (
-            "every process needs a launch.rank of its own"
-            if self.labels
-            else "every host needs a launch.node_rank of its own"
-        )
+        return f"every {self.one} needs a {'launch.rank' if self.labels else 'launch.node_rank'} of its own"
 
 
-def meet(store: Store, meeting: Meeting) -> bytes:
+def meet(store: Store, rendezvous: Rendezvous) -> bytes:
     """Wait until all hosts are there and agree on the run; returns the run's secret (32 bytes).
 
     Each host draws a random number for this run. The run's secret is the hash of all numbers, keyed with the user's
@@ -132,124 +124,121 @@ def meet(store: Store, meeting: Meeting) -> bytes:
         RunFailed: a host did not come in time, came twice, has another secret, or was started with another command; the
             message names it.
     """
-    key = meeting.key(meeting.number)
+    key = rendezvous.key(rendezvous.number)
     if store.add(f"hosts/count/{key}", 1) > 1:
         raise RunFailed(
-            meeting.cannot_rejoin
+            rendezvous.cannot_rejoin
             if store.check(["hosts/run"])
-            else f"there is another {meeting.name(meeting.number)} already: {meeting.duplicate}"
+            else f"there is another {rendezvous.name(rendezvous.number)} already: {rendezvous.duplicate}"
         )
     number = secrets.token_hex(32)
     store.set(f"hosts/number/{key}", number)
-    if meeting.serves:
-        return _decide(store, meeting)
-    return _hear(store, meeting, number)
+    return _decide(store, rendezvous) if rendezvous.serves else _hear(store, rendezvous, number)
 
 
-def _decide(store: Store, meeting: Meeting) -> bytes:
+def _decide(store: Store, rendezvous: Rendezvous) -> bytes:
     """The part of host 0: wait for the numbers, compare the terms, and write the verdict."""
-    why = _who_did_not_come(store, meeting)
-    keys = [f"hosts/number/{meeting.key(number)}" for number in range(meeting.hosts)]
+    why = _who_did_not_come(store, rendezvous)
+    keys = [f"hosts/number/{rendezvous.key(number)}" for number in range(rendezvous.hosts)]
     numbers = [store.get(key).decode() if store.check([key]) else "" for key in keys]
-    store.set("hosts/run", " ".join([_seal(meeting, numbers), *numbers]))
-    secret = _secret(meeting, numbers)
+    store.set("hosts/run", " ".join([_hash(rendezvous, numbers, b"numbers").hex(), *numbers]))
+    secret = _hash(rendezvous, numbers, b"secret")
     board = SealedBoard(store, secret)
-    board.set(f"hosts/terms/{meeting.key(0)}", json.dumps(meeting.terms, default=str))
-    why = why or _who_knows_another_secret(board, meeting) or _who_does_something_else(board, meeting)
+    board.set(f"hosts/terms/{rendezvous.key(0)}", json.dumps(rendezvous.terms, default=str))
+    why = why or _who_knows_another_secret(board, rendezvous) or _who_does_something_else(board, rendezvous)
     board.set("hosts/why not", why)
     if why:
-        came = [HEARD.format(meeting.key(n)) for n in range(1, meeting.hosts) if numbers[n]]
+        came = [HEARD.format(rendezvous.key(n)) for n in range(1, rendezvous.hosts) if numbers[n]]
         with suppress(NoNote):
             wait_until(lambda: not came or bool(store.check(came)), "their word", TELL_S)
         raise RunFailed(why)
     return secret
 
 
-def _hear(store: Store, meeting: Meeting, number: str) -> bytes:
+def _hear(store: Store, rendezvous: Rendezvous, number: str) -> bytes:
     """The part of the other hosts: wait for host 0's verdict."""
-    patience_s = meeting.timeout_s + 2 * TELL_S
+    patience_s = rendezvous.timeout_s + 2 * TELL_S
     try:
         wait_until(lambda: bool(store.check(["hosts/run"])), "its word", patience_s)
         seal, *numbers = store.get("hosts/run").decode(errors="replace").split(" ")
-        secret = _secret(meeting, numbers)
+        secret = _hash(rendezvous, numbers, b"secret")
         board = SealedBoard(store, secret)
-        board.set(f"hosts/terms/{meeting.key(meeting.number)}", json.dumps(meeting.terms, default=str))
-        sealed, why = hmac.compare_digest(seal.encode(), _seal(meeting, numbers).encode()), ""
+        board.set(f"hosts/terms/{rendezvous.key(rendezvous.number)}", json.dumps(rendezvous.terms, default=str))
+        sealed, why = hmac.compare_digest(seal.encode(), _hash(rendezvous, numbers, b"numbers").hex().encode()), ""
         if sealed and number in numbers:
             board.wait(["hosts/why not"], datetime.timedelta(seconds=patience_s))
             why = board.get("hosts/why not").decode()
         with suppress(RuntimeError, dist.DistError):  # host 0 has waited long enough
-            store.set(HEARD.format(meeting.key(meeting.number)), "")
-        if sealed and number not in numbers and len(numbers) != meeting.hosts:
+            store.set(HEARD.format(rendezvous.key(rendezvous.number)), "")
+        if sealed and number not in numbers and len(numbers) != rendezvous.hosts:
             raise RunFailed(
-                f"{meeting.name(0)} was started for {len(numbers)} {meeting.kind}, without "
-                f"{meeting.label(meeting.number)}. Type the same in all commands."
+                f"{rendezvous.name(0)} was started for {len(numbers)} {rendezvous.kind}, without "
+                f"{rendezvous.label(rendezvous.number)}. Type the same in all commands."
             )
         if number not in numbers or not sealed:
             raise RunFailed(
-                f"{meeting.name(0)} knows another secret than this {meeting.one}, or somebody else writes "
-                f"into the store at {meeting.where}. "
-                f"Nothing of it was used. Give all {meeting.kind} the same secret (launch.secret_file, or {VARIABLE})."
+                f"{rendezvous.name(0)} knows another secret than this {rendezvous.one}, or somebody else writes "
+                f"into the store at {rendezvous.where}. Nothing of it was used. "
+                f"Give all {rendezvous.kind} the same secret (launch.secret_file, or {VARIABLE})."
             )
     except (RuntimeError, dist.DistError) as error:
-        why = f"{meeting.name(0)} is gone before all hosts were there: {first_line(error)}"
+        why = f"{rendezvous.name(0)} is gone before all hosts were there: {first_line(error)}"
     if why:
         raise RunFailed(why)
     return secret
 
 
-def _secret(meeting: Meeting, numbers: Sequence[str]) -> bytes:
-    """The run's secret; without a secret of the user, anybody who reads the numbers knows it."""
-    return _hash(meeting, numbers, b"secret")
+def _hash(rendezvous: Rendezvous, numbers: Sequence[str], purpose: bytes) -> bytes:
+    """A hash of the hosts' numbers, keyed with the user's secret.
 
-
-def _seal(meeting: Meeting, numbers: Sequence[str]) -> str:
-    """A hash that proves the knowledge of the user's secret."""
-    return _hash(meeting, numbers, b"numbers").hex()
-
-
-def _hash(meeting: Meeting, numbers: Sequence[str], purpose: bytes) -> bytes:
-    key = hashlib.sha256(meeting.secret.encode()).digest() if meeting.secret else b""
+    Args:
+        purpose: ``secret``: the hash is the run's secret; without a secret of the user, anybody who reads the numbers
+            knows it. ``numbers``: it is the seal by which host 0 proves that it knows the user's secret.
+    """
+    key = hashlib.sha256(rendezvous.secret.encode()).digest() if rendezvous.secret else b""
     return hashlib.blake2b(" ".join(numbers).encode(), key=key, person=purpose, digest_size=32).digest()
 
 
-def _who_did_not_come(store: Store, meeting: Meeting) -> str:
-    patience, missing = Patience(meeting.timeout_s, time.monotonic), list(range(meeting.hosts))
-    while missing := [number for number in missing if not store.check([f"hosts/number/{meeting.key(number)}"])]:
+def _who_did_not_come(store: Store, rendezvous: Rendezvous) -> str:
+    """Why the hosts do not meet, if some did not come in time; empty: all came."""
+    patience, missing = Patience(rendezvous.timeout_s, time.monotonic), list(range(rendezvous.hosts))
+    while missing := [number for number in missing if not store.check([f"hosts/number/{rendezvous.key(number)}"])]:
         if patience.left() <= 0.0:
-            who = " and ".join(meeting.name(number) for number in missing)
-            return f"{who} did not come to {meeting.where} within {meeting.timeout_s:g} s (launch.timeout_s)"
-        meeting.watch(None)
+            who = " and ".join(rendezvous.name(number) for number in missing)
+            return f"{who} did not come to {rendezvous.where} within {rendezvous.timeout_s:g} s (launch.timeout_s)"
+        rendezvous.watch(None)
         time.sleep(POLL_S)
     return ""
 
 
-def _who_knows_another_secret(board: SealedBoard, meeting: Meeting) -> str:
+def _who_knows_another_secret(board: SealedBoard, rendezvous: Rendezvous) -> str:
     """Why a host's terms are missing or not sealed with the secret; empty: all terms are there."""
-    patience = Patience(meeting.timeout_s, time.monotonic)
-    for number in range(1, meeting.hosts):
-        while not board.check([key := f"hosts/terms/{meeting.key(number)}"]):
+    patience = Patience(rendezvous.timeout_s, time.monotonic)
+    for number in range(1, rendezvous.hosts):
+        while not board.check([key := f"hosts/terms/{rendezvous.key(number)}"]):
             if board.forged(key):
                 return (
-                    f"{meeting.name(number)} knows another secret than this {meeting.one}. Give all "
-                    f"{meeting.kind} the same secret "
-                    f"(launch.secret_file, or {VARIABLE})."
+                    f"{rendezvous.name(number)} knows another secret than this {rendezvous.one}. "
+                    f"Give all {rendezvous.kind} the same secret (launch.secret_file, or {VARIABLE})."
                 )
             if patience.left() <= 0.0:
-                return f"{meeting.name(number)} came to {meeting.where}, and left without a word"
-            meeting.watch(None)
+                return f"{rendezvous.name(number)} came to {rendezvous.where}, and left without a word"
+            rendezvous.watch(None)
             time.sleep(POLL_S)
     return ""
 
 
-def _who_does_something_else(board: SealedBoard, meeting: Meeting) -> str:
-    own, *others = (json_text.loads(board.get(f"hosts/terms/{meeting.key(number)}")) for number in range(meeting.hosts))
-    at, everywhere = ("at", "in all commands") if meeting.labels else ("on", "on all hosts")
+def _who_does_something_else(board: SealedBoard, rendezvous: Rendezvous) -> str:
+    """Why the hosts do not start, if one has other terms than host 0; empty: all have the same."""
+    own, *others = (
+        json_text.loads(board.get(f"hosts/terms/{rendezvous.key(number)}")) for number in range(rendezvous.hosts)
+    )
+    at, everywhere = ("at", "in all commands") if rendezvous.labels else ("on", "on all hosts")
     for number, terms in enumerate(others, 1):
         if key := differing(own, terms):
             return (
-                f"{meeting.name(number)} was started with another command: {key} is {terms.get(key)} there and "
-                f"{own.get(key)} {at} {meeting.label(0)}. Type the same {everywhere}."
+                f"{rendezvous.name(number)} was started with another command: {key} is {terms.get(key)} there and "
+                f"{own.get(key)} {at} {rendezvous.label(0)}. Type the same {everywhere}."
             )
     return ""
 

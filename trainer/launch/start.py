@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
-from trainer.host import addresses, machine_limits
+from trainer.host import machine_limits
 from trainer.host.files import if_the_disk_takes, replace_file
 from trainer.host.signals import Grace
 from trainer.launch.terms import terms
@@ -56,15 +55,12 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
     from trainer.launch.forkserver import Forked, launch
     from trainer.launch.preload import modules_of
     from trainer.launch.process_reports import ProcessReports
-    from trainer.launch.rendezvous import Meeting
+    from trainer.launch.rendezvous import Rendezvous
 
     plan, config = assignment.plan, assignment.config
     settings = config.launch
     everybody = peers(settings)
-    interface = "lo" if plan.topology.nnodes == 1 else addresses.interface_towards(settings.master_addr)
-    if plan.topology.nnodes > 1 and "GLOO_SOCKET_IFNAME" in os.environ:  # the user's choice counts
-        interface = None
-    meeting = Meeting(
+    rendezvous = Rendezvous(
         host=settings.master_addr,
         here=listens_at(settings),
         port=settings.master_port,
@@ -73,7 +69,6 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
         timeout_s=settings.timeout_s,
         patience_s=config.node("strategy").get("timeout_s", settings.timeout_s),
         secret=secret_of_hosts(settings),
-        interface=interface,
         addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
         labels=[str(peer) for peer in everybody],
         terms=terms(plan, config, assignment),
@@ -89,7 +84,7 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
         _roles(plan, config),
         assignment,
         run_dir,
-        meeting,
+        rendezvous,
         engine or Forked(preload),
         seen,
         grace,

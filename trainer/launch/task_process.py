@@ -13,12 +13,12 @@ from trainer.errors import Interrupted
 from trainer.host import json_text, private
 from trainer.launch.engine import Start
 from trainer.launch.forkserver import enter
-from trainer.launch.meeting_place import Place
+from trainer.launch.meeting_place import MeetingPlace
 from trainer.launch.process import Failure, returned, to_log
 from trainer.launch.started_process import Role
 from trainer.launch.tasks import BEGUN, place_of
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Address, Life
+from trainer.strategies.seat import Address, Life
 
 
 def main(file: Path) -> int:
@@ -55,7 +55,7 @@ def _start_of(
     return Start(
         Role(**role),
         payload=Assignment.of(payload),
-        place=Place(**_unsealed(place)),
+        place=MeetingPlace(**_unsealed(place)),
         address=Address(**_unsealed(address)),
         life=Life(**life),
         log=Path(log),

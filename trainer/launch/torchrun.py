@@ -102,7 +102,7 @@ def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dic
     from torch.distributed.elastic.multiprocessing.errors import record
 
     from trainer.config.instantiate import locate
-    from trainer.strategies.contract import Seat
+    from trainer.strategies.seat import Seat
 
     local, world, here = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     device = f"cuda:{local}" if assignment.plan.topology.device == "cuda" else "cpu"

@@ -16,8 +16,9 @@ from trainer.checkpoint.tensor_tree import on_device
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import register
-from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
+from trainer.strategies.contract import MakeUpdater, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.seat import Seat
 
 
 class Collective(Strategy):

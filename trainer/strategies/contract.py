@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_chec
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig, StrategyConfig
 from trainer.errors import RunFailed, UserError
+from trainer.strategies.seat import Seat
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import Store
 
-    from trainer.host.notes_board import OwnBoard
     from trainer.optim.groups import Rate
     from trainer.optim.updater import Updater
 
@@ -25,7 +24,7 @@ Agreed = TypeVar("Agreed")
 
 OF_SERVERS = {"server_endpoints": "null", "servers": "null", "server_hosts": "auto", "server_ports": "null"}
 WAITS = "trainer/communication"
-"""How a strategy marks in a profile that it waits for others, where torch does not say so itself."""
+"""Name in a profile of the time in which a strategy waits for other processes."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,13 @@ class Traits:
     """The properties of a strategy that the loop, the launcher and the checks need to know.
 
     Attributes:
-        exact: mathematically one process on the global batch (batch-norm statistics aside); a test proves it. lockstep:
-        all workers take the same number of updates (the sampler pads) and may meet inside an epoch. same_everywhere:
-        after every update all workers hold the same state, so that averaging what they hold changes nothing. alone:
-        each worker's gradient is an update by itself, of the samples of that worker alone. survives: the others go on
-        when a worker dies. leases: the worker is a :class:`LeasesWork`: work can be leased instead of split beforehand.
-        scatters: the worker is a :class:`Scatters`: the first one can read everybody's batches. replicas: the worker is
-        a :class:`trainer.strategies.replicas.HasReplicas`: other workers can begin with the mean of all. skips: the
-        optimizer is in the worker, which can leave an update out (``skip``). tables_at_servers: sparse tables live in
-        servers; workers never hold them whole, and ids may be unbounded.
+        exact: equal to one process on the global batch (but for batch-norm statistics); a test proves it. lockstep: all
+        workers take the same number of updates (the sampler pads), and may meet inside an epoch. same_everywhere: after
+        every update all workers hold the same state. alone: the gradient of one worker's samples is an update by
+        itself. survives: the run goes on when a worker dies. leases: the worker is a :class:`LeasesWork`. scatters: the
+        worker is a :class:`Scatters`. replicas: the worker is a :class:`trainer.strategies.replicas.HasReplicas`.
+        skips: the worker has the optimizer, and can leave an update out (``skip``). tables_at_servers: sparse tables
+        are at servers; workers never hold them whole, and ids may be unbounded.
     """
 
     exact: bool = False
@@ -63,8 +60,7 @@ class Declaration(ABC):
         config: the ``strategy`` node of the config, resolved.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-            ``config``.
+        options: the keys of ``config`` that ``Options`` declares.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
@@ -77,7 +73,7 @@ class Declaration(ABC):
     """Roles besides ``worker`` and the ``module:function`` where each of their processes enters."""
 
     default_workers: ClassVar[int | None] = None
-    """Workers where nobody says how many; None: one per GPU, else one."""
+    """Workers if the config sets no number; None: one per GPU, else one."""
 
     def __init__(self, **config: Any) -> None:
         self.config = config
@@ -137,88 +133,12 @@ class Declaration(ABC):
 
 
 @dataclass(frozen=True)
-class Address:
-    """How the processes of the run reach a server of this host.
-
-    Attributes:
-        secret: the run's, 32 bytes, known to its processes alone. host: the server listens at this address. port: 0: a
-        free one. folder: a private folder for Unix sockets; empty: the run spans hosts, or the path is too long.
-    """
-
-    secret: bytes = field(default=b"", repr=False)
-    host: str = "127.0.0.1"
-    port: int = 0
-    folder: str = ""
-
-
-@dataclass(frozen=True)
-class Life:
-    """This start of a process.
-
-    Attributes:
-        number: random; 0: none. returns: the process replaces one of its rank that has died while the others went on.
-        pulse: file in which the process counts its updates for the launcher; empty: the launcher reads none.
-    """
-
-    number: int = 0
-    returns: bool = False
-    pulse: str = ""
-
-
-@dataclass(frozen=True)
-class Others:
-    """What a worker knows of the other processes from the plan.
-
-    Attributes:
-        even: all workers have equally many samples in every update, and the loss is a mean over samples. servers:
-        number of parameter servers. server_hosts: the host of each; empty: there is one host. by_host: messages name
-        the hosts of workers.
-    """
-
-    even: bool = True
-    servers: int = 0
-    server_hosts: tuple[int, ...] = ()
-    by_host: bool = True
-
-    def server_name(self, number: int) -> str:
-        """The name of a parameter server in messages, with its host if there are several."""
-        return f"server {number}" + (f" (host {self.server_hosts[number]})" if self.server_hosts else "")
-
-
-@dataclass(frozen=True)
-class Seat:
-    """The place of a process in the run: its role, rank, device, and how it reaches the others.
-
-    Attributes:
-        role, rank, size: the role, the number of the process within it over all hosts, and the role's processes.
-        local_rank, local_size: the same on this host. device: e.g. ``cpu`` or ``cuda:0``. store: the run's board, on
-        which its processes alone leave notes, such as endpoints. group_store: torch's, where process groups meet; None:
-        there are no other processes.
-    """
-
-    role: str
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    device: str
-    store: OwnBoard
-    group_store: Store | None = None
-    address: Address = field(default_factory=Address)
-    life: Life = field(default_factory=Life)
-    others: Others = field(default_factory=Others)
-
-    def names(self, ranks: Iterable[int]) -> list[str]:
-        """The names of processes of this role in messages, with their hosts if there are several."""
-        spread = self.others.by_host and self.size > self.local_size
-        return [f"{self.role} {r}" + (f" (host {r // self.local_size})" if spread else "") for r in ranks]
-
-
-@dataclass(frozen=True)
 class Lease:
-    """A leased block of an epoch's work: its number, and the batch in it to start with.
+    """A leased block of an epoch's work.
 
-    ``empty`` is called by who reads it and finds no batch: nothing will be pushed that could end the lease.
+    Attributes:
+        block: its number. start: the first batch to train. empty: called by the reader if the block holds no batch,
+        because no push will end the lease.
     """
 
     block: int
@@ -231,10 +151,10 @@ class Share:
     """A worker's share of a checkpoint, from its strategy: nested dicts and lists of plain values, tensors and arrays.
 
     Attributes:
-        common: the same on all workers where the strategy is ``same_everywhere``, and then kept once.
+        common: equal on all workers if the strategy is ``same_everywhere``; then the checkpoint has it once.
         own: of this worker alone.
-        files: of other processes in the checkpoint.
-        workers: that take part in it; None: all.
+        files: names of the files that other processes write into the checkpoint.
+        workers: ranks of the workers in the checkpoint; None: all.
     """
 
     common: Mapping[str, Any] = field(default_factory=dict)
@@ -244,7 +164,7 @@ class Share:
 
 
 class MakeUpdater(Protocol):
-    """Protocol of what a strategy makes its optimizers with."""
+    """Protocol of the function with which a strategy makes its optimizers."""
 
     def __call__(self, module: torch.nn.Module) -> Updater:
         """The optimizer of a module's parameters, with its schedule, clipping and loss scale."""
@@ -261,9 +181,9 @@ class Strategy(ABC):
         seat: this worker's place among the others.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-        ``config``. updater: the optimizer, or where it runs elsewhere, its schedule alone; made in ``setup``. failed:
-        this worker ends by an error, so that the others are not to take it for one that is done.
+        options: the keys of ``config`` that ``Options`` declares. updater: the optimizer, made in ``setup``; only its
+        schedule if servers have the optimizer. failed: this worker ends by an error; the others must not count it as
+        done.
     """
 
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
@@ -281,14 +201,17 @@ class Strategy(ABC):
         """Give all workers equal parameters and make the optimizer; returns the module to call in training."""
 
     def weight(self, denominator: float) -> float | torch.Tensor:
-        """The factor on this worker's mean loss of an update that makes the combined gradient the global batch's mean.
-        Called before its first forward, with what the loss is divided by: its samples here, or with class weights the
-        sum of theirs. 1.0: weights are applied elsewhere, or all are equal. A tensor () on the device is not waited
-        for."""
+        """The factor on this worker's mean loss that makes the combined gradient the mean over the global batch.
+
+        Called before the first forward of an update. A tensor () on the device is not waited for.
+
+        Args:
+            denominator: the loss of this worker is divided by it: its samples, or with class weights the sum of theirs.
+        """
         return 1.0
 
     def prepare(self, batch: Any) -> None:
-        """Called before the forward of each batch: fetch what it needs (a server's parameters, a table's rows)."""
+        """Called before the forward of each batch: fetch parameters and rows from servers."""
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         """Context manager around forward and backward of a batch; only an update's last one exchanges gradients."""
@@ -315,8 +238,12 @@ class Strategy(ABC):
         return self.seat.rank, self.seat.size
 
     def agree(self, action: Callable[[int, int], Agreed], settle: Callable[[], None] = lambda: None) -> Agreed:
-        """Return the result of ``action(index, count)``, called with ``members`` after the collective call ``settle``,
-        by which all know the same members; both again if one is lost meanwhile."""
+        """Return the result of ``action(index, count)``, called with :meth:`members`.
+
+        Args:
+            settle: a collective call before it, after which all workers know the same members. If a worker is lost
+                meanwhile, both are called again.
+        """
         settle()
         return action(*self.members())
 
@@ -330,21 +257,21 @@ class Strategy(ABC):
         return self.updater.lr
 
     def next_meeting(self, step: int) -> int:
-        """For lockstep strategies: the first update that nobody ends before all have begun the one after ``step``."""
+        """For lockstep strategies: the next update after ``step`` at which all workers synchronise."""
         return step + 1
 
     halts: ClassVar[bool] = False
-    """``halt`` and ``save`` wait for the other workers: none may leave a checkpoint out by itself."""
+    """``halt`` and ``save`` wait for the other workers, so that no worker can leave out a checkpoint alone."""
 
     def halt(self, step: int) -> int:
-        """Stop all workers before ``save``: none goes on before all are here. Returns the greatest step of any."""
+        """Wait until all workers have stopped, before ``save``; returns the greatest step among them."""
         return step
 
     def save(self, folder: Path) -> Share:
-        """Return what is needed to resume besides the model. Called on all workers at once, between two updates.
+        """Return what a resumed run needs besides the model. Called on all workers at once, between two updates.
 
         Args:
-            folder: of the checkpoint to come, where other processes of the strategy write
+            folder: of the new checkpoint, into which other processes of the strategy write
                 (``trainer.checkpoint.durable_folder``).
 
         Raises:
@@ -359,25 +286,25 @@ class Strategy(ABC):
         return Share({"updater": self.updater.state()})
 
     def load(self, folder: Path, share: Share) -> None:
-        """Restore what :meth:`save` returned; called on all workers at once, when ``setup`` and the model are done."""
+        """Restore what :meth:`save` returned. Called on all workers at once, after ``setup`` and after the model."""
         self.updater.load(**share.common["updater"])
 
     def persist(self, folder: Path) -> None:
-        """Write what servers hold into the folder. Called at the end of training, on all workers."""
+        """Write the servers' parameters into the folder. Called at the end of training, on all workers."""
 
     def close(self) -> None:
-        """End this worker's membership; afterwards every process ends and every port is free."""
+        """Leave the other processes; then every process can end, and every port is free."""
 
 
-# What only some strategies can do. The loop asks for it by type.
+# Abilities of some strategies. The loop asks for them by type.
 
 
 @runtime_checkable
-class LooksAhead(Protocol):
-    """Protocol of a strategy that wants to know the next batch, so that the feed reads one ahead."""
+class ExpectsBatches(Protocol):
+    """Protocol of a strategy that fetches rows for the next batch; the feed then reads one batch ahead."""
 
     def expect(self, batch: Any) -> None:
-        """Told of the batch after the one that ``prepare`` is called with next, to fetch what it needs meanwhile."""
+        """Fetch the rows of a batch that follows the one of the next ``prepare``."""
 
 
 @runtime_checkable
@@ -385,9 +312,9 @@ class LeasesWork(Protocol):
     """Protocol of a strategy that leases work to its workers during an epoch."""
 
     def leases(self, epoch: int, blocks: int) -> Iterator[Lease | None]:
-        """Yield the leased blocks of the epoch's work that this worker gets.
+        """Yield the blocks of the epoch that this worker leases; None if no block is free now.
 
-        None: there is nothing just now; what was handed out is to be finished before the next is asked for.
+        The worker finishes its blocks before it asks for the next one.
         """
 
 
@@ -400,41 +327,40 @@ class Scatters(Protocol):
 
 
 @runtime_checkable
-class GoesByValidations(Protocol):
-    """Protocol of a strategy whose schedule may depend on validations (scheduler=plateau)."""
+class ObservesValidations(Protocol):
+    """Protocol of a strategy with a schedule that may depend on validations (scheduler=plateau)."""
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a validation, the same on all workers."""
+        """Give the metrics of a validation to the schedule; they are equal on all workers."""
 
 
 @runtime_checkable
 class Rehearses(Protocol):
-    """Protocol of a strategy whose first backward lays out its exchange, so that later sums are rounded differently."""
+    """Protocol of a strategy that lays out its buckets in its first backward; later sums are rounded otherwise."""
 
     def rehearses(self) -> bool:
-        """Whether a backward must be made and discarded before the run resumes from a checkpoint."""
+        """Whether a resumed run must make and discard a backward before its first update."""
 
 
 @runtime_checkable
 class HasGauges(Protocol):
-    """Protocol of a strategy with values of its own for the log; only the first worker is asked."""
+    """Protocol of a strategy with values of its own for the log, from the first worker."""
 
     def gauges(self) -> dict[str, float]:
-        """The strategy's values at each line of the log; must not wait."""
+        """The values of the strategy for a line of the log; must not wait."""
 
     def last_gauges(self) -> dict[str, float]:
-        """The values that are measured anew at the end of the training; may wait."""
+        """The values at the end of the training; may wait."""
 
 
 @runtime_checkable
 class FullModel(Protocol):
-    """Protocol of a strategy whose workers do not hold all parameters of the model."""
+    """Protocol of a strategy with workers that do not hold all parameters of the model."""
 
     def whole(self) -> AbstractContextManager[Any]:
-        """Context manager: the model holds all its parameters and can be saved."""
+        """Context manager: the model holds all its parameters, and can be saved."""
 
 
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:
-    """Context manager of any strategy, a :class:`FullModel` or not: the model holds all its parameters and can be
-    saved."""
+    """Context manager: the model of any strategy holds all its parameters, and can be saved."""
     return strategy.whole() if isinstance(strategy, FullModel) else nullcontext()

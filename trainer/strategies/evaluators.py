@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from trainer.config.schema import GroupStrategy
-from trainer.strategies.contract import MakeUpdater, Seat, Strategy
+from trainer.strategies.contract import MakeUpdater, Strategy
 from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.seat import Seat
 
 
 class Evaluators(Strategy):

@@ -1,4 +1,4 @@
-"""Finds out which workers are alive: one whose collective has timed out asks, and a thread in each worker answers."""
+"""Finds missing workers: the worker of a collective that has timed out asks, and a thread in each worker answers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from trainer.host.patience import Patience
 ANSWER_S = 2.0
 STORE_S = 3.0
 LOOK_S = 0.5
-"""Who waits for answers looks so often whether it was stopped meanwhile."""
+"""Time between two checks, in a wait for answers, whether this process was stopped meanwhile."""
 
 
 class RollCall:
-    """One worker's part in finding missing workers: a thread answers for it even when its main thread is stuck.
+    """One worker's part in finding missing workers: a thread answers even when the main thread is stuck.
 
-    A worker that merely came later than the one whose patience ended is there, and must not be named as missing; the
-    collectives' own errors cannot tell.
+    A worker that only came late must not be named as missing. The errors of the collectives cannot tell the difference.
 
     Args:
-        store: common to the group's workers, with nothing else in it.
-        rank, size: this worker among them.
+        store: of the group's workers, for this alone.
+        rank, size: of this worker in the group.
     """
 
     def __init__(self, store: OwnBoard, rank: int, size: int) -> None:
@@ -46,10 +45,10 @@ class RollCall:
             pass  # the launcher is gone, and this process follows it
 
     def missing(self) -> list[int]:
-        """Find the workers that are at no meeting, or do not answer in two seconds, after a collective has timed out.
+        """After a timeout of a collective: find the workers that are in no collective, or do not answer in two seconds.
 
         Raises:
-            TimeoutError: the store itself does not answer: the way to its host is cut, or that host is gone.
+            TimeoutError: the store does not answer: its host is gone, or cannot be reached.
             RuntimeError, DistError: the launcher that serves the store is gone.
         """
         found: list[list[int] | Exception] = []
@@ -81,7 +80,7 @@ class RollCall:
         return [r for r, key in answers.items() if not store.check([key]) or store.get(key) == b"elsewhere"]
 
     def end(self) -> None:
-        """Stop answering. Workers that ask then wait, so that the error that made this one leave comes first."""
+        """Stop answering. Workers that ask later wait, so that the error of this one is reported first."""
         self._left = True
         self.store.set(f"call/{self.rank}", "leaving")
         self._thread.join(ANSWER_S)

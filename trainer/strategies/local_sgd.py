@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.config.schema import LocalSgdStrategy
-from trainer.strategies.contract import MakeUpdater, Seat, Share, Strategy
+from trainer.strategies.contract import MakeUpdater, Share, Strategy
 from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.seat import Seat
 
 SINCE = "since"
 """In a worker's share of a checkpoint: updates so far; since the last average updates, and the loss's denominators."""

@@ -1,5 +1,4 @@
-"""What strategies that go on without a lost worker can do: stop all workers together, take a restarted one back, and
-count its samples."""
+"""Notes about lost workers, and the protocols of strategies that go on without a worker and take it back later."""
 
 from __future__ import annotations
 
@@ -10,34 +9,36 @@ from typing import Protocol, runtime_checkable
 from trainer.host.notes_board import Board, NoNote, OwnBoard
 
 ADMITTED = "admitted/worker/{}/{}"
-"""Note of a server: who had that life of a worker let in."""
+"""Note of a server that a life of a worker takes part; it holds the rank of the worker that admitted it."""
 
 SILENT = "silent/worker/{}/{}"
-"""Note of a server: that life of a worker shows no sign of life, and why its launcher is to end it before others do its
-work; empty: it was heard again."""
+"""Note of a server that a life of a worker is silent, with the reason; its launcher must end it before others do its
+work. Empty: the server has heard the worker again."""
 
 ASK_S = 5.0
-"""So long a worker waits for what the board says of itself."""
+"""Longest wait of a worker for a note about itself."""
 
 
 def new_life() -> int:
-    """Draw the random number by which a restarted worker is told from the lost one whose place it takes."""
+    """Draw the random number of a process's life, which tells a restarted worker from the lost one."""
     return secrets.randbits(62) | 1
 
 
 def note_of(board: Board, key: str) -> str:
-    """What a note says; empty: there is none, or it was taken back."""
+    """The text of a note; empty: there is none, or it was withdrawn."""
     return board.get(key).decode() if board.check([key]) else ""
 
 
 def is_lost(board: Board, rank: int) -> bool:
-    """Whether a worker was lost, and no restarted one has been let in for it."""
+    """Whether a worker was lost, and no restarted one has been admitted in its place."""
     return bool(note_of(board, f"fenced/worker/{rank}"))
 
 
 def was_lost(board: OwnBoard, rank: int) -> bool:
-    """In the worker of that rank: whether it was stopped and taken for lost, so that another one does its work by now.
-    A board that does not answer for a while counts as no."""
+    """In the worker of that rank: whether the others count it as lost, because it was stopped for a while.
+
+    False if the board does not answer within ``ASK_S``.
+    """
     try:
         return is_lost(board.within(ASK_S), rank)
     except NoNote:
@@ -45,46 +46,46 @@ def was_lost(board: OwnBoard, rank: int) -> bool:
 
 
 @runtime_checkable
-class LooksUp(Protocol):
-    """Protocol of a strategy whose workers have no common step and must be stopped together now and then."""
+class HaltsWhileWaiting(Protocol):
+    """Protocol of a strategy with workers that have no common step, and that stop together for a checkpoint."""
 
     check_checkpoint: Callable[[bool], None] | None
-    """Called now and then while this worker waits between two updates; it may call ``halt`` and ``save``. It is told
-    whether this worker may be the one to stop the others: at a meeting of the training it may not."""
+    """Called repeatedly while this worker waits between two updates; it may call ``halt`` and ``save``. Its argument is
+    whether this worker may ask the others to stop: not at a meeting of the training."""
 
     @property
     def meetings(self) -> int:
-        """How many collective calls of the training this worker has made, the one that it waits in included."""
+        """The number of collective calls of the training that this worker has begun."""
 
     def meet(self) -> None:
-        """Wait for all other workers, calling ``look`` meanwhile."""
+        """Wait for all other workers, and call ``check_checkpoint`` meanwhile."""
 
 
 @runtime_checkable
 class CountsSamples(Protocol):
-    """Protocol of a strategy that knows how many samples are trained, also those of workers that have died since."""
+    """Protocol of a strategy that counts the trained samples of all workers, dead ones included."""
 
     def samples_applied(self) -> int:
-        """The training samples of all workers and lives whose gradients are applied; called at the end, and may
-        wait."""
+        """The samples of all applied gradients, over all workers and lives; called at the end, may wait."""
 
 
 @runtime_checkable
-class TakesBack(Protocol):
-    """Protocol of a strategy that survives a worker's death and takes the restarted one back at a checkpoint."""
+class Readmits(Protocol):
+    """Protocol of a strategy that survives the death of a worker, and admits the restarted one at a checkpoint."""
 
     def pause(self, seconds: float) -> None:
-        """Sleep, looking after what this worker needs while it takes no part."""
+        """Sleep while this worker takes no part, and keep its connections alive."""
 
     def leads(self) -> bool:
-        """Whether this worker is the first of those not known to be lost."""
+        """Whether all workers of lower rank are lost."""
 
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
-        """Let a restarted worker in at the coming stop; returns what it must know, or None if it is lost again."""
+        """Admit a restarted worker at the next stop; returns the numbers for its ``come_back``, or None if it is lost
+        again."""
 
     def come_back(self, numbers: tuple[int, int]) -> tuple[int, int] | None:
-        """In a restarted worker: take part in that stop.
-        Returns the number of the others' checkpoint and the rank that writes it, or None if all others are lost."""
+        """In a restarted worker: take part in that stop. Returns the number of the checkpoint and the rank that writes
+        it, or None if all other workers are lost."""
 
     def take_part(self) -> None:
-        """In a restarted worker that has loaded the checkpoint: begin to train."""
+        """In a restarted worker, after it has loaded the checkpoint: begin to train."""

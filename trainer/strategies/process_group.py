@@ -16,8 +16,8 @@ from torch import nn
 from trainer.config.schema import GroupStrategy
 from trainer.errors import Missing, RunFailed, first_line
 from trainer.host.notes_board import NoNote
-from trainer.strategies.contract import Seat
 from trainer.strategies.liveness import RollCall
+from trainer.strategies.seat import Seat
 
 TIMED_OUT = "the time was over"
 CAUSES = {
@@ -30,19 +30,19 @@ CAUSES = {
     "connection refused": "a connection was refused",
     "no route to host": "there was no way to a host",
 }
-"""What Gloo, NCCL and torch's stores say somewhere in their messages, and what that means."""
+"""Words in the messages of Gloo, NCCL and torch's stores, and what they mean."""
 CHATTER = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\]\s*|\[c10d\]\s*")
-"""Places in their sources."""
+"""Source locations in these messages."""
 
 
 class ProcessGroup:
     """This worker's membership of a process group: NCCL on GPUs, Gloo elsewhere.
 
     Args:
-        seat: where this worker sits; options: of the strategy that has the group.
+        options: of the strategy.
 
     Raises:
-        RunFailed: workers did not join in time; the message names them. Or the options are none of a group.
+        RunFailed: workers did not join in time (the message names them), or the options are no ``GroupStrategy``.
     """
 
     def __init__(self, seat: Seat, options: GroupStrategy) -> None:
@@ -69,8 +69,8 @@ class ProcessGroup:
             self._wait_until_all_have_joined()
 
     def _wait_until_all_have_joined(self) -> None:
-        """A worker that leaves at once, say at an error of its own, would break the connections that others still make:
-        Gloo then says that they have failed, or ends their process."""
+        """Keep this worker until all have joined. A worker that left earlier would break connections that others still
+        open, at which Gloo fails or ends their process."""
         joined = self.seat.store.under("joined")
         joined.set(str(self.seat.rank), "")
         joined.wait([str(rank) for rank in range(self.seat.size)], self.limit)
@@ -81,7 +81,7 @@ class ProcessGroup:
         return datetime.timedelta(seconds=self.options.timeout_s)
 
     def equal_start(self, model: nn.Module) -> None:
-        """Give all workers the same parameters and buffers: the first one's, or what the common seed gives all."""
+        """Give all workers the same parameters and buffers: those of worker 0, or those of the common seed."""
         with self.naming_the_missing("the equal start"), torch.no_grad():
             if self.options.init == "broadcast":
                 for tensor in (*model.parameters(), *model.buffers()):

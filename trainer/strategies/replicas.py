@@ -1,4 +1,4 @@
-"""Strategies whose workers train replicas: another number of workers resumes from the mean of the replicas."""
+"""Protocol of strategies with replicas in their workers: another number of workers resumes from their mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ class HasReplicas(Protocol):
     """Protocol of a strategy with a replica of the model in each worker (``Traits.replicas``)."""
 
     def weights(self, own: Sequence[Mapping[str, Any]]) -> list[float]:
-        """The weight of each replica in the mean (their sum is 1), from the workers' own shares of a checkpoint."""
+        """The weight of each replica in the mean, from the own shares of a checkpoint; the weights sum to 1."""
 
     def averaged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The own share of a worker that starts from the mean, made of the first replica's."""
+        """The own share of a worker that starts from the mean.
+
+        Args:
+            own: the own share of the first replica.
+        """

@@ -18,7 +18,7 @@ from trainer.host import json_text, memory
 from trainer.host.files import replace_file
 from trainer.host.memory import GIB
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 from trainer.worker.loop import fit
 from trainer.worker.out_of_memory import is_memory, memory_named
 from trainer.worker.train import at_work

@@ -9,8 +9,9 @@ from torch import nn
 
 from trainer.checkpoint.store import BEST, CHECKPOINTS
 from trainer.errors import why
-from trainer.strategies.contract import Seat, Strategy, whole
+from trainer.strategies.contract import Strategy, whole
 from trainer.strategies.lost_workers import was_lost
+from trainer.strategies.seat import Seat
 from trainer.worker.model import save
 
 

@@ -36,7 +36,8 @@ from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
 from trainer.planning.training_checks import balanced_keys
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import LeasesWork, LooksAhead, Scatters, Seat, Strategy
+from trainer.strategies.contract import ExpectsBatches, LeasesWork, Scatters, Strategy
+from trainer.strategies.seat import Seat
 from trainer.tasks.contract import task_of
 from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
@@ -167,7 +168,7 @@ def _make_feed(
         reading=reading,
         limit_train=config.limit_train_batches,
         limit_val=config.limit_val_batches,
-        expect=strategy.expect if isinstance(strategy, LooksAhead) else None,
+        expect=strategy.expect if isinstance(strategy, ExpectsBatches) else None,
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
         growth=growing_readers(config.data, readers, prefetch, seat.local_size),

@@ -20,8 +20,8 @@ from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
 from trainer.host.signals import LEAVE, StopRequest
 from trainer.run_folder import tracking_file
-from trainer.strategies.contract import Seat
-from trainer.strategies.lost_workers import LooksUp, TakesBack, is_lost, was_lost
+from trainer.strategies.lost_workers import HaltsWhileWaiting, Readmits, is_lost, was_lost
+from trainer.strategies.seat import Seat
 from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.returned import NOT_WRITTEN, Returned
@@ -120,7 +120,7 @@ class Checkpoints:
         """Save after an epoch if a checkpoint is due, unless the epoch's last update has saved already."""
         if not run.lockstep:
             if self._ends(run.progress.epoch):
-                if isinstance(run.strategy, LooksUp):
+                if isinstance(run.strategy, HaltsWhileWaiting):
                     run.strategy.meet()  # whoever comes early waits where the first one can still stop all
                 self._take(run, self._next(run))
         elif run.progress.step != self.saved and (self._ends(run.progress.epoch) or self._is_due(run)):
@@ -169,7 +169,7 @@ class Checkpoints:
         leads = (decides or waits) and _leads(run)
         if leads and (leaving := self._decides(run)) is not None and self._may_say(key := f"stop/{self.asked}"):
             self.board.set(key, f"{int(leaving)} {_meetings(run) - waits}")
-            if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
+            if not leaving and isinstance(run.strategy, Readmits):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
             self._take(run, run.progress.epoch)
@@ -389,7 +389,7 @@ def _written(folder: Path) -> int:
 
 def _meetings(run: Training) -> int:
     """At how many meetings of the training a worker was, that at which it waits among them."""
-    return run.strategy.meetings if isinstance(run.strategy, LooksUp) else 0
+    return run.strategy.meetings if isinstance(run.strategy, HaltsWhileWaiting) else 0
 
 
 def _is_first(run: Training) -> bool:
@@ -399,4 +399,4 @@ def _is_first(run: Training) -> bool:
 
 def _leads(run: Training) -> bool:
     """Whether this worker is the first of those left, even if the one before was lost since the last meeting."""
-    return run.strategy.leads() if isinstance(run.strategy, TakesBack) else _is_first(run)
+    return run.strategy.leads() if isinstance(run.strategy, Readmits) else _is_first(run)

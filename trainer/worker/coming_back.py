@@ -10,8 +10,8 @@ from collections.abc import Callable
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import RunFailed
 from trainer.host.notes_board import Board
-from trainer.strategies.contract import Seat
-from trainer.strategies.lost_workers import ADMITTED, TakesBack, is_lost
+from trainer.strategies.lost_workers import ADMITTED, Readmits, is_lost
+from trainer.strategies.seat import Seat
 from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.resuming import resume
 from trainer.worker.returned import COMES, LET_IN, NOT_WRITTEN
@@ -41,7 +41,7 @@ def come_back(run: Training, seat: Seat) -> None:
         RunFailed: the run was over before, or the checkpoint is not written.
     """
     kept, strategy = run.watchers.checkpoints, run.strategy
-    if not isinstance(kept, Checkpoints) or not isinstance(strategy, TakesBack):
+    if not isinstance(kept, Checkpoints) or not isinstance(strategy, Readmits):
         raise RunFailed("a worker comes back at a checkpoint of the others, and this run has none")
     asked, meeting, stop = let_in(seat, strategy.pause)
     if (found := strategy.come_back((meeting, stop))) is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.data.evaluated_split import TEST
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 from trainer.weights import fit
 from trainer.worker.final_test import measure
 from trainer.worker.train import at_work, keep_findings

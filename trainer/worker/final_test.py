@@ -16,7 +16,8 @@ from trainer.metrics.best import TESTED
 from trainer.models.skeleton import built
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
-from trainer.strategies.contract import FullModel, Seat, Strategy, Traits
+from trainer.strategies.contract import FullModel, Strategy, Traits
+from trainer.strategies.seat import Seat
 from trainer.weights import fit, tensor_files
 from trainer.worker.model import construct, prepared
 from trainer.worker.training import Training

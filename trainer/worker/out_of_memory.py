@@ -10,7 +10,7 @@ import torch
 from trainer.errors import RunFailed, first_line
 from trainer.host.memory import GIB
 from trainer.planning.plan import Plan
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 from trainer.wording import counted
 from trainer.worker.training import Training
 

@@ -21,7 +21,8 @@ from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat, Strategy
+from trainer.strategies.contract import Strategy
+from trainer.strategies.seat import Seat
 from trainer.tasks.contract import Task, task_of
 from trainer.visible import one_line
 from trainer.weights import fit

@@ -22,7 +22,8 @@ from trainer.data.source import Facts
 from trainer.host.files import replacing
 from trainer.run_folder.csv_files import cell
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import Seat, Strategy
+from trainer.strategies.contract import Strategy
+from trainer.strategies.seat import Seat
 from trainer.tasks.contract import Task
 
 LINES = 4096

@@ -14,8 +14,9 @@ from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
 from trainer.planning.resume_changes import Measures, completed, is_other, moved
-from trainer.strategies.contract import Rehearses, Seat
+from trainer.strategies.contract import Rehearses
 from trainer.strategies.replicas import HasReplicas
+from trainer.strategies.seat import Seat
 from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.state import WorkerState, load_state, randomness
 from trainer.worker.state_conversion import averaged, for_servers, from_servers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.host.notes_board import Board
-from trainer.strategies.lost_workers import TakesBack
+from trainer.strategies.lost_workers import Readmits
 
 COMES = "comes"
 LET_IN = "lets-in/{}/{}"
@@ -26,7 +26,7 @@ class Returned:
         """Whether a restarted worker may be waiting."""
         return bool(self.board.check([COMES])) and self._asking() not in self.known
 
-    def let_in(self, strategy: TakesBack, asked: int) -> None:
+    def let_in(self, strategy: Readmits, asked: int) -> None:
         """Let in the worker that waits, if there is one: it takes part from the stop that this worker has asked for."""
         if not self.waits():
             return

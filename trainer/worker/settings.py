@@ -14,7 +14,7 @@ import torch
 from trainer.config.run_config import RunConfig
 from trainer.host.memory import keep_freed_memory
 from trainer.planning.plan import Plan
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 
 
 @contextlib.contextmanager

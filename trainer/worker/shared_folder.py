@@ -6,7 +6,7 @@ import datetime
 import secrets
 from pathlib import Path
 
-from trainer.strategies.contract import Seat
+from trainer.strategies.seat import Seat
 
 NOTES, NAME, MARK = "shared-folder", "name", ".shared-{}"
 

@@ -27,8 +27,9 @@ from trainer.metrics import validation_file
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
-from trainer.strategies.contract import HasGauges, Others, Seat, Strategy, whole
-from trainer.strategies.lost_workers import LooksUp
+from trainer.strategies.contract import HasGauges, Strategy, whole
+from trainer.strategies.lost_workers import HaltsWhileWaiting
+from trainer.strategies.seat import Others, Seat
 from trainer.tasks.contract import best_metric
 from trainer.worker import example
 from trainer.worker.build import build
@@ -130,7 +131,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         about,
         PARTS_S,
     )
-    if not run.lockstep and isinstance(run.strategy, LooksUp):
+    if not run.lockstep and isinstance(run.strategy, HaltsWhileWaiting):
         run.strategy.check_checkpoint = lambda decides: kept.check_due(run, decides)
     launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
     say = partial(say_leaving, grace_s=settings.grace_s)

@@ -12,7 +12,7 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import RunFailed, UserError
 from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
-from trainer.strategies.contract import Declaration, GoesByValidations, LeasesWork, Scatters, Strategy
+from trainer.strategies.contract import Declaration, LeasesWork, ObservesValidations, Scatters, Strategy
 from trainer.wording import kind
 
 
@@ -80,7 +80,7 @@ def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
     needs: dict[str, tuple[bool, type]] = {
         "data.work=leased": (plan.batches.leased, LeasesWork),
         "data.read=scatter": (config.data.read == "scatter", Scatters),
-        "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), GoesByValidations),
+        "scheduler=plateau": (plan.mode == "train" and is_plateau(config.scheduler._target_), ObservesValidations),
     }
     together = plan.mode == "train" and plan.topology.workers > 1 and plan.strategy.traits.exact
     if plan.objective.denominator != "samples" and together and type(strategy).weight is Strategy.weight:

@@ -12,7 +12,7 @@ from trainer.data.evaluated_split import VAL
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.contract import Loss
 from trainer.optim.averaged import AveragedWeights
-from trainer.strategies.contract import GoesByValidations
+from trainer.strategies.contract import ObservesValidations
 from trainer.worker.callbacks import Callbacks
 from trainer.worker.training import Training
 
@@ -121,7 +121,7 @@ def _pass_on(run: Training, values: Mapping[str, float]) -> None:
     agreed = run.strategy.all_reduce_sum(numbers if first else torch.zeros_like(numbers)).tolist()
     values = dict(zip(values, agreed, strict=True))
     if plateau:
-        assert isinstance(run.strategy, GoesByValidations)
+        assert isinstance(run.strategy, ObservesValidations)
         run.strategy.observe(run.progress.step, values)
     if early_stop is not None:
         run.progress.stop = early_stop.why(run.progress.step, values) or run.progress.stop

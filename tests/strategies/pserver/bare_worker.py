@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from tests.strategies.pserver.harness import Bare, Sum, push_all
 from trainer.host.notes_board import SealedBoard
-from trainer.strategies.contract import Address, Others, Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
+from trainer.strategies.seat import Address, Others, Seat
 
 
 def main() -> None:

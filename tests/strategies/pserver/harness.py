@@ -20,7 +20,6 @@ from tests.strategies.launching import payload
 from tests.weather import Weather
 from trainer.host.notes_board import SealedBoard
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Address, Others, Seat
 from trainer.strategies.pserver.protocol.messages import (
     CREATES,
     ENDPOINT,
@@ -40,6 +39,7 @@ from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker import connections as connections_module
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import connect
+from trainer.strategies.seat import Address, Others, Seat
 from trainer.worker.model import Updaters
 
 DIM = 3

@@ -16,7 +16,6 @@ import zmq
 from tests.strategies.pserver.harness import impatient, in_threads
 from trainer.errors import Missing
 from trainer.host.notes_board import SealedBoard
-from trainer.strategies.contract import Address
 from trainer.strategies.pserver.protocol import sockets
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, Kind, Message, Record, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import Pool
@@ -24,6 +23,7 @@ from trainer.strategies.pserver.protocol.sockets import ServerSocket, WorkerSock
 from trainer.strategies.pserver.worker import client as client_module
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.connections import connect
+from trainer.strategies.seat import Address
 
 SECRET = bytes(32)
 NOBODY = "tcp://127.0.0.1:9"

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from trainer.host.notes_board import SealedBoard
-from trainer.strategies.contract import Address
 from trainer.strategies.pserver.worker import connections
+from trainer.strategies.seat import Address
 
 
 def test_signs_of_life_come_five_times_in_the_silence_after_which_a_worker_is_lost(

@@ -13,10 +13,10 @@ from tests.notes import Notes
 from tests.strategies.pserver.harness import config
 from trainer.errors import RunFailed
 from trainer.planning.launcher import Assignment
-from trainer.strategies.contract import Address, Others, Seat
 from trainer.strategies.pserver.protocol.sockets import UNIX_SOCKET
 from trainer.strategies.pserver.server import server as server_module
 from trainer.strategies.pserver.server.server import serve
+from trainer.strategies.seat import Address, Others, Seat
 
 
 def seat(folder: str, store: Any = None) -> Seat:

@@ -18,7 +18,6 @@ from trainer.host.files import replace_file
 from trainer.host.notes_board import FolderLost, NoNote
 from trainer.host.pulse import Pulse
 from trainer.strategies.builtin import PserverDeclaration
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool
 from trainer.strategies.pserver.protocol.sockets import ServerSocket
@@ -26,6 +25,7 @@ from trainer.strategies.pserver.server.ledger import opened_ledger
 from trainer.strategies.pserver.server.machine import CHECK_S, Server
 from trainer.strategies.pserver.server.part_writer import Forked
 from trainer.strategies.pserver.server.server_assignment import ServersRun
+from trainer.strategies.seat import Seat
 
 SMALLEST_LIMIT = 64 << 20
 

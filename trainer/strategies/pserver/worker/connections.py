@@ -13,10 +13,10 @@ import zmq
 
 from trainer.errors import Missing
 from trainer.host.notes_board import NoNote, OwnBoard, SealedBoard
-from trainer.strategies.contract import Seat
 from trainer.strategies.pserver.protocol.messages import ENDPOINT, SAVING, Message, Verb, pack
 from trainer.strategies.pserver.protocol.shared_memory import opened_pool, vector
 from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
+from trainer.strategies.seat import Seat
 
 ASK_S = 5.0
 """So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.strategies.contract import Seat
 from trainer.strategies.lost_workers import is_lost
 from trainer.strategies.pserver.protocol.messages import SAVES, STOPS, Message, Verb
 from trainer.strategies.pserver.worker.client import Client
 from trainer.strategies.pserver.worker.export import save_checkpoint
+from trainer.strategies.seat import Seat
 
 NEW = -1
 """In the place of a worker's step: it has none to save, because it comes back now."""

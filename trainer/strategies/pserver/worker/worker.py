@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer.config.schema import PserverStrategy
 from trainer.models.embedding_tables import dense_of, tables
-from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Seat, Share, Strategy
+from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
 from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.agreement import agree_on
@@ -31,6 +31,7 @@ from trainer.strategies.pserver.worker.own_share import Own, Places, feedback_in
 from trainer.strategies.pserver.worker.pull import WorkerPulls
 from trainer.strategies.pserver.worker.push import PushEncoder
 from trainer.strategies.pserver.worker.remote_model import DenseMap, RemoteTable
+from trainer.strategies.seat import Seat
 from trainer.weights.server_files import part_name
 
 LEASE_LOOK_S = 0.02
