@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +45,7 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
     notes.mkdir()
     run.mkdir()
     board = FolderBoard(notes)
-    monkeypatch.setattr("trainer.launch.lobby_store.opened", lambda launch: contextlib.nullcontext(board))
+    monkeypatch.setattr("trainer.job.elastic.open_lobby", lambda launch: board)
     monkeypatch.setattr("trainer.job.elastic._terms", lambda ready: {})
     ready: Any = SimpleNamespace(
         plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(run)), topology=SimpleNamespace(nnodes=2)),
@@ -56,7 +55,7 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
         raise error
     assert board.check([OVER])
     with pytest.raises(BaseException, match=str(error)) as raised:
-        _follow(lambda assignment: {}, ready, Guest(board, 1, "host 0"))
+        _follow(lambda assignment, supervision: {}, ready, Guest(board, 1, "host 0"))
     assert (raised.type is AskedToLeave) == (type(error) is AskedToLeave)
 
 
@@ -76,7 +75,7 @@ def leading(folder: Path, lives: list[tuple[dict[str, Any] | None, RunFailed | N
         resized=False,
         death_of=lambda hosts: Died("host 1 is lost", "host 1 in life 1"),
     )
-    host = _Leading(lambda assignment: {}, ready, None, None, lobby)  # type: ignore[arg-type]
+    host = _Leading(lambda assignment, supervision: {}, ready, None, None, lobby)  # type: ignore[arg-type]
     host._live = lambda resume: lives.pop(0)  # type: ignore[method-assign]
     return host
 

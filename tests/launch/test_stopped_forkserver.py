@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 @pytest.fixture(autouse=True)
 def goes_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(process, "UNTOLD_S", 1.0)
+    monkeypatch.setattr(process, "GONE_S", 1.0)
     yield
     os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGCONT)  # type: ignore[attr-defined]
 

@@ -23,7 +23,7 @@ from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.process_reports import VARIABLES, WHERE_SEVERAL
 from trainer.launch.start import start_here
 from trainer.launch.tasks import Commands, Task
-from trainer.planning.launcher import launcher_of
+from trainer.planning.launcher import Supervision, launcher_of
 
 DIGITS = (
     "+recipe=digits_lenet",
@@ -224,4 +224,4 @@ def test_launcher_that_returns_no_outcome_is_told_what_to_return() -> None:
     with pytest.raises(
         RunFailed, match=r"launchers\.Silent: start returned something of type NoneType\. Return the dict"
     ):
-        start_here(ready.assignment)
+        start_here(ready.assignment, Supervision())

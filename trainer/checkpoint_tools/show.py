@@ -185,8 +185,8 @@ def fetched(address: str, run_dir: Path) -> int:
             raise refusal(hold, str(run_dir), "another folder")
         _check_its_own(remote, run_dir)
         screen = Screen()
-        screen.print(f"fetches {remote.address}/{step} ({sized(remote.size(step))})", soft_wrap=True)
-        screen.print(str(bring(remote, step, run_dir)), soft_wrap=True)
+        screen.print(f"fetches {remote.address}/{step} ({sized(remote.size(step))})")
+        screen.print(str(bring(remote, step, run_dir)))
     finally:
         hold.leave()
     return 0

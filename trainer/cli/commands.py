@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from trainer.config.run_config import RunConfig
-    from trainer.job.job import Starter
     from trainer.job.ready import Ready
     from trainer.job.result import Result
     from trainer.planning.checked_config import Checked
+    from trainer.planning.launcher import Starter
     from trainer.tracking.client import RecorderProcess
 
 

@@ -93,7 +93,7 @@ def _learn_secrets(app: Hydra) -> None:
     loader.load_configuration = learning
 
 
-def write_config(path: Path, config: Any, resolve: bool = False) -> None:
+def write_config(path: Path, config: Any) -> None:
     """Write a composed Hydra config as YAML, without known secrets, readable by its owner alone."""
     from omegaconf import OmegaConf
 
@@ -101,7 +101,7 @@ def write_config(path: Path, config: Any, resolve: bool = False) -> None:
     from trainer.host.files import replace_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    shown = hide(OmegaConf.to_container(config, resolve=resolve, enum_to_str=True))
+    shown = hide(OmegaConf.to_container(config, resolve=False, enum_to_str=True))
     replace_file(path, yaml_text(shown, allow_unicode=True), private=True)
 
 

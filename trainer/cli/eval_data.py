@@ -26,10 +26,10 @@ def own_data(
         started_in: that folder; '' if it is not known.
         typed: keys that the user has typed; their paths are relative to the working folder.
         asked: the command without its overrides, for advice.
-        refuse: refuse a path that also exists in the working folder. (A prediction reads none of these.)
+        refuse: refuse a path that also exists in the working folder. (A prediction reads no such path.)
 
     Raises:
-        UserError: there is such a path.
+        UserError: a path exists in both folders.
     """
     changed: dict[str, Any] = {}
     for key, value in data.items():
@@ -61,7 +61,7 @@ def _is_here(started_in: str) -> bool:
 
 
 def _there(path: Any, started_in: str) -> Any:
-    """The absolute path of a run's relative path, if it exists there and is not the same file here."""
+    """The absolute path of a run's relative path, if it exists and is not the same file in the working folder."""
     if not isinstance(path, str) or "://" in path or os.path.isabs(os.path.expanduser(path)):
         return path
     there = os.path.join(glob.escape(started_in) if _is_pattern(path) else started_in, path)
@@ -75,7 +75,7 @@ def _is_pattern(path: str) -> bool:
 
 
 def _exists(path: str) -> bool:
-    """Whether a file or folder exists, or any for a pattern; an address counts as one that does."""
+    """Whether a file or folder exists; for a pattern, whether any does. An address counts as existing."""
     if os.path.exists(path) or is_address(path):
         return True
     from trainer.data.sets.shards import braces
@@ -110,7 +110,7 @@ def other_data(data: Mapping[str, Any], place: str, asked: str, split: str) -> d
 
 
 def _measured(place: str) -> str | None:
-    """The part of a folder that is measured: ``.`` is all of it; None: it has training and validation images."""
+    """The subfolder to evaluate; ``.``: the whole folder; None: it has training and validation images."""
     from trainer.data.images.listing import class_folders
     from trainer.data.images.split_folders import split_folders
 

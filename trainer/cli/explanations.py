@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 LONGEST_KEY = 100
-"""Letters; what is longer is not a mistyped key, and is not proposed as one."""
+"""Letters of the longest word that can be a mistyped key."""
 QUOTED_KEY = re.compile(r"""(?<=[{,])(\s*)(["'])([^"']*)\2(\s*:)""")
-"""A key of a mapping in quotes, which Hydra's grammar has not."""
+"""A quoted key of a mapping, which Hydra's grammar does not allow."""
 
 
 def explain(vocabulary: Vocabulary, error: Exception) -> UserError:
@@ -45,7 +45,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _unreadable(vocabulary: Vocabulary) -> UserError | None:
-    """An override that is none, or that gives a group something else than an option."""
+    """The error of an override that cannot be parsed, or of a group without an option."""
     for typed in vocabulary.overrides:
         override = vocabulary.parsed(typed)
         if override is None:
@@ -95,7 +95,7 @@ def _malformed(vocabulary: Vocabulary, typed: str) -> UserError:
 
 
 def _malformed_container(typed: str, name: str, value: str) -> UserError:
-    """A mapping or list that Hydra's grammar does not take on the command line."""
+    """The error of a mapping or list that Hydra cannot read on the command line."""
     plain = QUOTED_KEY.sub(r"\1\3\4", value)
     if plain != value and _is_readable(f"{name}={plain}"):
         return UserError(typed, "Hydra takes the keys of a mapping without quotes", quoted(f"{name}={plain}"))
@@ -120,7 +120,7 @@ def _is_readable(override: str) -> bool:
 
 
 def _broken_file(chain: list[BaseException]) -> UserError | None:
-    """A YAML file that is none."""
+    """The error of a file that is not YAML."""
     for error in chain:
         if mark := getattr(error, "problem_mark", None):
             place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}"
@@ -190,7 +190,7 @@ def _nothing_chosen(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 
 def _no_training_said(vocabulary: Vocabulary) -> UserError:
-    """Saved weights are there and not the recipe that they were trained with: their run's folder has the config."""
+    """The error of mode=eval or mode=predict without the recipe of the weights; their run's folder has the config."""
     mode = next(o for o in vocabulary.overrides if o.startswith("mode="))
     weights = Path(str(vocabulary.typed_value("weights") or "."))
     why = "needs the recipe that the weights were trained with, and the training's overrides of model and data"
@@ -244,7 +244,7 @@ def _unknown(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
 
 
 RESUMING = ("resume_from", "resume_from_checkpoint", "restore", "ckpt_path")
-"""Names under which others continue a training."""
+"""Keys with which other programs resume a training."""
 Sentence = Callable[[Vocabulary, re.Match[str]], UserError]
 SENTENCES: tuple[tuple[str, Sentence], ...] = (
     (r"Could not (?:find|load) '(\S+)/([^'/]+)'", _no_option),
@@ -280,7 +280,8 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
     if group in keys.OF_OTHERS:
         return UserError(what, *keys.OF_OTHERS[group])
     if option is None:
-        known = vocabulary.hydra_keys() if group == "hydra" else vocabulary.keys()
+        of_hydra = [f"hydra.{key}" for key in vocabulary.option_keys("hydra", "config")] if group == "hydra" else []
+        known = of_hydra or vocabulary.keys()
         near = keys.nearest_key(path, known, own_value)
         return UserError(what, "there is no such key", near and _set(near, value, file))
     other = keys.MEANT.get(name, "")  # of options that are called alike: criteo for synthetic_criteo
@@ -321,12 +322,12 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
 
 
 def _set(path: str, value: str, file: str) -> str:
-    """How to give a key a value: in a file only the key is named, its value is there."""
+    """The override that sets a key; in a file, only the key."""
     return path if file else quoted(f"{path}={value}")
 
 
 def _by_key(vocabulary: Vocabulary, chain: list[BaseException], text: str) -> UserError | None:
-    """OmegaConf's errors, which know the key and its value."""
+    """The error of a key or value that OmegaConf refuses."""
     from omegaconf import errors
 
     if lost := next((e for e in chain if isinstance(e, errors.InterpolationResolutionError)), None):
@@ -367,7 +368,7 @@ def _wrong_value(vocabulary: Vocabulary, path: str, error: Any, file: str, overr
 
 
 def _no_source(vocabulary: Vocabulary, path: str, text: str) -> UserError:
-    """A value that is taken from somewhere else, where there is nothing."""
+    """The error of an interpolation without a source."""
     holders = [o for o in vocabulary.overrides if "${" in o]
     what = vocabulary.typed(path) if path else (holders or ["the config"])[0]
     path = path or what.partition("=")[0]

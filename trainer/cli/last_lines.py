@@ -95,8 +95,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
 
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:
-    """The last line after an error: the command that resumes the run; a pre-empted run without a checkpoint begins
-    again."""
+    """The last line after an error: the command that resumes the run, or for a pre-empted run that begins again."""
     if not (resumes := how_to_resume(ready, overrides)) and isinstance(error, RunPreempted):
         without = "there is no checkpoint yet" if ready.plan.mode == "train" else "nothing is kept of it"
         return f"{without}: the same command begins the run again"
@@ -145,7 +144,7 @@ def _done(result: Result, ready: Ready) -> str:
 
 
 def _left(folder: Path, mode: str) -> list[str]:
-    """Names of the existing files worth a look."""
+    """Names of the files of ``LEFT`` that exist, and of the logs."""
     found = [name for name in (*LEFT[mode], "result.json") if (folder / name).exists()]
     return found + [f"{log}.N" for log in ("workerlog", "serverlog") if any(folder.glob(f"{log}.*"))]
 

@@ -33,9 +33,9 @@ VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
 CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
 TRACKING = "/schema/TrackingConfig@tracking"
-"""The keys of all trackers, which no option of this group brings: several options can be chosen at once."""
+"""The schema of all trackers. No option includes it, because several options can be chosen at once."""
 USUAL = {"strategy": "auto", "launch": "local", "predict": "folder", "checkpoint": "auto", "hydra": "trainer"}
-"""Groups about how the training ran, not about what was trained; they get these options."""
+"""Options of the groups that describe how the training ran; they are not carried over from the run."""
 OF_THE_COMMAND = (
     "mode",
     "weights",
@@ -268,7 +268,7 @@ def _check_mode(config: Mapping[str, Any], asked: Words) -> None:
 
 
 def _finished(config: Mapping[str, Any], asked: Words, plan: Plan, path: Path) -> dict[str, Any]:
-    """The config of the command: the run's, without what is of the training's own command, and with what was typed.
+    """The config of the command: the run's, without the keys of its own command, and with the typed keys.
 
     Raises:
         UserError: a value is hidden in the run's folder, and was not typed.

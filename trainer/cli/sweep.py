@@ -41,7 +41,7 @@ from trainer.launch.start import start_here
 from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.tracking_store import MLFLOW, try_tracking
 from trainer.run_folder.reset_files import POINTS
-from trainer.terminal.screen import Screen
+from trainer.terminal.screen import Screen, say
 from trainer.tracking.client import tracking
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     All points are checked before the first one starts. A failed job is recorded, and the others run.
     """
     checked = _check(app, overrides, config_name, flags)
-    return checked.show_plans() if checked.points[0].ready.checked.config.plan else checked.run()
+    if checked.points[0].ready.checked.config.plan:
+        return [show_only(point.ready) for point in checked.points]
+    return checked.run()
 
 
 def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
@@ -103,10 +105,6 @@ class Sweep:
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
 
-    def show_plans(self) -> list[Result]:
-        """Print the plan of each point; nothing starts."""
-        return [show_only(point.ready) for point in self.points]
-
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
         from trainer.tracking.describe import secrets_of
@@ -135,11 +133,11 @@ class Sweep:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether this command resumes a sweep in this folder."""
+        """Whether this command resumes the sweep in this folder."""
         return any(one.ready.checked.config.resume.path == AUTO for one in self.points)
 
     def _tracked(self) -> TrackedRun:
-        """The run over those of the jobs; with ``resume=auto`` the one that the sweep's folder had before."""
+        """The parent run of the jobs' runs; with ``resume=auto``, the earlier one of the sweep's folder."""
         from trainer.tracking.describe import describe, public
         from trainer.tracking.naming import sweep_name
 
@@ -233,7 +231,7 @@ class Sweep:
         """Print the table of all jobs, also of those that did not start, and end the MLflow run."""
         waiting = (sweep_table.waiting(text(o) for o in left) for left in self.jobs[len(self.ended) :])
         every = [*self.ended, *waiting]
-        closing = Closing(lambda line: Screen().print(line))
+        closing = Closing(say)
         with closing.step("the sweep's table"):
             sweep_table.show_sweep(every, self.folder, [point.subdir for point in self.points])
         with closing.step("the end of the sweep's tracking"):

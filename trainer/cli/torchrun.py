@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from trainer.cli.arguments import typed_flags
 from trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from trainer.launch.torchrun import Start
+from trainer.planning.launcher import Starter
 
 
 def join(parse: Callable[[], argparse.Namespace]) -> int:
@@ -25,7 +22,7 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
     return torchrun.join(lambda start: _run(parse(), start))
 
 
-def _run(args: argparse.Namespace, start: Start) -> None:
+def _run(args: argparse.Namespace, start: Starter) -> None:
     from trainer.cli import commands, compose
     from trainer.cli.saved_run import chosen
 

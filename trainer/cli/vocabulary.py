@@ -114,10 +114,6 @@ class Vocabulary:
                 known += [f"{group}.{k}" for k in self.option_keys(group, option)]
         return known
 
-    def hydra_keys(self) -> list[str]:
-        """The keys of Hydra's own config node."""
-        return [f"hydra.{k}" for k in self._keys("hydra/config")]
-
     def package(self, path: str) -> str | None:
         """The ``@package`` of a config file: where its keys go in the whole config; None without one."""
         loaded = self.loader.repository.load_config(path)

@@ -18,7 +18,7 @@ from trainer.job.ready import Ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.start import start_here
 from trainer.planning.batches import FIRST_TRY, most
-from trainer.planning.launcher import Assignment
+from trainer.planning.launcher import Assignment, Supervision
 from trainer.run_folder.leftovers import TRIALS
 from trainer.wording import counted
 
@@ -45,12 +45,12 @@ class Try:
     how: str
 
 
-def largest(fits: Callable[[int], bool], most: int, first: int = FIRST_TRY) -> int:
+def largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none fits.
 
     Sizes up to 16 are found exactly; larger ones to less than a sixteenth, in steps of a power of two.
     """
-    low, high, size = 0, most + 1, min(first, most)
+    low, high, size = 0, most + 1, min(FIRST_TRY, most)
     bounded = False
     while size > low:
         if fits(size):
@@ -176,7 +176,7 @@ class Search:
         (folder / "checkpoints").mkdir(parents=True)
         TrialLimits(self.limit, memory.free(), self.others, len(job.plan.topology.processes)).leave(folder)
         try:
-            outcome = start_here(_of_trial(job, folder))
+            outcome = start_here(_of_trial(job, folder), Supervision())
         except RunFailed as error:
             if reasons := sorted(folder.glob(TOO_LARGE.format("*"))):
                 return Try(False, reasons[0].read_text())

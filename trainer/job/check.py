@@ -28,7 +28,7 @@ from trainer.planning.class_names import of_checkpoint
 from trainer.planning.find_checkpoint import FRESH, find_checkpoint
 from trainer.planning.plan import Paths, Plan
 from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
-from trainer.terminal.screen import Screen
+from trainer.terminal.screen import say
 
 
 def get_ready(
@@ -111,9 +111,9 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
     """
     said: set[str] = set()
 
-    def say(line: str) -> None:
+    def say_once(line: str) -> None:
         if line not in said:  # a damaged checkpoint is found twice, if copies are searched as well
-            Screen().print(line, soft_wrap=True)
+            say(line)
         said.add(line)
 
     run_dir = Path(plan.paths.run_dir)
@@ -121,7 +121,7 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
         return None  # host 0 names the checkpoint, when the hosts have met
     goes_on = config.resume.path not in (None, FRESH)
     if goes_on and not (config.plan or plan.topology.node_rank):
-        wait_for_the_life_before(run_dir, say)
+        wait_for_the_life_before(run_dir, say_once)
 
     def folder_of(run_id: str) -> Path:
         from trainer.tracking import run_lookup
@@ -129,8 +129,8 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
         return run_lookup.folder_of(config.tracking, run_id)
 
     if config.checkpoint.to is None and "://" not in (config.resume.path or ""):
-        return find_checkpoint(config, run_dir, say, folder_of)
-    config = fetched(config, plan, say)
-    folder = find_checkpoint(config, run_dir, say, folder_of)
+        return find_checkpoint(config, run_dir, say_once, folder_of)
+    config = fetched(config, plan, say_once)
+    folder = find_checkpoint(config, run_dir, say_once, folder_of)
     check_copies(config, plan, folder)
     return folder

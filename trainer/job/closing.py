@@ -63,10 +63,10 @@ def finish(
     from trainer.checkpoint import store
     from trainer.run_folder.json_files import leave
     from trainer.terminal import streams
-    from trainer.terminal.screen import Screen
+    from trainer.terminal.screen import say
     from trainer.terminal.status import read_status
 
-    closing = Closing(lambda line: Screen().print(line, soft_wrap=True))
+    closing = Closing(say)
     with closing.step("status.json"):
         _close_status(result, run_dir, ready.plan)
     with closing.step("result.json"):

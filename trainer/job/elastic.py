@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +19,15 @@ from trainer.checkpoint.store import CHECKPOINTS
 from trainer.errors import PREEMPTED, AskedToLeave, Died, Interrupted, NotFinite, RunFailed, first_line
 from trainer.host.addresses import free_port, with_port
 from trainer.host.signals import undisturbed
-from trainer.job.restarts import begin_again, screen, updates_since, whence, workers_update
+from trainer.job.restarts import begin_again, updates_since, whence, workers_update
 from trainer.launch.lobby import MARK, TERMS, Guest, Host, Life, Lobby, RunOver
 from trainer.launch.lobby_store import open_lobby
 from trainer.launch.terms import terms
-from trainer.planning.launcher import Assignment, Deaths, Supervision
+from trainer.planning.launcher import Deaths, Starter, Supervision
 from trainer.planning.resume import left_behind
 from trainer.run_folder import lives
 from trainer.run_folder.json_files import leave
+from trainer.terminal.screen import say
 from trainer.terminal.status import read_status
 from trainer.wording import counted
 
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from trainer.planning.plan import Plan
     from trainer.tracking.client import RecorderProcess
 
-Start = Callable[[Assignment, Supervision], dict[str, Any]]
 LATE = "the run was done before this host took part"
 
 
-def start_on_hosts(start: Start, ready: Ready, result: Result, tracker: RecorderProcess | None) -> dict[str, Any]:
+def start_on_hosts(start: Starter, ready: Ready, result: Result, tracker: RecorderProcess | None) -> dict[str, Any]:
     """Run the job's lives on the present hosts; returns the first local worker's result from this host's last life.
 
     Raises:
@@ -140,12 +139,11 @@ class _Leading:
     """Host 0: one life after the other."""
 
     def __init__(
-        self, start: Start, ready: Ready, result: Result, tracker: RecorderProcess | None, lobby: Lobby
+        self, start: Starter, ready: Ready, result: Result, tracker: RecorderProcess | None, lobby: Lobby
     ) -> None:
         self.start, self.ready, self.result, self.tracker, self.lobby = start, ready, result, tracker, lobby
         self.launch = ready.checked.config.launch
-        self.deaths = Deaths(self.launch.max_restarts, time.monotonic)
-        self.say = screen()
+        self.deaths = Deaths(self.launch.max_restarts)
 
     def to_the_end(self) -> dict[str, Any]:
         """The outcome of the last life.
@@ -166,7 +164,7 @@ class _Leading:
                 return outcome
             if error is not None and error.asked:
                 self._death(error, others)  # raises where the run cannot go on
-                self.say(f"\nATTENTION: {first_line(error)}\n")
+                say(f"\nATTENTION: {first_line(error)}\n")
                 self.lobby.how = PREEMPTED
                 return _preempted(Path(self.ready.plan.paths.run_dir), error.asked)
             resume = self._between(error, others)
@@ -183,9 +181,9 @@ class _Leading:
         ready = _planned_for(self.ready, life)
         lives.planned(run_dir, ready.plan.topology.workers)
         leave(run_dir / "plan.json", ready.plan.as_dict(), private=True)
-        self.say(_described(life, ready, self.ready.plan))
+        say(_described(life, ready, self.ready.plan))
         for what in left_behind(ready.plan, store.about(Path(resume))) if resume else ():
-            self.say(f"not carried over: {what}\n")
+            say(f"not carried over: {what}\n")
         assignment = replace(ready.assignment, resume=resume, again=not first)
         try:
             return self.start(assignment, Supervision(watch=self.lobby.watch)), None
@@ -211,13 +209,13 @@ class _Leading:
             death = self._death(error, others)
             update = max(update, 0 if death is None else workers_update(death))
             how, why = "failed", first_line(death or error)
-            self.say(f"\nATTENTION: {death or why}")
+            say(f"\nATTENTION: {death or why}")
             which = "goes on without hosts that have left" if death is None else self.deaths.restart(death)
             self.result.restarts += death is not None
         _, resume = begin_again(self.ready, self.tracker, how, update, why, 0)
         if error is not None:
             self.result.lost_updates += updates_since(Died(why, "", update), resume)
-        self.say(f"{which}: all processes are started again, {whence(resume)}")
+        say(f"{which}: all processes are started again, {whence(resume)}")
         return resume
 
     def _death(self, error: RunFailed, others: Sequence[Host]) -> Died | None:
@@ -282,7 +280,7 @@ def _missed(last: int, now: int) -> str:
     )
 
 
-def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
+def _follow(start: Starter, ready: Ready, guest: Guest) -> dict[str, Any]:
     """On every host but host 0: take part in each life that host 0 announces for it.
 
     Raises:
@@ -290,7 +288,7 @@ def _follow(start: Start, ready: Ready, guest: Guest) -> dict[str, Any]:
     """
     outcome: dict[str, Any] = {"ended": LATE}
     failure: RunFailed | None = None
-    say, number = screen(), 0
+    number = 0
     while True:
         life = guest.next_life(number)
         if isinstance(life, RunOver):

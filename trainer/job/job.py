@@ -35,17 +35,15 @@ from trainer.job.restarts import start_and_restart
 from trainer.job.result import Result
 from trainer.planning.class_names import CLASSES
 from trainer.planning.find_checkpoint import can_go_on
-from trainer.planning.launcher import Assignment, Supervision
+from trainer.planning.launcher import Starter
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives
 from trainer.run_folder.repeat import repeatable
+from trainer.terminal.screen import say
 
 if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
-
-Starter = Callable[[Assignment, Supervision], dict[str, Any]]
-"""Starts the processes of an assignment's plan and returns worker 0's outcome."""
 
 
 def execute(
@@ -138,22 +136,16 @@ def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
         return nullcontext()
     from trainer.job.uploads import uploading
 
-    return uploading(ready, result, _say)
+    return uploading(ready, result, say)
 
 
 def _begin_folder(own_folder: Path, ready: Ready, overrides: Sequence[str]) -> None:
     """Make or clear the run's folder, and write its config. From now on the job has to be closed."""
     early_signals.leave_to_job()
-    make_room(own_folder, ready, overrides, _say)
+    make_room(own_folder, ready, overrides, say)
     _leave_config(own_folder, ready.checked.config)
     if ready.checked.config.mode == "train":
         (Path(ready.plan.paths.run_dir) / "checkpoints").mkdir(exist_ok=True)
-
-
-def _say(line: str) -> None:
-    from trainer.terminal.screen import Screen
-
-    Screen().print(line, soft_wrap=True)
 
 
 def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
@@ -171,7 +163,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
     from trainer.job.balanced_weights import weighed
     from trainer.job.batch_size_search import found
 
-    ready = weighed(found(asked, ready, prepared, _say))
+    ready = weighed(found(asked, ready, prepared, say))
     _leave_config(ready.plan.own_folder, ready.checked.config)
     return ready
 
@@ -219,7 +211,7 @@ def _leave_names(run_dir: Path, ready: Ready) -> None:
     try:
         names = list(checked.class_names())
     except Exception as error:  # a source of the user's own may break where it is asked for names
-        _say(f"the classes have no names: {type(error).__name__}: {error}")
+        say(f"the classes have no names: {type(error).__name__}: {error}")
         return
     if names:
         replace_file(run_dir / CLASSES, json.dumps(names, indent=1))

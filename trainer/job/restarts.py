@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +13,10 @@ from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
-from trainer.planning.launcher import Assignment, Deaths, Supervision
+from trainer.planning.launcher import Assignment, Deaths, Starter, Supervision
 from trainer.run_folder import lives
 from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
+from trainer.terminal.screen import say
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -26,20 +25,14 @@ if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
 
 
-def start_and_restart(
-    start: Callable[[Assignment, Supervision], dict[str, Any]],
-    ready: Ready,
-    result: Result,
-    tracker: RecorderProcess | None,
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
+def start_and_restart(start: Starter, ready: Ready, result: Result, tracker: RecorderProcess | None) -> dict[str, Any]:
     """Run the job's processes, with restarts; returns what the first worker returned in the last life.
 
     Raises:
         RunFailed: a process has died too often, or twice after the same update; numbers were not finite too often; or
             the run failed otherwise.
     """
-    deaths = Deaths(ready.plan.topology.restarts, clock)
+    deaths = Deaths(ready.plan.topology.restarts)
     try:
         return _to_the_end(start, ready, result, tracker, deaths)
     finally:  # however the run ends
@@ -48,11 +41,7 @@ def start_and_restart(
 
 
 def _to_the_end(
-    start: Callable[[Assignment, Supervision], dict[str, Any]],
-    ready: Ready,
-    result: Result,
-    tracker: RecorderProcess | None,
-    deaths: Deaths,
+    start: Starter, ready: Ready, result: Result, tracker: RecorderProcess | None, deaths: Deaths
 ) -> dict[str, Any]:
     assignment = ready.assignment
     while True:
@@ -105,7 +94,6 @@ def _again(
         error: why it ended. After :class:`NotFinite` the batches come in another order.
         result: counts the updates that are done again.
     """
-    say = screen()
     say(f"\nATTENTION: {error}")
     bad = error if isinstance(error, NotFinite) else None
     update = workers_update(error) if isinstance(error, Died) else error.step
@@ -120,14 +108,6 @@ def _again(
         begun = (about.epoch, about.update) if about is not None else (0, 0)
         rewinds = (*rewinds, Rewind(*begun, bad.epoch, bad.update))
     return replace(ready.assignment, again=True, resume=resume, rewinds=rewinds)
-
-
-def screen() -> Callable[[str], None]:
-    """A function that prints a line about restarts on the screen."""
-    from trainer.terminal.screen import Screen
-
-    out = Screen()
-    return lambda line: out.print(line, soft_wrap=True)
 
 
 def whence(resume: str) -> str:
@@ -148,7 +128,7 @@ def begin_again(
     Raises:
         RunFailed: it has checkpoints, and none is whole.
     """
-    run_dir, say = Path(ready.plan.paths.run_dir), screen()
+    run_dir = Path(ready.plan.paths.run_dir)
     try:
         folder = store.newest_to_go_on(run_dir / CHECKPOINTS, say)
     except UserError as error:
@@ -156,7 +136,7 @@ def begin_again(
     store.forget_unfinished(run_dir / CHECKPOINTS)
     about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
     put_back(run_dir, folder or (ready.resume.folder if ready.resume is not None else None), say)
-    _forget_since(run_dir, about.points if about is not None else 0, tracker, say)
+    _forget_since(run_dir, about.points if about is not None else 0, tracker)
     lives.end(run_dir, how, update, text(why, ready.secrets))
     before = lives.read(run_dir)
     command = before[-1].command if before else ""
@@ -184,7 +164,7 @@ def updates_since(death: Died, checkpoint: str) -> int:
     return max(0, workers_update(death) - (store.about(Path(checkpoint)).done if checkpoint else 0))
 
 
-def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None, say: Callable[[str], None]) -> None:
+def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None) -> None:
     """Cut metrics.jsonl to ``points`` bytes, and have the tracker remove the cut points that it has sent."""
     path = run_dir / POINTS
     cut = path.read_bytes()[points:] if path.is_file() else b""

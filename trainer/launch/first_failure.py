@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from trainer.launch.process import Failure
     from trainer.launch.started_process import StartedProcess
 
+TAIL = 15
+"""Lines of a log that a message shows."""
 POLL_S = 0.1
 """Longest time between two polls of the processes."""
 REASON = 3
-"""Lines shown before Python's report of a crash: there C++ names its exception."""
+"""Lines shown before Python's report of a crash, where C++ names its exception."""
 
 
 def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
@@ -60,15 +62,15 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     return Died(message, died) if died else RunFailed(message)
 
 
-def _tail(log: Path, lines: int = 15) -> str:
+def _tail(log: Path) -> str:
     """The last lines of a log; for a crash in compiled code its reason, and the innermost calls of the thread."""
     try:
         said = log.read_text(errors="replace").rstrip().splitlines()
     except OSError:
         return ""
-    last = said[-lines:]
+    last = said[-TAIL:]
     if crashed := [number for number, line in enumerate(said) if line.startswith("Fatal Python error")]:
         after = said[crashed[-1] + 1 :]
         frames = next((number for number, line in enumerate(after) if line.startswith("Current thread")), 0)
-        last = [*said[max(0, crashed[-1] - REASON) : crashed[-1] + 1], *after[frames : frames + lines]]
+        last = [*said[max(0, crashed[-1] - REASON) : crashed[-1] + 1], *after[frames : frames + TAIL]]
     return "\n  " + "\n  ".join(last) if last else ""

@@ -1,4 +1,4 @@
-"""Reports a full disk on the screen: logs, which the screen shows, cannot take that line."""
+"""Reports a full disk on the screen, because the logs on that disk cannot."""
 
 from __future__ import annotations
 

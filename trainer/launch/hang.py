@@ -50,7 +50,7 @@ class Hang:
         self.polled, self.silent, self.begun = clock(), 0.0, False
         self.seen: dict[str, Beat] = {}
         self.found: dict[int, Silent] = {}
-        """What this host has reported about its workers, while they are silent."""
+        """This host's report about its silent workers."""
 
     def poll(self) -> None:
         """Check the pulses. Call it often.

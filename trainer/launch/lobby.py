@@ -160,11 +160,8 @@ class Lobby:
 
     def lost(self) -> list[int]:
         """The hosts of this life that were lost before the life ended for them: silent, gone, or restarted."""
-        return [
-            n
-            for n, part in self.parts().items()
-            if part.ended != self.life.number and (part.id != self.hosts[n].id or not self.is_there(n))
-        ]
+        unended = {n: part for n, part in self.parts().items() if part.ended != self.life.number}
+        return [n for n, part in unended.items() if part.id != self.hosts[n].id or not self.is_there(n)]
 
     def parts(self) -> dict[int, Host]:
         """The notes of this life's commands, by host number, also where a newer command has that number."""
@@ -178,12 +175,11 @@ class Lobby:
         return [n for n, host in present.items() if host.id != ids.get(n) or host.ended == self.life.number]
 
     def _to_admit(self) -> list[int]:
-        """The hosts that wait for admission: new ones, and those whose part of this life has failed. A host that has
-        finished its part only waits for the others to finish."""
+        """The hosts that wait for admission: new ones, and those with a failed part of this life. A host that has
+        finished its part only waits for the others."""
+        waiting = {n: self.hosts[n] for n in self.waiting()}
         return sorted(
-            n
-            for n in self.waiting()
-            if self.hosts[n].id not in self.life.ids or self.hosts[n].how in ("died", "failed")
+            n for n, host in waiting.items() if host.id not in self.life.ids or host.how in ("died", "failed")
         )
 
     def gather(self, least: int, timeout_s: float, more_s: float) -> list[int]:
@@ -238,10 +234,7 @@ class Lobby:
             print(f"\n{who} came in: all save a checkpoint, and go on together\n", flush=True)
 
     def death_of(self, hosts: Sequence[int]) -> Died:
-        """The error for a life that has lost hosts.
-
-        It names the life, so that a host lost in two lives does not count as a process that dies twice at one update.
-        """
+        """The error for a life that lost hosts. It names the life: two deaths of one name at one update end the run."""
         names = " and ".join(f"host {n}" for n in hosts)
         return Died(f"{names} {'is' if len(hosts) == 1 else 'are'} lost", f"{names} in life {self.life.number}")
 

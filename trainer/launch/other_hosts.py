@@ -44,7 +44,7 @@ class OtherHosts:
     ) -> None:
         self.board, self.rendezvous, self.clock = board, rendezvous, clock
         self.end_announced = False
-        self._looked = clock()
+        self._polled = clock()
         self._elsewhere = {
             f"{role.name}/{rank}": rank
             for role in roles
@@ -62,9 +62,9 @@ class OtherHosts:
             AskedToLeave: another host was asked to leave, and there was nothing new to save.
             RunFailed: another host has ended the run, or is lost.
         """
-        if self.clock() - self._looked < POLL_S:
+        if self.clock() - self._polled < POLL_S:
             return {}
-        self._looked = self.clock()
+        self._polled = self.clock()
         board = self.board[0]
         if self.rendezvous.hosts > 1 and board.check([ENDED]):
             host, _, why = board.get(ENDED).decode().partition(" ")
@@ -78,6 +78,7 @@ class OtherHosts:
         return {rank: self._lose(who, rank) for who, rank in lost}
 
     def _lose(self, who: str, rank: int) -> str:
+        """Count a lost process of another host; returns the sentence about it."""
         del self._elsewhere[who]
         host = rank // self._workers_here
         self._lost_hosts[host] = self._lost_hosts.get(host, 0) + 1
@@ -90,8 +91,7 @@ class OtherHosts:
         return f"{where} is lost: {why}"
 
     def end(self, why: str, asked: bool = False) -> None:
-        """Announce to the other hosts that the run ends and why, unless another host has done so. Host 0 waits until
-        the others have read it.
+        """Announce the end of the run and its reason, unless another host has done so. Host 0 waits for the readers.
 
         Args:
             asked: this host was asked to leave, and there was nothing new to save: the run can go on later.

@@ -27,7 +27,7 @@ VARIABLE = "TRAINER_PRELOAD"
 LEFT_OUT = ("hydra", "omegaconf", "antlr4", "mlflow", "rich", "pygments", "matplotlib", "__main__", "__mp_main__")
 """Packages that only the parent needs."""
 ALWAYS = ("trainer.launch.forkserver", "torch._dynamo")
-"""The first optimizer of a process imports torch._dynamo, which takes longer than an epoch of a small model."""
+"""Modules for every process. The first optimizer imports torch._dynamo, for longer than an epoch of a small model."""
 DEPTH = 2
 ENDED_S = 1.0
 """Longest wait for the end of a forkserver whose connection has closed."""

@@ -35,9 +35,9 @@ MOST_TEXT = 30_000
 """Characters of an error: so many fit into a pipe that nobody reads."""
 DONE = b""
 OS_ERROR = re.compile(r"\(os error (\d+)\)")
-TOLD_S = 1.0
+EXIT_CODE_S = 1.0
 """Longest wait for a dead process's exit code from the forkserver, when all processes end."""
-UNTOLD_S = 10.0
+GONE_S = 10.0
 """The same while other processes go on: the machine may be slow."""
 UNKNOWN = 255
 """Exit code of a process whose exit code is unknown, as in multiprocessing after the forkserver was killed."""
@@ -52,7 +52,7 @@ class Failure:
     Attributes:
         at: time in nanoseconds, by the monotonic clock of the host.
         words: the message of a RunFailed, UserError or lost board; otherwise the traceback.
-        told: the words are a message for users.
+        for_users: the words are a message for users.
         ends_run: the run ends, even if other processes could go on.
         where: step, epoch and update of a :class:`NotFinite`.
         follows: the cause is the end of another process.
@@ -162,12 +162,12 @@ class Child:
         return self.exitcode == 0 and self.returned
 
     def _has_gone(self) -> bool:
-        """Whether the child ended more than ``UNTOLD_S`` ago."""
+        """Whether the child ended more than ``GONE_S`` ago."""
         if self.itself is not None and not connection.wait([self.itself], 0.0):
             return False
         if self._gone_since is None:
             self._gone_since = time.monotonic()
-        return time.monotonic() - self._gone_since > UNTOLD_S
+        return time.monotonic() - self._gone_since > GONE_S
 
     def signs(self) -> list[Any]:
         """The child's pipe and sentinel, which become ready when there is something to read."""
@@ -209,7 +209,7 @@ class Child:
             self.itself = None
         if self._closed:
             return
-        self.process.join(TOLD_S if self.itself is None else 0.0)
+        self.process.join(EXIT_CODE_S if self.itself is None else 0.0)
         if self.itself is None and self.process.exitcode is None:  # Python would wait for the forkserver at exit
             self._code = UNKNOWN if self._code is None else self._code
             self.process._popen.returncode = self._code  # type: ignore[attr-defined]

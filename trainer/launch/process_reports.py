@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from trainer.host import json_text
@@ -16,7 +16,7 @@ from trainer.planning.processes import Process
 from trainer.run_folder.json_files import leave
 
 PROCESS, ENDPOINT = "process/{}/{}", "endpoint/{}/{}"
-"""Notes of a process: what it is, and where it listens if it does."""
+"""Keys of a process's notes: its report, and the endpoint at which it listens."""
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Set for every process of a run."""
 WHERE_SEVERAL = ("GLOO_SOCKET_IFNAME",)
@@ -58,17 +58,16 @@ class ProcessReports:
     """Collects the reports of a run's processes in its plan.
 
     Args:
-        plan: of before the start. Host 0 collects; on other hosts the plan stays as it is.
-        clock: monotonic seconds.
+        plan: before the start. Host 0 collects; on other hosts the plan stays as it is.
     """
 
-    def __init__(self, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
-        self.plan, self.clock = plan, clock
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         there = {} if plan.topology.node_rank else {(p.role, p.rank): p for p in plan.topology.processes}
         self.unreported, self.without_endpoint = dict(there), {key: p for key, p in there.items() if p.role == "server"}
         self.lives: dict[tuple[str, int], int] = {}
         """The life of each restarted process whose report is expected."""
-        self._polled, self._unwritten = clock(), False
+        self._polled, self._unwritten = time.monotonic(), False
 
     def expect(self, role: str, rank: int, life: int) -> None:
         """Expect another report: the process (role, rank) has been restarted."""
@@ -85,9 +84,9 @@ class ProcessReports:
         """
         if not (self.unreported or self.without_endpoint or self._unwritten):
             return
-        if self.clock() - self._polled < POLL_S and not now:
+        if time.monotonic() - self._polled < POLL_S and not now:
             return
-        self._polled = self.clock()
+        self._polled = time.monotonic()
         notes = self._noted(board, PROCESS, self.unreported)
         reports = {key: ProcessReport(**json_text.loads(note)) for key, note in notes.items()}
         reports = {key: report for key, report in reports.items() if report.life == self.lives.get(key, report.life)}

@@ -21,8 +21,8 @@ class Silent:
     """A process that has shown no sign of life for too long.
 
     Attributes:
-        update, since: updates done, and signs of life since the last update.
-        stack: innermost calls of its main thread; empty: it wrote none; None: it cannot be asked.
+        update: updates done. since: signs of life after the last update.
+        stack: innermost calls of its main thread; []: it wrote none; None: it cannot be asked.
         host: name of its host in messages; empty: there is one host, or each process counts as a host.
     """
 

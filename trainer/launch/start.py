@@ -32,11 +32,11 @@ SERVED = "served until its workers had left"
 """The outcome of a host without workers."""
 
 
-def start_here(assignment: Assignment, supervision: Supervision | None = None) -> dict[str, Any]:
+def start_here(assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
     """Run this host's part of the plan with the config's launcher; returns its first worker's result."""
     launcher = launcher_of(assignment.config)
     with machine_limits.named():
-        outcome = launcher.start(assignment, supervision or Supervision())
+        outcome = launcher.start(assignment, supervision)
     if not isinstance(outcome, Mapping):
         name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
         raise RunFailed(

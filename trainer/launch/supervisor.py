@@ -46,7 +46,7 @@ END_S = 3
 
 @dataclass(frozen=True)
 class Death:
-    """A worker that has died, and its error. ``life``: of the process that replaces it; 0: none does."""
+    """The death of a worker. ``of``: the dead process; ``life``: of the process that replaces it, 0 if none does."""
 
     of: StartedProcess
     error: RunFailed
@@ -100,8 +100,9 @@ class Supervisor:
         """Deaths of workers that the run went on without, the latest last."""
         self._unneeded_since: float | None = None
         self._dismissed: dict[str, float] = {}
+        """When each returned process was dismissed."""
         self._stayed = set[str]()
-        """When each returned process was dismissed, and which of these were killed because they did not end."""
+        """Dismissed processes that were killed because they did not end."""
         self._polled = clock()
         self._silent: dict[str, str] = {}
         """Workers that the servers reported as silent, with the servers' reason."""
@@ -121,7 +122,7 @@ class Supervisor:
             for member in filter(_lingers, self.running):
                 if not self._can_do_without(member):
                     raise self._cause(member)
-                member.handle.signal(signal.SIGKILL)  # its own words count then, and not how it ended
+                member.handle.signal(signal.SIGKILL)  # the reported failure counts, not the signal
             self._end_dismissed()
             self._end_silent()
             for rank, why in self.poll().items():
@@ -135,8 +136,7 @@ class Supervisor:
 
     @property
     def ends_all(self) -> bool:
-        """Whether a failure on this host ends the processes of other hosts as well.
-        They cannot do without the failed process, or it reported that the run cannot go on."""
+        """Whether a failure on this host ends the whole run, and not only the processes of this host."""
         over = [m for m in self.members if not self._well(m)]
         return any(not m.role.apart or (m.handle.failure is not None and m.handle.failure.ends_run) for m in over)
 
@@ -157,7 +157,7 @@ class Supervisor:
             return
         if member.life:
             self.board[0].set(f"lost/{member.role.name}/{member.rank}/{member.life}", why)
-            # until it is let in again, which the life before may have been
+            # until it is admitted again: the earlier life may have been admitted
             self.board[0].set(f"fenced/{member.role.name}/{member.rank}", why)
         other = self._started_instead(member, death)
         self.deaths = [before for before in self.deaths if str(before.of) != str(member)]
@@ -237,7 +237,7 @@ class Supervisor:
         return member.role.apart and bool(others) and (failure is None or _ends_alone(member))
 
     def _goes_on(self, member: StartedProcess) -> bool:
-        """Whether a process takes part in the run: it is admitted, not silent, and not dead (poll it: it may be)."""
+        """Whether a process takes part in the run: it is admitted, not silent, and not dead."""
         member.handle.poll()
         has_died = member.handle.exitcode is not None and not self._well(member)
         if has_died and (member.handle.failure is None or _ends_alone(member)):
@@ -245,7 +245,7 @@ class Supervisor:
         return _life_of(member) not in self._silent and self._takes_part(member)
 
     def _dismiss(self) -> None:
-        """Let returned processes end; a role whose processes need each other ends together."""
+        """Let returned processes end; the processes of a role that need each other end together."""
         for member in self.running:
             peers = [m for m in self.running if m.role.name == member.role.name and not member.role.apart]
             if member.handle.returned and all(peer.handle.returned for peer in peers):
@@ -288,9 +288,9 @@ class Supervisor:
         return [m for m in busy if self._takes_part(m)] or busy
 
     def unneeded(self, members: Sequence[StartedProcess]) -> bool:
-        """Whether all other workers have done their work, so that the run is over without these.
+        """Whether all other workers have returned, so that the run does not need these.
 
-        Workers end together, at a last meeting, unless they are lost: one that still runs afterwards hangs at its exit.
+        Workers return together, after a last meeting. One that still runs afterwards hangs at its exit.
         """
         others = [m for m in self.members if m.role.name == "worker" and m not in members]
         return bool(others) and all(m.role.apart for m in members) and all(self._well(m) for m in others)

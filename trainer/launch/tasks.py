@@ -187,7 +187,7 @@ class TaskHandle:
 
 
 def place_of(role: str, rank: int) -> str:
-    """The part of the run's board where a task's process (role, rank) finds its :class:`Task` and leaves its result."""
+    """The part of the run's board for the notes of a task's process: its beginning, result and end."""
     return f"task/{role}/{rank}"
 
 
@@ -201,7 +201,7 @@ class Commands:
     """
 
     can_restart = False
-    """Notes lie under the rank, so there can be one process for each rank."""
+    """Notes are kept by rank, so each rank can have only one process."""
 
     def __init__(self, launch: Callable[[Task], Running], name: str, timeout_s: float) -> None:
         self.launch, self.name, self.timeout_s = launch, name, timeout_s
@@ -220,7 +220,7 @@ class Commands:
         try:
             return TaskHandle(task, self._launched(task), board, self.timeout_s)
         except BaseException:
-            file.unlink(missing_ok=True)  # a process that is not watched ends when it misses this file
+            file.unlink(missing_ok=True)  # without this file an unwatched process ends
             raise
 
     def _launched(self, task: Task) -> Running:

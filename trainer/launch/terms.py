@@ -40,8 +40,8 @@ OF_EACH_HOST = (
     "data.verify",
     "data.download",
 )
-"""Keys and groups of keys that may differ between hosts: places, screens, how data are read. For some of them the
-values in the plan are compared."""
+"""Keys and groups that may differ between hosts: folders, output, how data are read. For some of them the planned
+values are compared."""
 WORDS_OF_DATA = tuple(
     f"data.{name}"
     for name in (
@@ -60,7 +60,7 @@ WORDS_OF_DATA = tuple(
 
 
 def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, Any]:
-    """What must be the same on all hosts, by the key or name that a message shows."""
+    """The terms that must be equal on all hosts, by the name that a message shows."""
     from trainer.launch.rendezvous import ANY
 
     typed = {key: value for key, value in leaves(config.plain(), "") if not _is_of_each_host(key, value)}

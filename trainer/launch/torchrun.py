@@ -17,14 +17,11 @@ from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
 from trainer.launch.process_reports import environment, leave_plan
 from trainer.launch.torchrun_handover import Handover, handover
-from trainer.planning.launcher import Assignment, Supervision
+from trainer.planning.launcher import Assignment, Starter
 from trainer.terminal import streams
 
-Start = Callable[[Assignment, Supervision], dict[str, Any]]
-"""A function that starts the processes of an assignment's plan, and returns worker 0's outcome."""
 
-
-def join(lead: Callable[[Start], object]) -> int:
+def join(lead: Callable[[Starter], object]) -> int:
     """Run as a process that torchrun has started: rank 0 leads, the others follow; returns the exit code.
 
     Args:
@@ -77,9 +74,9 @@ def _store() -> Any:
 
 
 def _follow(way: Handover, store: Any, rank: int) -> int:
-    """Any other rank: wait for the assignment, and work; a text instead of it says that there is nothing to do.
+    """On the other ranks: wait for the assignment, and work. A text in its place is the reason to stop.
 
-    The default handler of SIGTERM is restored, so that torchrun's agent can end the rank while C++ waits for the store.
+    SIGTERM gets its default handler, so that torchrun's agent can end the rank while C++ waits for the store.
     """
     for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)

@@ -1,8 +1,8 @@
-"""Hands the assignment from torchrun's rank 0 to the other ranks, so that nobody else can.
+"""Hands the assignment from torchrun's rank 0 to the other ranks, as JSON that no other program can replace.
 
-torchrun's store listens on every interface, without a password, so its content is not trusted. On one host the
+torchrun's store listens on every interface without a password, so its content is not trusted. On one host the
 assignment is a file in the private folder that torchrun's agent makes for its ranks. Over several hosts it is a message
-in the store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes to its ranks. It is JSON.
+in the store, encrypted and authenticated with ``TRAINER_RUN_SECRET``, which torchrun passes to its ranks.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class InFolder(Handover):
         return FolderBoard(folder)
 
     def write(self, text: str) -> None:
-        private.write(self.path, text)  # the last message stays after the run, and is no config
+        private.write(self.path, text)  # ``stop`` replaces the config, so no secret stays after the run
 
     def read(self) -> str:
         patience = Patience(self.patience_s, time.monotonic)

@@ -148,6 +148,10 @@ class Assignment:
         )
 
 
+Starter = Callable[[Assignment, Supervision], dict[str, Any]]
+"""Starts the processes of an assignment's plan, runs them to their end, and returns worker 0's outcome."""
+
+
 class Launcher(ABC):
     """Base class of launchers: turns the plan into this host's processes, and runs them to their end.
 

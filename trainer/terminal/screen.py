@@ -143,3 +143,8 @@ class Screen(Console):
             if below and number:
                 self.fact("", row[wide], 4)
         return [columns[n] for n in sorted(out - {wide})]
+
+
+def say(line: str) -> None:
+    """Print a line on the screen."""
+    Screen().print(line)

@@ -14,7 +14,7 @@ from trainer.strategies.pserver.worker.pull import Fetched
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
 
 Ids = dict[int, tuple[torch.Tensor, np.ndarray, torch.Tensor]]
-"""Of a batch that comes: by table, its ids, once each (U,), and their positions."""
+"""The ids of the next batch by table: as they are, unique (U,), and their positions in these."""
 
 
 def wanted(coming: Ids) -> dict[int, np.ndarray]:
@@ -23,14 +23,14 @@ def wanted(coming: Ids) -> dict[int, np.ndarray]:
 
 
 class Ahead:
-    """What a worker knows of its next batch, so that its rows are fetched while the current batch is computed.
+    """Fetches the rows of a worker's next batch while the current batch is computed.
 
     Args:
         tables: the model's.
 
     Attributes:
-        fetched: ids that have been asked for, and the pull. received: of a checkpoint, ids (U,) and rows (U, D) of the
-        batch that comes, by table.
+        fetched: requested ids, and their pull. received: from a checkpoint, ids (U,) and rows (U, D) of the next batch,
+        by table.
     """
 
     def __init__(self, tables: Sequence[RemoteTable]) -> None:

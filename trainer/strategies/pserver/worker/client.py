@@ -45,14 +45,14 @@ from trainer.strategies.pserver.worker.requests import Fenced, Request, failure_
 from trainer.strategies.pserver.worker.silent_servers import SilentServers
 
 AGAIN_S = 2.0
-"""An unanswered request is sent again after so long; each further wait is twice the last one."""
+"""Wait before an unanswered request is sent again; each wait is twice the last one."""
 AGAIN_MOST = 8.0
-"""The longest wait between two sendings, in units of the first: several losses in a row must not use up a deadline."""
+"""The longest such wait, in units of the first: several losses in a row must not use up a deadline."""
 BYE_S = 3.0
 MEANWHILE_S = 0.1
-"""Between two looks at what else there is to do while something is waited for."""
+"""Time between two calls of ``meanwhile`` in a wait."""
 AWAY_S = 1.0
-"""A wait that ends so much later than it was asked to: the process was stopped, and no server is to blame."""
+"""Delay of a wait's end that shows that this process was stopped; it does not count against a server."""
 
 
 class Client:
@@ -63,7 +63,7 @@ class Client:
         connections: to the servers, and the clock.
         timeout_s: longest wait at a meeting point.
         names: of the servers, in messages.
-        life: random number of this life; 0: it is drawn here. comes: others go on, and will let this worker in.
+        life: random number of this life; 0: it is drawn here. comes: this worker waits for admission by the others.
     """
 
     def __init__(
@@ -170,8 +170,7 @@ class Client:
         return [self.ask(server, message, then) for server, message in enumerate(messages)]
 
     def meet(self, message: Message, meanwhile: Callable[[], None] | None) -> Message:
-        """Ask server 0 for a sum over the workers, and wait for it.
-        It waits longer where the first one comes when the servers have saved.
+        """Ask server 0 for a sum over the workers, and wait for it; longer if the servers save before it.
 
         Raises:
             RunFailed: as ``wait``.
@@ -221,11 +220,11 @@ class Client:
         """Wait for the answers of all these requests and return them.
 
         Args:
-            meanwhile: called now and then; what it takes is no part of the patience.
+            meanwhile: called repeatedly; its time does not count as waiting.
 
         Raises:
             Missing: a server does not answer in time, or names workers that did not come.
-            RunFailed: a server says why it cannot be.
+            RunFailed: a server refuses, with its reason.
         """
         requests = list(requests)
         open_ones = requests.copy()
@@ -241,8 +240,10 @@ class Client:
         return [r.answer for r in requests if r.answer is not None]
 
     def settle(self, requests: Sequence[Request], patience_s: float | None = None) -> list[Message]:
-        """As ``wait``, for what the run may go on without. A failure is raised when all of them are answered. Then none
-        of them is under way: a server may still do what it was asked for, and its answer counts no more."""
+        """As ``wait``, but raise a failure only after all requests are answered, and forget the unanswered ones.
+
+        A server may still do what a forgotten request asks; its answer is ignored.
+        """
         for request in requests:
             request.settles = True
         try:
@@ -299,7 +300,7 @@ class Client:
         self.waited += self.connections.now() - began
 
     def _some_server_saves(self) -> bool:
-        """Whether what is under way waits at a server that answers nobody while it writes."""
+        """Whether a request waits at a server that writes its part of a checkpoint."""
         return bool(self.silent.write({r.server for r in self.under_way.values()}))
 
     def _send_again(self) -> None:

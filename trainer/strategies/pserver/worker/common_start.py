@@ -16,7 +16,7 @@ class CommonStart(PserverWorker):
     """Base class of the pserver_async, pserver_ssp and pserver_geo workers, with ``launch_barrier``.
 
     Attributes:
-        begun: this worker has met the others, or need not.
+        begun: this worker has met the others, or does not have to.
     """
 
     Options = FreeStrategy

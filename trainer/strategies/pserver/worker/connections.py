@@ -19,13 +19,11 @@ from trainer.strategies.pserver.protocol.sockets import LINGER_MS, WorkerSocket
 from trainer.strategies.seat import Seat
 
 ASK_S = 5.0
-"""So long a worker whose timeout is over waits for what the board says of it: the way to the board may be cut as
-well."""
+"""Longest wait for a note after a timeout: the board may be cut off as well."""
 
 
 def saving(board: OwnBoard, servers: Iterable[int]) -> set[int]:
-    """Those of these servers that have left a note that they write; those of which the board says nothing in time are
-    not among them."""
+    """Those of these servers that have a note on the board that they write. Without an answer of the board: none."""
     asked, found = board.within(ASK_S), set()
     try:
         for server in servers:
@@ -147,6 +145,6 @@ def _beat(
             try:
                 socket.socket.send_multipart(frames, zmq.NOBLOCK)
             except zmq.Again:
-                pass  # a server that takes nothing has other worries
+                pass  # the server's queue is full
     for socket in sockets:
         socket.close(0)

@@ -1,4 +1,4 @@
-"""What a worker's client needs of the outside world: connections to all servers, and a clock."""
+"""The interface of a worker's client to the outside world: connections to all servers, and a clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from trainer.strategies.pserver.protocol.messages import Message
 
 ROOM_S = 0.1
-"""A message for which there is no room is tried again after so long."""
+"""Wait before a message is sent again for which there was no room."""
 
 
 class Connections(Protocol):
@@ -18,9 +18,9 @@ class Connections(Protocol):
     A message may be lost, come twice, late, or after later ones."""
 
     count: int
-    """Servers."""
+    """Number of servers."""
     far: bool
-    """Servers may be on hosts whose launchers cannot tell that they have ended."""
+    """Servers may be on other hosts, so that this host's launcher does not notice their end."""
 
     def now(self) -> float:
         """The time on the worker's clock, in seconds."""
@@ -29,15 +29,16 @@ class Connections(Protocol):
         """Return an uninitialised vector (count,) for values to send, in memory from which sending is cheapest."""
 
     def send(self, server: int, frames: Sequence[Any]) -> bool:
-        """Send a packed message to one server, without waiting; its buffers must not change before it is answered.
-        False: there is no room for it now, and it does not go."""
+        """Send a packed message to one server, without waiting; returns False if there is no room for it now.
+
+        Its buffers must not change before it is answered.
+        """
 
     def receive(self) -> list[Message]:
         """Return the answers that have arrived from all servers."""
 
     def saving(self, servers: Iterable[int]) -> set[int]:
-        """Those of these servers that report that they write their part of a checkpoint, and answer nobody
-        meanwhile."""
+        """Those of these servers that write their part of a checkpoint now, and answer no requests."""
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has arrived, at most ``seconds``."""

@@ -33,7 +33,7 @@ def merged_tables(
     Larger tables are left out with a warning.
 
     Args:
-        rows: rows (U, D) of ids (U,) of a table, waited for.
+        rows: waits for and returns the rows (U, D) of ids (U,) of a table.
     """
     filled = []
     for table in tables:
@@ -81,7 +81,7 @@ def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
     """In the worker that saves: have every server write its part of a checkpoint.
 
     Args:
-        folder: in a folder of the run's folder. behind: servers on this host go on while they write.
+        folder: in a folder of the run's folder. behind: servers on this host answer requests while they write.
     """
     try:
         apart = save_parts(client, folder, checkpoint=True, behind=behind)
@@ -94,8 +94,8 @@ def save_checkpoint(client: Client, folder: Path, behind: bool) -> None:
 
 
 def save_parts(client: Client, folder: Path, checkpoint: bool, behind: bool = False) -> list[int]:
-    """In the worker that saves: have every server write its part, and fetch parts from other hosts; returns whose these
-    were.
+    """In the worker that saves: have every server write its part, and fetch parts from other hosts; returns the servers
+    of the fetched parts.
 
     Raises:
         RunFailed: a server does not say that it saves its part, or its part is not here in time.

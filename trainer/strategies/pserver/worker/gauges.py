@@ -51,7 +51,7 @@ class Gauges:
         return [self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers]
 
     def _statistics(self, requests: list[Request]) -> dict[str, float]:
-        """What servers have answered, the last answer of each."""
+        """The values of the servers' answers."""
         found: dict[str, float] = {}
         for request in requests:
             assert request.answer is not None
@@ -59,7 +59,7 @@ class Gauges:
         return found
 
     def _rates(self, server: int, now: dict[str, Any]) -> dict[str, float]:
-        """What a server tells, its rates since it told before: since its start they would be those of waiting for
+        """A server's values, with its rates since its last answer. Rates since its start would include its wait for
         workers."""
         before = self.before.get(server)
         self.before[server] = {k: float(now[k]) for k in ("seconds", *COUNTS)}
@@ -76,7 +76,7 @@ class Gauges:
 
 
 class ReadsStatistics:
-    """The part of a pserver worker that reads what the servers tell of themselves."""
+    """The part of a pserver worker that reads the statistics of the servers."""
 
     client: Client
     gauge: Gauges
@@ -90,8 +90,8 @@ class ReadsStatistics:
         return self.gauge.last()
 
     def samples_applied(self) -> int:
-        """The training samples behind the servers' parameters, each push counted once, whoever made it in whichever
-        life. Every push goes to every server; a lost worker's last one may have come to some of them alone."""
+        """The training samples of all pushes, over all workers and lives. A lost worker's last push may have reached
+        only some servers, so the greatest count is right."""
         answers = self.client.wait([self.client.ask(s, Message(Verb.STATS)) for s in self.client.servers])
         return max(int(answer.mapping().get("samples", 0)) for answer in answers)
 

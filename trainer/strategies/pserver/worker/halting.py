@@ -27,14 +27,14 @@ from trainer.strategies.pserver.worker.export import save_checkpoint
 from trainer.strategies.seat import Seat
 
 NEW = -1
-"""In the place of a worker's step: it has none to save, because it comes back now."""
+"""In place of a worker's step: it returns at this stop, and has no step to save."""
 
 
 class Halting:
     """The part of a pserver worker by which all workers stop together, save and go on.
 
     Attributes:
-        present: ranks of the workers that take part. new: those of them that come back at this very stop.
+        present: ranks of the workers that take part. new: those of them that return at this stop.
     """
 
     seat: Seat
@@ -43,7 +43,7 @@ class Halting:
     new: frozenset[int] = frozenset()
 
     def halt(self, step: int) -> int:
-        """Stop together with all other workers; returns the greatest step of any."""
+        """Stop together with all other workers; returns the greatest step among them."""
         self.drain()
         self.stand()
         self.client.until(self._is_quiet)
@@ -63,8 +63,10 @@ class Halting:
         return int(met.max())
 
     def _stopped(self, values: np.ndarray) -> np.ndarray:
-        """(N,) the sum of what all present workers bring while all stand still. The first one comes when the servers
-        have saved, and their copies have written the checkpoint before."""
+        """The sum (N,) of the values of all present workers, at a meeting at which all stand still.
+
+        The first worker comes after the servers have saved, and after their copies have written the last checkpoint.
+        """
         self.client.stops += 1
         return self._met(Message(Verb.MEET, clock=self.client.stops, flags=STOPS | SAVES), values)
 
@@ -73,25 +75,25 @@ class Halting:
         while True:
             old, count = self._old(), len(self.present)
             if old[0] == self.seat.rank:
-                # who comes back begins with what is written now, and the others would wait for it without knowing why
+                # a returning worker begins from these parts, so they must be complete before all go on
                 save_checkpoint(self.client, folder, behind=not self.new)
             self._stopped(np.zeros(1))
             if len(self.present) == count:
                 return tuple(old)
 
     def _old(self) -> list[int]:
-        """Those that have something to save."""
+        """The ranks of the workers that have a step to save."""
         return [rank for rank in self.present if rank not in self.new]
 
     # --- a worker that comes back ----------------------------------------------------------------------------------
 
     def leads(self) -> bool:
-        """Whether this worker is the first of those not known to be lost."""
+        """Whether all workers of lower rank are lost."""
         return all(is_lost(self.seat.store, rank) for rank in self.present if rank < self.seat.rank)
 
     def admit(self, rank: int, life: int) -> tuple[int, int] | None:
-        """Let a restarted worker in at the coming stop; None if it is lost again.
-        Returns the numbers of the last meeting and of the last stop."""
+        """Admit a restarted worker at the next stop; returns the numbers of the last meeting and the last stop, or None
+        if it is lost again."""
         asks = [self.client.ask(s, Message(Verb.ADMIT, sequence=life, clock=rank)) for s in self.client.servers]
         if not all(answer.clock for answer in self.client.wait(asks)):
             return None
@@ -113,11 +115,11 @@ class Halting:
                 return (number, self._old()[0]) if self._old() else None
 
     def pause(self, seconds: float) -> None:
-        """Sleep for some seconds, looking after the connections to the servers."""
+        """Sleep for some seconds, and keep the connections to the servers alive."""
         self.client.pause(seconds)
 
     def take_part(self) -> None:
-        """In a restarted worker: begin to train, with the current parameters, at the steps of the slowest other one."""
+        """In a restarted worker: begin to train with the current parameters, at the steps of the slowest worker."""
         self.take_all()
         self.wake(anew=False)
 
@@ -135,7 +137,7 @@ class Halting:
         raise NotImplementedError
 
     def take_in(self) -> None:
-        """Receive what was fetched ahead."""
+        """Receive the rows and parameters that were fetched ahead."""
         raise NotImplementedError
 
     def take_all(self) -> None:

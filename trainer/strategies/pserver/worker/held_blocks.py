@@ -29,7 +29,7 @@ from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, 
 from trainer.strategies.pserver.worker.client import Client
 
 NOBODY = -1
-"""Instead of a worker whose life is to be ended: a block of a run before."""
+"""In place of the rank of a lost worker: the block is of an earlier run, and no life must be ended."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Handed:
     """The answer of server 0 to a LEASE.
 
     Attributes:
-        block: the block; -1: none just now. fence: rank and life of the lost worker that had it; empty: nobody.
-        over: the epoch is over. again: the block was out at a checkpoint, and servers may have a part of it.
+        block: -1: none is free now. fence: rank and life of the lost worker that had the block; empty: none had it.
+        over: the epoch is over. again: the block was leased at a checkpoint, and servers may have a part of it.
     """
 
     block: int
@@ -62,8 +62,8 @@ class HeldBlocks:
     servers.
 
     Attributes:
-        must_push: the batch that is computed now is the last before a server's own mark: a push must end with it.
-        torn: of the last lease, some server lacks batches that another one has.
+        must_push: a push must end with the current batch, because some server's part of the block ends there.
+        torn: in the last lease, a server lacks batches that another server has.
     """
 
     def __init__(self, client: Client) -> None:
@@ -89,7 +89,7 @@ class HeldBlocks:
         self.must_push = index + 1 in self._cuts.get((epoch, block), ())
 
     def covered(self) -> Covered:
-        """Return the batches that a push made now covers, and begin anew."""
+        """Return the batches that a push covers now, and clear them."""
         covered, self._computed = Covered(self._computed), []
         self._under_way.update(covered.blocks)
         return covered
@@ -102,7 +102,7 @@ class HeldBlocks:
                 self.finished(block)
 
     def finished(self, block: int) -> None:
-        """Note that nothing more of a block will be pushed."""
+        """Note that no more batches of a block will be pushed."""
         self._at_their_end.discard(block)
         self._done.append(block)
 
@@ -119,9 +119,9 @@ class HeldBlocks:
         return None if handed.block < 0 and not handed.over else handed
 
     def lease(self, epoch: int, handed: Handed) -> Lease:
-        """Make the lease of a block that was handed out, starting at the first batch that a server lacks.
+        """Make the lease of a block, which starts at the first batch that a server lacks.
 
-        What this worker has computed of a block that it had before a checkpoint is not done again.
+        Batches that this worker had computed before a checkpoint are not computed again.
         """
         block, start, self.torn = handed.block, 0, False
         if handed.fence:
@@ -145,8 +145,10 @@ class HeldBlocks:
         self._at_their_end = set(at_their_end)
 
     def _begin(self, epoch: int, block: int, rank: int, life: int) -> int:
-        """End the life that had the block, at all servers, and go on where the first of them ends. A push must be new
-        to a server or known to it as a whole: it ends wherever what a server has applied begins or ends."""
+        """End the life that had the block, at all servers; returns the first batch that a server lacks.
+
+        A server must either lack or know all batches of a push. So pushes end at each bound of a server's part.
+        """
         body = {"rank": rank, "life": life, "epoch": epoch, "block": block}
         asks = [self.client.ask(s, Message(Verb.FENCE, records=[text(body)])) for s in self.client.servers]
         answers = [answer.need(Kind.WORK).tolist() for answer in self.client.wait(asks)]

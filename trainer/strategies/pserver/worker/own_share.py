@@ -1,5 +1,4 @@
-"""What a checkpoint has of a parameter-server worker alone, and how its vectors are put in another order of the
-elements."""
+"""A pserver worker's own share of a checkpoint, and its vectors in another order of the elements."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ Places = Sequence[Sequence[tuple[str, int, int]]]
 
 @dataclass(frozen=True)
 class Own:
-    """A worker's own share in a checkpoint; empty if it was written by a strategy whose workers have the optimizer.
+    """A worker's own share of a checkpoint; empty if a strategy with the optimizer in the workers wrote it.
 
     Attributes:
-        rank, workers, servers: whose it is, of how many, and how many servers there are. steps: done by the worker,
-        done before it, and the time of the last event. work: computed and not pushed. feedback: of what was pushed.
-        ahead: the next batch's rows. mode: what the mode adds. places: the order of the elements in servers' vectors;
-        none: of an older trainer, as now.
+        rank, workers, servers: the worker, and the numbers of workers and servers. steps: done by the worker, done
+        before it, and the time of the last event. work: batches computed and not pushed. feedback: rounding errors of
+        pushes. ahead: rows of the next batch. mode: state of the mode. places: order of the elements in the servers'
+        vectors; empty: the present order.
     """
 
     rank: int = -1
@@ -43,7 +42,7 @@ def feedback_in_order(
     """The rounding errors of pushes, by server, in this run's order of the elements.
 
     Args:
-        places: of the elements before; none: the order is the same.
+        places: the order in the checkpoint; empty: the same.
     """
     if not places or not any(feedback):
         return feedback

@@ -20,10 +20,10 @@ class Fetched:
     """A pull of this worker that is under way.
 
     Attributes:
-        requests: to all servers that it concerns.
-        asked: by table the ids (U,), and for each server the places of its ids in these.
-        dense: the dense parameters are asked for.
-        rows: by table, once they were received.
+        requests: one for each server with wanted values.
+        asked: by table, the ids (U,), and for each server the positions of its ids in them.
+        dense: the dense parameters are requested.
+        rows: by table, after they were received.
     """
 
     requests: list[Request]
@@ -37,10 +37,10 @@ class WorkerPulls:
 
     Args:
         tables: the model's, by number from 1.
-        holds: this worker keeps copies of rows, so that servers must tell it who changes them.
+        holds: this worker keeps copies of rows, so that servers must report changed rows.
 
     Attributes:
-        versions: of the dense parameters that came last, by server.
+        versions: versions of the last received dense parameters, by server.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WorkerPulls:
             self.dense.write(server, decode(array, None, self.dtype))
 
     def _collect(self, rows: dict[int, torch.Tensor], fetched: Fetched, server: int, answer: Message) -> None:
-        """Put a server's rows where their ids are."""
+        """Put a server's rows at the positions of their ids."""
         for number, (ids, places) in fetched.asked.items():
             array = answer.first(Kind.ROWS, number)
             if array is None:

@@ -21,11 +21,11 @@ class WholePush:
     """A push of this worker before it is split into a part for each server.
 
     Attributes:
-        dense: by server, (n,) of its part. rows: by table.
-        samples: behind the gradients. clock: this worker's steps. age: what rows are stamped with.
-        bases: by server, the version of the parameters that it was computed with, or that the worker has.
-        work: the record of the leased batches that it covers, if any.
-        merged: gradients that are added up in it. denominator: what sync divides by; None: the samples.
+        dense: by server, its part (n,). rows: by table.
+        samples: number behind the gradients. clock: this worker's steps. age: time stamp of the rows.
+        bases: by server, the version of the parameters behind the gradients.
+        work: the record of the covered leased batches, if any.
+        merged: number of summed gradients. denominator: sync divides by it; None: by the samples.
     """
 
     dense: list[torch.Tensor]
@@ -44,7 +44,7 @@ class PushEncoder:
 
     Args:
         tables: the model's, by number from 1.
-        wire: form of the values: full, bf16, fp16, or int8, in which what rounding left out is added the next time.
+        wire: form of the values: full, bf16, fp16, or int8 (rounding errors are added to the next push).
     """
 
     def __init__(self, tables: Sequence[RemoteTable], servers: int, wire: str) -> None:
@@ -61,7 +61,7 @@ class PushEncoder:
         ]
 
     def state(self) -> list[dict[int, torch.Tensor]]:
-        """By server, the rounding errors that the next pushes must make up for."""
+        """The rounding errors to add to the next push, by server."""
         return [feedback.errors for feedback in self.feedback]
 
     def load(self, state: Sequence[Mapping[int, torch.Tensor]]) -> None:

@@ -1,7 +1,7 @@
-"""Finds a server that is gone while a worker waits for a checkpoint, for which it has far more patience than usual.
+"""Finds a server that is gone while a worker waits for a checkpoint, with far more patience than usual.
 
-On one host the launcher sees that a server has ended. Of a host that is cut off, or has no power, nobody tells. So
-servers on other hosts are asked for a sign of life.
+On one host the launcher notices the end of a server. Nobody reports a host without power or network. So a worker asks
+servers on other hosts for a sign of life.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from trainer.strategies.pserver.worker.connections_contract import Connections
 from trainer.strategies.pserver.worker.requests import Request
 
 ASKED_AFTER = 0.25
-"""A server that says nothing is asked after this part of the patience with it."""
+"""Part of the patience after which a silent server is asked."""
 
 
 class SilentServers:
-    """When a worker has last heard of each server.
+    """The times at which a worker has last heard from each server.
 
     Args:
         rank: the worker. names: of the servers, in messages.
@@ -30,7 +30,7 @@ class SilentServers:
         self.patience_s = timeout_s + MARGIN_S
         self.times = [0.0] * connections.count
         self.writes_since: dict[int, float] = {}
-        """When this worker first found a server's note that it writes, of those of which it has heard nothing since."""
+        """By server that has said nothing since: when this worker first found the server's note that it writes."""
 
     def heard(self, server: int) -> None:
         """A server has answered something."""
@@ -38,18 +38,19 @@ class SilentServers:
         self.writes_since.pop(server, None)
 
     def begin(self) -> None:
-        """This worker begins to wait: what was before is no silence."""
+        """Begin a wait: time before it is no silence."""
         self.times = [self.connections.now()] * len(self.times)
 
     def away(self, seconds: float) -> None:
-        """Add the seconds in which this worker took nothing; those are no server's silence."""
+        """Do not count seconds in which this worker read no answers as silence."""
         self.times = [time + seconds for time in self.times]
         self.writes_since = {server: since + seconds for server, since in self.writes_since.items()}
 
     def write(self, servers: Iterable[int]) -> set[int]:
-        """Those of these servers that answer nobody because they write, according to their notes. The note of one that
-        is gone stays:
-        it counts for :data:`SAVE_S`, however many requests wait for that server meanwhile."""
+        """Those of these servers that answer no requests because they write, by their notes.
+
+        The note of a dead server stays on the board, so a note counts for :data:`SAVE_S` only.
+        """
         now, found = self.connections.now(), self.connections.saving(servers)
         return {server for server in found if now - self.writes_since.setdefault(server, now) < SAVE_S}
 
