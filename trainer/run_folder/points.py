@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line for each point; on a full disk, lines wait in memory until there is room."""
+"""Files of one line for each point, such as metrics.jsonl; on a full disk, lines wait in memory until there is room."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trainer.host.files import REFUSED
 
 
 class Points:
-    """Appends lines to a run's metrics.jsonl; can be used from any thread.
+    """Appends lines to a run's metrics.jsonl, or to another file; can be used from any thread.
 
     Args:
-        run_dir: the run's folder, which has the file.
+        run_dir: the run's folder.
 
     Attributes:
         last_step: step of the last point in the file when it was opened; 0: there was none.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / "metrics.jsonl"
+    def __init__(self, run_dir: Path, name: str = "metrics.jsonl") -> None:
+        self.path = run_dir / name
         self.last_step = _step_of(_end_at_a_line(self.path))
         self.file = self.path.open("ab", buffering=0)
         self.waiting = b""
