@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, gathered_rows
+from trainer.metrics.measures import OF_PROBABILITIES
 from trainer.metrics.ranking import COLUMNS, area, merged, ranked
 
 HEAD = 5
@@ -96,7 +96,7 @@ class BinaryObjective:
         if not samples:
             return {}
         loss, denominator, *others = head[:HEAD].tolist()
-        hits, absolute, squared = (total / samples for total in others)
+        means = [total / samples for total in others]
         areas = {"auc": area(ranking), "auc_epoch": None if epoch is None else area(_split(epoch)[1])}
         found = {name: value for name, value in areas.items() if value is not None}
         aucs = {name: value for name, (value, _) in found.items()}
@@ -105,10 +105,7 @@ class BinaryObjective:
             **({"loss": loss / denominator} if denominator else {}),
             **aucs,
             **errors,
-            "acc": hits,
-            "mae": absolute,
-            "mse": squared,
-            "rmse": math.sqrt(squared),
+            **{name: measure.value(*means) for name, measure in OF_PROBABILITIES.items()},
         }
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:

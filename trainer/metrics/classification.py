@@ -14,6 +14,7 @@ from trainer.metrics.confusion import Examination, Tally, tally_of
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, summed
+from trainer.metrics.measures import OF_CLASSES
 
 HEAD = 4
 """Loss, its denominator, hits of acc1, hits of acc5 come first in a vector of sums."""
@@ -40,7 +41,7 @@ class ClassObjective:
     Args:
         loss: of outputs (N, C) and labels (N,), or shares of classes (N, C).
         classes: of the model; of fewer than 5, all but one take the place of 5 in ``acc5`` (3 classes: ``acc2``).
-        there: of these the ones that the data have, over which ``f1`` is the mean; empty: all.
+        there: of these the ones that the data have, over which the metrics of classes go; empty: all.
     """
 
     def __init__(self, loss: nn.Module, classes: int, there: Sequence[int] = ()) -> None:
@@ -86,9 +87,11 @@ class ClassObjective:
         return {**({"loss": loss / denominator} if denominator else {}), **shares}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
-        metrics = self.summary(sums)
-        return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1(self.there)}
+        """Compute the metrics of a whole validation: ``summary``, and those of the counts of the classes."""
+        if not (metrics := self.summary(sums)):
+            return {}
+        counts = [part[self.there] for part in tally_of(self.classes, sums[HEAD:-1]).by_class()]
+        return {**metrics, **{name: measure.value(*counts) for name, measure in OF_CLASSES.items()}}
 
     def kept(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums of a whole validation, all of which :meth:`examined` needs."""

@@ -57,7 +57,7 @@ class Task(ABC):
     Attributes:
         labels: the kind of labels that it learns, a key of ``KINDS``.
         best: the metric of a validation that marks the best model where ``best.metric`` is null.
-        lower: metrics of which less is better, besides those whose name ends in loss, mae, mse or rmse.
+        lower: metrics of which less is better, besides those whose name ends in loss, mae or mse.
         curve: end of the names of the metrics that ``curves.png`` shows beside the loss, and the name of that panel.
         options: the keys that the schema knows; keys of one's own are in ``config``.
     """

@@ -91,23 +91,23 @@ class Service(threading.Thread):
 
     def obey(self, message: dict[str, Any], opened: OpenRun) -> None:
         """Do what a message says; what a tracker raises in it is shown to the user."""
-        folder, do = message["folder"], message["do"]
+        folder = str(opened.folder)
         try:
-            if do == "open":
-                tracker = made(self.name, opened.run.trackers[self.name], opened.folder)
-                parent = self.followers.get(opened.run.parent or "")
-                self.followers[folder] = Follower(self.name, tracker, opened, parent)
-            elif (follower := self.followers.get(folder)) is None:  # which could not be made
-                pass
-            elif do == "back":
-                follower.go_back(message["points"])
-            elif do == "trained":
-                follower.tracker.trained()
-            elif do == "close":
-                tell(self.followers.pop(folder).finish(message["status"], message["tags"], message["timeout_s"]))
+            match message, self.followers.get(folder):
+                case {"do": "open"}, _:
+                    tracker = made(self.name, opened.run.trackers[self.name], opened.folder)
+                    parent = self.followers.get(opened.run.parent or "")
+                    self.followers[folder] = Follower(self.name, tracker, opened, parent)
+                case {"do": "back", "points": points}, Follower() as follower:
+                    follower.go_back(points)
+                case {"do": "trained"}, Follower() as follower:
+                    follower.tracker.trained()
+                case {"do": "close", "status": status, "tags": tags, "timeout_s": timeout_s}, Follower() as follower:
+                    del self.followers[folder]
+                    tell(follower.finish(status, tags, timeout_s))
         except Exception as error:
             tell_user(f"{self.name}: {said(error)}")
-        if do == "close":
+        if message["do"] == "close":
             opened.done(self.name)
 
 
