@@ -1,4 +1,4 @@
-"""A metric is added in one place: an entry of ``measures``, or a class of one's own and no file of the trainer."""
+"""A metric is added in one place: an entry in ``best.py``, or a class of one's own and no file of the trainer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import nn
 import trainer
 from tests.runs import SMALL, points, read
 from trainer.data.source import Facts
-from trainer.metrics import binary, classification, measures
+from trainer.metrics import best
+from trainer.metrics.best import Measure
 from trainer.metrics.binary import BinaryObjective
 from trainer.metrics.classification import ClassObjective
-from trainer.metrics.measures import Measure
 from trainer.tasks.binary import Binary
 from trainer.tasks.classification import Classification
 
@@ -40,22 +40,22 @@ def miss_rate(hits: np.ndarray, labels: np.ndarray, guesses: np.ndarray) -> floa
 
 
 def test_a_metric_of_classes_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(measures.OF_CLASSES, "missed", Measure(miss_rate, lower=True))  # type: ignore[arg-type]
+    monkeypatch.setitem(best.OF_CLASSES, "missed", Measure(miss_rate, lower=True))  # type: ignore[arg-type]
     draw = torch.Generator().manual_seed(3)
     outputs, labels = torch.randn(50, 4, generator=draw), torch.randint(0, 4, (50,), generator=draw)
     found = validated(ClassObjective(nn.CrossEntropyLoss(), 4), outputs, labels)
     assert found["missed"] == pytest.approx(1 - truth.balanced_accuracy_score(labels, outputs.argmax(1)))
     assert list(found) == Classification().metrics(FACTS), "the names that the plan knows"
-    assert measures.lower(classification.OF_CLASSES) == ("missed",)
+    assert best.falling(best.OF_CLASSES) == ("missed",)
 
 
 def test_a_metric_of_probabilities_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Measure(lambda hits, absolute, squared: 1 - hits, lower=True)
-    monkeypatch.setitem(measures.OF_PROBABILITIES, "wrong", wrong)  # type: ignore[arg-type]
+    monkeypatch.setitem(best.OF_PROBABILITIES, "wrong", wrong)  # type: ignore[arg-type]
     outputs, labels = torch.tensor([2.0, -1.0, 3.0, -2.0]), torch.tensor([1, 1, 0, 0])
     found = validated(BinaryObjective(nn.BCEWithLogitsLoss()), outputs, labels)
     assert found["wrong"] == truth.zero_one_loss(labels, outputs > 0) and list(found) == Binary().metrics(FACTS)
-    assert measures.lower(binary.OF_PROBABILITIES) == ("mae", "mse", "rmse", "wrong")
+    assert best.falling(best.OF_PROBABILITIES) == ("mae", "mse", "rmse", "wrong")
 
 
 class Misses:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.metrics.best import OF_PROBABILITIES
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, gathered_rows
-from trainer.metrics.measures import OF_PROBABILITIES
 from trainer.metrics.ranking import COLUMNS, area, merged, ranked
 
 HEAD = 5
@@ -21,7 +21,7 @@ follow, and the number of samples."""
 LINE_SCORES = 1 << 16
 """Distinct scores up to which the AUC of a line, and of the epoch so far, is exact; beyond, its error is known."""
 VALIDATION_SCORES = 1 << 19
-"""The same of a validation, over all workers. Its ranking of 16 MiB also fits a message to a parameter server."""
+"""The same limit for a validation over all workers. Its ranking of 16 MiB also fits a message to a parameter server."""
 CHUNK = 1 << 17
 """Samples of a validation that are ranked at a time."""
 

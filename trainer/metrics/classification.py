@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.best import best_of
+from trainer.metrics.best import OF_CLASSES, best_of
 from trainer.metrics.confusion import Examination, Tally, tally_of
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, summed
-from trainer.metrics.measures import OF_CLASSES
 
 HEAD = 4
 """Loss, its denominator, hits of acc1, hits of acc5 come first in a vector of sums."""

@@ -13,7 +13,8 @@ import torch
 from trainer.host import json_text
 
 MOST_CLASSES = 102
-"""Up to so many classes every pair of label and guess is counted; of more, each class's hits, labels and guesses."""
+"""Up to this number of classes, each pair of label and guess is counted; beyond, hits, labels and guesses of each
+class."""
 WORST = 24
 """Mistakes that are remembered."""
 FIELDS = 5

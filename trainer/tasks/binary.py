@@ -10,7 +10,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import BinaryCrossEntropyLoss
 from trainer.config.schema.task import BinaryTask
 from trainer.data.source import Facts
-from trainer.metrics.measures import OF_PROBABILITIES, lower
+from trainer.metrics.best import OF_PROBABILITIES, falling
 from trainer.tasks.contract import BINARY, Task
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Binary(Task):
     Options = BinaryTask
     labels = BINARY
     best = "auc"
-    lower = lower(OF_PROBABILITIES)
+    lower = falling(OF_PROBABILITIES)
     curve = ("/auc", "AUC")
 
     def metrics(self, facts: Facts) -> list[str]:

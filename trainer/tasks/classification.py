@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.task import ClassificationTask
 from trainer.data.source import Facts
-from trainer.metrics.best import best_of
-from trainer.metrics.measures import OF_CLASSES, lower
+from trainer.metrics.best import OF_CLASSES, best_of, falling
 from trainer.tasks.contract import Task
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class Classification(Task):
 
     Options = ClassificationTask
     best = "acc1"
-    lower = lower(OF_CLASSES)
+    lower = falling(OF_CLASSES)
     curve = ("acc", "accuracy")
 
     def metrics(self, facts: Facts) -> list[str]:

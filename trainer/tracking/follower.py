@@ -21,7 +21,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,6 @@ class OpenRun:
     Args:
         positions: how far each tracker has come, those of earlier lives as well.
         say: shows a line to the user.
-        away: for each tracker that did not answer before the start why, which the user knows already.
         hold: the lock, which the last tracker releases; None: the caller holds it.
     """
 
@@ -64,10 +63,9 @@ class OpenRun:
         run: TrackedRun,
         positions: dict[str, Position],
         say: Callable[[str], None],
-        away: Mapping[str, str] | None = None,
         hold: FolderLock | None = None,
     ) -> None:
-        self.run, self.say, self.away, self.hold = run, say, away or {}, hold
+        self.run, self.say, self.hold = run, say, hold
         self.folder = Path(run.folder)
         self.tracked = Tracked(asdict(replace(run, before={})), positions)
         self.open_trackers, self.lock = set(run.trackers), threading.Lock()
@@ -123,12 +121,15 @@ class Follower:
 
     Args:
         parent: the follower of the sweep that the run belongs to, of the same tracker.
+        away: why the service did not answer before the start, which the user knows already.
     """
 
-    def __init__(self, name: str, tracker: Tracker, opened: OpenRun, parent: Follower | None = None) -> None:
+    def __init__(
+        self, name: str, tracker: Tracker, opened: OpenRun, parent: Follower | None = None, away: str = ""
+    ) -> None:
         self.name, self.tracker, self.opened, self.parent = name, tracker, opened, parent
         self.run, self.points = opened.run, opened.folder / POINTS
-        self.position = replace(opened.tracked.trackers.get(name, Position()), error=opened.away.get(name, ""))
+        self.position = replace(opened.tracked.trackers.get(name, Position()), error=away)
         self.started = False
         self.pause = self.retry_at = 0.0
         self.read_bytes, self.unsure = 0, opened.run.resumed

@@ -97,7 +97,8 @@ class Service(threading.Thread):
                 case {"do": "open"}, _:
                     tracker = made(self.name, opened.run.trackers[self.name], opened.folder)
                     parent = self.followers.get(opened.run.parent or "")
-                    self.followers[folder] = Follower(self.name, tracker, opened, parent)
+                    away = message.get("away", {}).get(self.name, "")
+                    self.followers[folder] = Follower(self.name, tracker, opened, parent, away)
                 case {"do": "back", "points": points}, Follower() as follower:
                     follower.go_back(points)
                 case {"do": "trained"}, Follower() as follower:
@@ -124,7 +125,7 @@ class Recorder:
         if message["do"] == "open":
             redact.HERE.learn(message["secrets"])
             run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
-            self.runs[folder] = OpenRun(run, positions, tell_user, message.get("away"), hold)
+            self.runs[folder] = OpenRun(run, positions, tell_user, hold)
         opened = self.runs[folder]
         for name in opened.run.trackers:
             if name not in self.services:
