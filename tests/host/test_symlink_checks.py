@@ -48,6 +48,7 @@ NAMES = (
     "skeleton.pkl",
     "model.json",
     "tracking.json",
+    "sent.jsonl",
     "sweep.csv",
     "multirun.yaml",
 )

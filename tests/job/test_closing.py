@@ -51,7 +51,7 @@ class Tracker:
     def trained(self, run_dir: Path) -> None:
         pass
 
-    def go_back(self, run_dir: Path, points: int, cut: str) -> None:
+    def go_back(self, run_dir: Path, points: int) -> None:
         pass
 
     def close(self, run_dir: Path, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Ended]:

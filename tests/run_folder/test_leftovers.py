@@ -17,6 +17,7 @@ NAMES = (
     "status.json",
     "status.1.json",
     "tracking.json",
+    "sent.jsonl",
     "lives.json",
     "curves.png",
     "servers.png",

@@ -29,9 +29,10 @@ from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.reset_files import reset_to_checkpoint
 from trainer.run_folder.tracking_file import position
 from trainer.tracking import client, mlflow_settings, recorder
-from trainer.tracking.follower import Follower
-from trainer.tracking.messages import for_another
-from trainer.tracking.recorder import OpenRun
+from trainer.tracking.contract import TrackedRun, Tracker
+from trainer.tracking.follower import Follower, OpenRun
+from trainer.tracking.mlflow_tracker import MlflowTracker
+from trainer.tracking.resumed import goes_on
 
 SCHEDULES, TURNS = 100, 12
 NODES = {"mlflow": {"_target_": "trainer.tracking.mlflow_tracker.MlflowTracker"}}
@@ -48,7 +49,8 @@ FAILING = [
 class Played:
     """A run whose points are written, cut off and written again, while its recorder comes and goes."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, can_be_asked: bool) -> None:
+        self.can_be_asked = can_be_asked
         self.folder, self.store, self.chance = folder, Store(), random.Random(seed)
         self.messages: list[dict[str, Any]] = [message(folder)]
         self.ends = [(0, 0)]
@@ -58,11 +60,13 @@ class Played:
 
     def born(self, *messages: Mapping[str, Any]) -> None:
         for one in messages:
-            if "open" in one:
-                opened = OpenRun(one, None)
-                self.follower = following(opened.run, dict(opened.notes.tracked.trackers), self.store)
+            if one["do"] == "open":
+                run, positions = goes_on(TrackedRun.of(one["run"]), print)
+                self.follower = following(
+                    run, positions, self.store, MlflowTracker if self.can_be_asked else CannotBeAsked
+                )
             elif self.follower is not None:
-                self.follower.go_back(one["points"], one["cut"])
+                self.follower.go_back(one["points"])
 
     def dies(self) -> None:
         self.follower = None
@@ -77,10 +81,8 @@ class Played:
     def goes_back(self, alive: bool) -> None:
         kept = self.chance.randrange(len(self.ends))
         del self.ends[kept + 1 :]
-        path = self.folder / "metrics.jsonl"
-        cut = path.read_bytes()[self.ends[-1][0] :].decode() if path.exists() else ""
         reset_to_checkpoint(self.folder, self.ends[-1][0], lambda _: None)
-        self.messages.append({"back": str(self.folder), "points": self.ends[-1][0], "cut": cut})
+        self.messages.append({"do": "back", "folder": str(self.folder), "points": self.ends[-1][0]})
         if alive:
             self.born(self.messages[-1])
 
@@ -95,7 +97,7 @@ class Played:
             case 2:
                 self.tries()
             case 3:
-                self.store.failing = list(self.chance.choice(FAILING))
+                self.store.failing = list(self.chance.choice(FAILING if self.can_be_asked else [["log_batch before"]]))
                 self.tries()
                 self.store.failing = []
             case 4:
@@ -107,7 +109,13 @@ class Played:
                         self.writes()
                     else:
                         self.goes_back(alive=False)
-                self.born(*for_another(self.messages))
+                self.born(*map(client.repeated, self.messages))
+
+
+class CannotBeAsked(MlflowTracker):
+    """A service that answers whether it has got points, and not which points it has."""
+
+    sent = Tracker.sent
 
 
 class Serving:
@@ -120,7 +128,7 @@ class Serving:
 
 def message(run_dir: Path) -> dict[str, Any]:
     """The message that opens a run."""
-    return {"open": str(run_dir), "run": asdict(described(run_dir)), "secrets": []}
+    return {"do": "open", "folder": str(run_dir), "run": asdict(described(run_dir)), "secrets": []}
 
 
 def recorder_of(launcher: int) -> psutil.Process | None:
@@ -133,12 +141,13 @@ def recorder_of(launcher: int) -> psutil.Process | None:
     return None
 
 
+@pytest.mark.parametrize("can_be_asked", [True, False])
 @pytest.mark.parametrize("seeds", [range(SCHEDULES), pytest.param(range(SCHEDULES, 3000), marks=pytest.mark.long)])
-def test_each_point_is_there_once_after_any_schedule(seeds: range, tmp_path: Path) -> None:
+def test_each_point_is_there_once_after_any_schedule(seeds: range, can_be_asked: bool, tmp_path: Path) -> None:
     for seed in seeds:
         folder = tmp_path / str(seed)
         folder.mkdir()
-        played = Played(folder, seed)
+        played = Played(folder, seed, can_be_asked)
         for _ in range(TURNS):
             played.turn()
         while played.ends[-1][1] < played.highest:
@@ -221,7 +230,7 @@ def test_a_recorder_that_dies_before_its_launcher_knows_it_is_replaced(
     tracker.end()
 
 
-def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked: bool = False) -> recorder.Inbox:
+def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked: bool = False) -> socket.socket:
     """What a recorder still has to read of a launcher that had the folder, opened these runs, and got SIGKILL.
 
     Args:
@@ -236,24 +245,23 @@ def killed(folder: Path, monkeypatch: pytest.MonkeyPatch, *opened: Path, forked:
     if not forked:
         way.close()
     launcher.leave()
-    return recorder.Inbox(its)
+    return its
 
 
 def test_a_killed_launcher_leaves_the_folder_to_its_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the recorder, which imports MLflow, has read nothing yet."""
-    inbox, serving = killed(tmp_path, monkeypatch, tmp_path), Serving(monkeypatch)
+    way, serving = killed(tmp_path, monkeypatch, tmp_path), Serving(monkeypatch)
     (tmp_path / "status.json").write_text('{"state": "running"}')
     next_life = FolderLock(tmp_path)
     assert not next_life.take(), "the recorder is about to write in it how the run ended"
-    while not inbox.ended:
-        for one, hold in inbox.read():
-            serving.recorder.obey(one, hold)
+    for one, hold in recorder.messages(way):
+        serving.recorder.obey(one, hold)
     assert not next_life.take()
     serving.recorder.end()
     assert read(tmp_path / "status.json")["state"] == "killed"
     assert serving.store.runs["run0"].info.status == "KILLED"
     assert next_life.take()
-    inbox.way.close()
+    way.close()
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -261,16 +269,16 @@ def test_what_a_launcher_has_sent_before_it_was_killed_is_read(
     forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, which was busy, finds both at once: that the launcher is dead, and what it had sent."""
-    inbox, serving = killed(tmp_path, monkeypatch, tmp_path, forked=forked), Serving(monkeypatch)
+    way, serving = killed(tmp_path, monkeypatch, tmp_path, forked=forked), Serving(monkeypatch)
     (tmp_path / "status.json").write_text('{"state": "running"}')
     if not (launcher := os.fork()):
         os._exit(0)
     os.waitid(os.P_PID, launcher, os.WEXITED | os.WNOWAIT)
-    serving.recorder.follow(launcher, inbox.way)
+    serving.recorder.follow(launcher, way)
     os.waitpid(launcher, 0)
     assert read(tmp_path / "status.json")["state"] == "killed"
     assert serving.store.runs["run0"].info.status == "KILLED"
-    inbox.way.close()
+    way.close()
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "is stopped"])
@@ -281,7 +289,7 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
     monkeypatch.setattr(folder_lock, "POLL_S", 0.01)
     launcher, worker = FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
-    opened = OpenRun(message(tmp_path), launcher)
+    opened = OpenRun(described(tmp_path), {}, print, hold=launcher)
 
     def last_words() -> None:
         time.sleep(0.3)
@@ -291,7 +299,7 @@ def test_a_worker_that_outlives_its_killed_launcher_has_not_the_last_word(
     (tmp_path / "status.json").write_text('{"state": "running", "step": 6}')
     writes = threading.Thread(target=last_words if ends else lambda: None)
     writes.start()
-    assert opened.mark_killed()
+    assert recorder.mark_killed(opened)
     writes.join()
     assert read(tmp_path / "status.json") == {"state": "killed", "step": 7 if ends else 6}
 
@@ -301,7 +309,7 @@ def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
 ) -> None:
     launcher, worker, next_life = FolderLock(tmp_path), FolderLock(tmp_path), FolderLock(tmp_path)
     assert launcher.share() and worker.share()
-    opened = OpenRun(message(tmp_path), launcher)
+    opened = OpenRun(described(tmp_path), {}, print, hold=launcher)
     take = FolderLock.take
 
     def taken_between(self: FolderLock) -> bool:
@@ -314,15 +322,15 @@ def test_a_recorder_writes_nothing_where_the_next_life_has_begun(
 
     (tmp_path / "status.json").write_text('{"state": "running"}')
     monkeypatch.setattr(FolderLock, "take", taken_between)
-    assert not opened.mark_killed() and read(tmp_path / "status.json") == {"state": "running"}
+    assert not recorder.mark_killed(opened) and read(tmp_path / "status.json") == {"state": "running"}
 
 
 def test_a_recorder_that_dies_with_its_launcher_leaves_the_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inbox = killed(tmp_path, monkeypatch, tmp_path)
+    way = killed(tmp_path, monkeypatch, tmp_path)
     assert not FolderLock(tmp_path).take()
-    inbox.way.close()
+    way.close()
     assert FolderLock(tmp_path).take()
 
 
@@ -331,10 +339,8 @@ def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monke
     folders = [tmp_path / "sweep", *(tmp_path / str(number) for number in range(5))]
     for folder in folders[1:]:
         folder.mkdir()
-    inbox = killed(tmp_path, monkeypatch, *folders)
-    held = dict[str, FolderLock | None]()
-    while not inbox.ended:
-        held |= {told["open"]: hold for told, hold in inbox.read()}
+    way = killed(tmp_path, monkeypatch, *folders)
+    held = {one["folder"]: hold for one, hold in recorder.messages(way)}
     assert list(held) == list(map(str, folders)) and held[str(folders[0])] is None
     for folder in folders[1:]:
         hold = held[str(folder)]
@@ -342,7 +348,7 @@ def test_each_run_of_a_recorder_has_the_lock_of_its_folder(tmp_path: Path, monke
         assert not FolderLock(folder).take()
         hold.leave()
         assert FolderLock(folder).take()
-    inbox.way.close()
+    way.close()
 
 
 def test_no_run_of_a_sweep_waits_for_a_recorder_that_is_gone_for_good(

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from trainer.run_folder import tracking_file
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.reset_files import reset_to_checkpoint
 from trainer.run_folder.tracking_file import Position
 from trainer.tracking import recorder, resend
 from trainer.tracking.contract import TrackedRun
-from trainer.tracking.follower import Follower, Notes
+from trainer.tracking.follower import Follower, OpenRun
 from trainer.tracking.mlflow_tracker import MlflowTracker
 from trainer.tracking.resumed import goes_on
 
@@ -121,14 +120,13 @@ def described(run_dir: Path, **more: Any) -> TrackedRun:
     return replace(run, **{**usual, **more})
 
 
-def following(run: TrackedRun, positions: dict[str, Position], store: Any) -> Follower:
+def following(
+    run: TrackedRun, positions: dict[str, Position], store: Any, kind: type[MlflowTracker] = MlflowTracker
+) -> Follower:
     """The follower of a run into a store that stands for MLflow's server."""
-    tracker = MlflowTracker(Path(run.folder))
+    tracker = kind(Path(run.folder))
     tracker.client = store
-    follower = Follower("mlflow", tracker, run, Notes(run, positions, print))
-    tracker.say = follower.say
-    follower.notes.write()
-    return follower
+    return Follower("mlflow", tracker, OpenRun(run, positions, print))
 
 
 def followed(run_dir: Path, store: Any, **more: Any) -> Follower:
@@ -178,7 +176,6 @@ def first_life(run_dir: Path, store: Store, failing: list[str], parts: int = 3) 
 
 def cut(run_dir: Path, kept: int) -> None:
     """What the next life's launcher does."""
-    tracking_file.cut(run_dir, kept)
     reset_to_checkpoint(run_dir, kept, print)
 
 
@@ -216,17 +213,6 @@ def test_points_of_two_lives_are_there_once(tmp_path: Path, failing: list[str], 
     assert not follower.position.error and list(store.runs) == ["run0"]
     there, wanted = counts(store, "run0", tmp_path)
     assert there == wanted
-
-
-def test_a_kill_between_the_note_and_the_cut_loses_nothing(tmp_path: Path) -> None:
-    store = Store()
-    kept = first_life(tmp_path, store, [])
-    tracking_file.cut(tmp_path, kept)  # killed here: the file is as long as it was
-    cut(tmp_path, kept)
-    tracked = tracking_file.read(tmp_path)
-    assert tracked is not None
-    position = tracked.trackers["mlflow"]
-    assert position.unsure and position.sent_bytes == kept and set(position.ahead["loss"]) == {*range(KEPT, WRITTEN)}
 
 
 def test_points_that_a_power_cut_took_are_not_sent_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

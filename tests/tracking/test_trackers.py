@@ -21,7 +21,7 @@ from trainer.run_folder.reset_files import reset_to_checkpoint
 from trainer.run_folder.tracking_file import position
 from trainer.tracking import tensorboard_tracker, trackers, wandb_tracker
 from trainer.tracking.contract import Point, TrackedRun, Tracker
-from trainer.tracking.follower import Follower, Notes
+from trainer.tracking.follower import Follower, OpenRun
 from trainer.tracking.recorder import Recorder
 from trainer.tracking.resumed import goes_on
 from trainer.tracking.tensorboard_tracker import TensorBoardTracker
@@ -78,9 +78,7 @@ def followed(tracker: Tracker, resumed: bool = False) -> Follower:
     """The follower of a life of a run in the tracker's folder."""
     run = TrackedRun(str(tracker.run_dir), "r", "e", "17" * 16, params={"lr": 0.1}, resumed=resumed)
     run, positions = goes_on(run, print)
-    notes = Notes(run, positions, print)
-    notes.write()
-    return Follower("it", tracker, run, notes)
+    return Follower("it", tracker, OpenRun(run, positions, print))
 
 
 def lives(make: type[Tracker], run_dir: Path) -> tuple[Follower, Follower]:
@@ -91,7 +89,6 @@ def lives(make: type[Tracker], run_dir: Path) -> tuple[Follower, Follower]:
     write(run_dir, 40, 60, 1000)
     first.try_once()
     first.tracker.close()
-    tracking_file.cut(run_dir, kept)
     reset_to_checkpoint(run_dir, kept, print)
     second = followed(make(run_dir), resumed=True)
     write(run_dir, 40, 50, 9000)
@@ -156,17 +153,17 @@ def test_a_batch_that_tensorboard_had_when_the_recorder_was_killed_is_not_writte
     pytest.importorskip("tensorboard")
     first = followed(TensorBoardTracker(tmp_path))
     write(tmp_path, 0, 40, 1000)
-    note = first.notes.note
+    note = first.opened.note
 
     def killed(name: str, position: tracking_file.Position) -> None:
         if position.sent_bytes:
             raise KeyboardInterrupt
         note(name, position)
 
-    first.notes.note = killed  # type: ignore[method-assign]
+    first.opened.note = killed  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         first.try_once()
-    assert position(tmp_path, "it").doubtful_bytes and in_tensorboard(tmp_path) == in_file(tmp_path)
+    assert not position(tmp_path, "it").sent_bytes and in_tensorboard(tmp_path) == in_file(tmp_path)
     followed(TensorBoardTracker(tmp_path), resumed=True).finish("FINISHED", {}, 5.0)
     assert in_tensorboard(tmp_path) == in_file(tmp_path)
 
@@ -204,10 +201,10 @@ def test_one_tracker_that_hangs_and_one_that_breaks_do_not_harm_the_third(
     recorder = Recorder()
     write(tmp_path, 0, 20, 1000)
     run = TrackedRun(str(tmp_path), trackers=nodes)
-    recorder.obey({"open": str(tmp_path), "run": asdict(run), "secrets": []})
+    recorder.obey({"do": "open", "folder": str(tmp_path), "run": asdict(run), "secrets": []})
     wait_for(lambda: bool(Kept.points), 30, "the third has points")
     wait_for(lambda: "broken for good" in position(tmp_path, "Breaks").error, 30, "the error is in tracking.json")
-    recorder.obey({"close": str(tmp_path), "status": "FINISHED", "tags": {}, "timeout_s": 0.5})
+    recorder.obey({"do": "close", "folder": str(tmp_path), "status": "FINISHED", "tags": {}, "timeout_s": 0.5})
     said = ""
 
     def closed() -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from trainer.config.secret_keys import means_secret, sounds_secret
+from trainer.config.secret_keys import leaves, means_secret, sounds_secret
 from trainer.config.secret_parts import HIDDEN, LEAST_OF_WEAK, PLAIN, TELLS_NOTHING, from_elsewhere, is_secret, parts
 from trainer.visible import one_line, visible
 from trainer.wording import quoted
@@ -71,7 +71,7 @@ def _found(node: Any) -> Iterator[tuple[str, bool]]:
     if isinstance(node, Mapping):
         for key, value in ((str(key), value) for key, value in node.items()):
             if is_secret(key, value):
-                yield from ((leaf, means_secret(key)) for leaf in _leaves(value))
+                yield from ((leaf, means_secret(key)) for leaf in leaves(value))
             for name, default in VARIABLE.findall(value) if isinstance(value, str) else ():
                 if sounds_secret(key) or sounds_secret(name):
                     yield from ((one, True) for one in (os.environ.get(name, ""), default.strip(" '\"")))
@@ -82,15 +82,6 @@ def _found(node: Any) -> Iterator[tuple[str, bool]]:
     elif isinstance(node, str):
         for part in parts(node):
             yield from part.values
-
-
-def _leaves(node: Any) -> Iterator[str]:
-    inside = [value for key, value in node.items() if key != "_target_"] if isinstance(node, Mapping) else node
-    if isinstance(inside, (list, tuple, set)):
-        for value in inside:
-            yield from _leaves(value)
-    elif node is not None and not isinstance(node, bool):
-        yield from (str(node), str(node).strip())
 
 
 class Known:
@@ -228,13 +219,8 @@ def scrub(folder: Path, patterns: Iterable[str], known: Iterable[str]) -> None:
     """
     if (pattern := _pattern(frozenset(known))) is None:
         return
+    of_bytes = re.compile(pattern.pattern.encode("utf-8", "surrogateescape"))
     for path in (path for glob in patterns for path in folder.glob(glob) if path.is_file()):
         with path.open("r+b", buffering=0) as file:
-            content = file.readall().decode("utf-8", "surrogateescape")
-            place = done = 0
-            for found in pattern.finditer(content):
-                before, secret = (
-                    t.encode("utf-8", "surrogateescape") for t in (content[done : found.start()], found[0])
-                )
-                place, done = place + len(before) + len(secret), found.end()
-                os.pwrite(file.fileno(), b"*" * len(secret), place - len(secret))
+            for found in of_bytes.finditer(file.readall()):
+                os.pwrite(file.fileno(), b"*" * len(found[0]), found.start())

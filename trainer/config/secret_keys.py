@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 WORDS = ("pass", "pwd", "secret", "cred", "apikey", "accesskey", "privkey", "privatekey", "token", "auth")
@@ -71,8 +71,14 @@ def _class_of(key: str) -> tuple[bool, bool, bool]:
 
 def _is_random(value: Any) -> bool:
     """Whether a value, or one inside it, has 12 letters and digits in a row that change places three times."""
-    if isinstance(value, Mapping):
-        return any(_is_random(inside) for key, inside in value.items() if key != "_target_")
-    if isinstance(value, (list, tuple)):
-        return any(_is_random(inside) for inside in value)
-    return any(len(_SWITCH.findall(part)) >= 3 for part in _LONG.findall(value)) if isinstance(value, str) else False
+    return any(len(_SWITCH.findall(part)) >= 3 for leaf in leaves(value) for part in _LONG.findall(leaf))
+
+
+def leaves(node: Any) -> Iterator[str]:
+    """Yield the texts and numbers inside a config value, but for classes; each as it is, and without blanks around."""
+    inside = [value for key, value in node.items() if key != "_target_"] if isinstance(node, Mapping) else node
+    if isinstance(inside, (list, tuple, set)):
+        for value in inside:
+            yield from leaves(value)
+    elif node is not None and not isinstance(node, bool):
+        yield from {str(node), str(node).strip()}

@@ -16,7 +16,7 @@ from trainer.errors import UserError
 from trainer.job.ready import Ready
 from trainer.planning.find_checkpoint import check_nothing_lost, check_still_newest
 from trainer.planning.resume import Resume
-from trainer.run_folder import lives, tracking_file
+from trainer.run_folder import lives
 from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.leftovers import clear
 from trainer.run_folder.lives import Life
@@ -134,7 +134,6 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
     source, points = resume.source, resume.about.points
     before = lives.past(source)
     if resume.here:
-        tracking_file.cut(run_dir, points)
         put_back(run_dir, resume.folder, say)
         reset_to_checkpoint(run_dir, points, say)
         return before

@@ -17,7 +17,6 @@ from trainer.errors import UserError
 from trainer.host.cache import cache_root
 from trainer.planning.find_checkpoint import AUTO, FRESH, instead, own
 from trainer.planning.plan import Plan
-from trainer.run_folder import tracking_file
 from trainer.run_folder.reset_files import CARRIED
 from trainer.terminal.status import read_status
 from trainer.wording import quoted
@@ -187,7 +186,6 @@ def bring(remote: Remote, step: str, run_dir: Path) -> Path:
     """
     folder = remote.fetch(step, run_dir / CHECKPOINTS)
     remote.fetch_run(step, run_dir, CARRIED)
-    tracking_file.doubt(run_dir, store.about(folder).points)
     if (folder / store.BEST).is_file():
         put_back(run_dir, folder, lambda line: None)
     return folder

@@ -15,7 +15,7 @@ from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, NotFinite, RunFailed, UserError, first_line
 from trainer.planning.launcher import Assignment, Deaths, Starter, Supervision
 from trainer.run_folder import lives
-from trainer.run_folder.reset_files import POINTS, REPORT, reset_to_checkpoint
+from trainer.run_folder.reset_files import REPORT, reset_to_checkpoint
 from trainer.terminal.screen import say
 from trainer.wording import counted
 
@@ -136,7 +136,10 @@ def begin_again(
     store.forget_unfinished(run_dir / CHECKPOINTS)
     about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
     put_back(run_dir, folder or (ready.resume.folder if ready.resume is not None else None), say)
-    _forget_since(run_dir, about.points if about is not None else 0, tracker)
+    points = about.points if about is not None else 0
+    reset_to_checkpoint(run_dir, points, say)
+    if tracker is not None:
+        tracker.go_back(run_dir, points)
     lives.end(run_dir, how, update, text(why, ready.secrets))
     before = lives.read(run_dir)
     command = before[-1].command if before else ""
@@ -162,12 +165,3 @@ def updates_since(death: Died, checkpoint: str) -> int:
     if at_servers:
         return max(0, *(done - saved.get(server, 0) for server, done in at_servers.items()))
     return max(0, workers_update(death) - (store.about(Path(checkpoint)).done if checkpoint else 0))
-
-
-def _forget_since(run_dir: Path, points: int, tracker: RecorderProcess | None) -> None:
-    """Cut metrics.jsonl to ``points`` bytes, and have the tracker remove the cut points that it has sent."""
-    path = run_dir / POINTS
-    cut = path.read_bytes()[points:] if path.is_file() else b""
-    reset_to_checkpoint(run_dir, points, say)
-    if tracker is not None:
-        tracker.go_back(run_dir, points, cut.decode(errors="replace"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.metrics.best import OF_PROBABILITIES
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, gathered_rows
@@ -21,7 +21,7 @@ follow, and the number of samples."""
 LINE_SCORES = 1 << 16
 """Distinct scores up to which the AUC of a line, and of the epoch so far, is exact; beyond, its error is known."""
 VALIDATION_SCORES = 1 << 19
-"""The same of a validation, over all workers. Its ranking of 16 MiB also fits a message to a parameter server."""
+"""The same limit for a validation over all workers. Its ranking of 16 MiB also fits a message to a parameter server."""
 CHUNK = 1 << 17
 """Samples of a validation that are ranked at a time."""
 
@@ -96,7 +96,7 @@ class BinaryObjective:
         if not samples:
             return {}
         loss, denominator, *others = head[:HEAD].tolist()
-        hits, absolute, squared = (total / samples for total in others)
+        means = [total / samples for total in others]
         areas = {"auc": area(ranking), "auc_epoch": None if epoch is None else area(_split(epoch)[1])}
         found = {name: value for name, value in areas.items() if value is not None}
         aucs = {name: value for name, (value, _) in found.items()}
@@ -105,10 +105,7 @@ class BinaryObjective:
             **({"loss": loss / denominator} if denominator else {}),
             **aucs,
             **errors,
-            "acc": hits,
-            "mae": absolute,
-            "mse": squared,
-            "rmse": math.sqrt(squared),
+            **{name: measure.value(*means) for name, measure in OF_PROBABILITIES.items()},
         }
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:

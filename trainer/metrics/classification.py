@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.metrics.best import best_of
+from trainer.metrics.best import OF_CLASSES, best_of
 from trainer.metrics.confusion import Examination, Tally, tally_of
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
@@ -40,7 +40,7 @@ class ClassObjective:
     Args:
         loss: of outputs (N, C) and labels (N,), or shares of classes (N, C).
         classes: of the model; of fewer than 5, all but one take the place of 5 in ``acc5`` (3 classes: ``acc2``).
-        there: of these the ones that the data have, over which ``f1`` is the mean; empty: all.
+        there: of these the ones that the data have, over which the metrics of classes go; empty: all.
     """
 
     def __init__(self, loss: nn.Module, classes: int, there: Sequence[int] = ()) -> None:
@@ -86,9 +86,11 @@ class ClassObjective:
         return {**({"loss": loss / denominator} if denominator else {}), **shares}
 
     def validation(self, sums: torch.Tensor) -> dict[str, float]:
-        """Compute the metrics of a whole validation: ``summary`` and ``f1``, the mean of F1 over classes."""
-        metrics = self.summary(sums)
-        return metrics and {**metrics, "f1": tally_of(self.classes, sums[HEAD:-1]).macro_f1(self.there)}
+        """Compute the metrics of a whole validation: ``summary``, and those of the counts of the classes."""
+        if not (metrics := self.summary(sums)):
+            return {}
+        counts = [part[self.there] for part in tally_of(self.classes, sums[HEAD:-1]).by_class()]
+        return {**metrics, **{name: measure.value(*counts) for name, measure in OF_CLASSES.items()}}
 
     def kept(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums of a whole validation, all of which :meth:`examined` needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from trainer.host import json_text
 
 MOST_CLASSES = 102
-"""Up to so many classes every pair of label and guess is counted; of more, each class's hits, labels and guesses."""
+"""Up to this number of classes, each pair of label and guess is counted; beyond, hits, labels and guesses of each
+class."""
 WORST = 24
 """Mistakes that are remembered."""
 FIELDS = 5
@@ -132,12 +133,6 @@ class Tally:
         places[self.index, : len(self.worst)] = self.worst
         places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read
         return torch.cat([self.counts, places.flatten()])
-
-    def macro_f1(self, classes: Sequence[int] | slice = slice(None)) -> float:
-        """The mean of F1 = 2 hits / (labels + guesses) over those of these classes that are a label or a guess."""
-        hits, labels, guesses = (part[classes] for part in self.by_class())
-        there = labels + guesses > 0
-        return float((2 * hits[there] / (labels + guesses)[there]).mean()) if there.any() else 0.0
 
     def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The hits, labels and guesses of each class, (C,) each."""

@@ -109,7 +109,8 @@ class Objective(Protocol):
         """
 
     def summary(self, sums: torch.Tensor, epoch: torch.Tensor | None = None) -> dict[str, float]:
-        """Compute the metrics from the sums; for training also those of the ``epoch`` that lines have no average of."""
+        """Compute the metrics from the sums; with the sums of an ``epoch``, also metrics of the epoch that are no mean
+        of its lines."""
 
     def exam(self, index: int, count: int) -> Exam:
         """Return a new, empty exam for a whole validation, for worker ``index`` of ``count``."""

@@ -23,7 +23,7 @@ LONGEST = 80
 CLASSES = 32
 """Classes of a batch that is compared with its parts, at most."""
 TRIED = 8192
-"""Classes that are tried, at most: of more, every second, third, ..., because the time grows with their square."""
+"""Most classes that are tried; of more, every second, third, ..., because the time is quadratic in them."""
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 
 Denominator = Callable[[torch.Tensor], float]
@@ -143,7 +143,7 @@ def labels_of(dataset: Any) -> Any:
 
 
 def _class_numbers(found: Any, dataset: Any) -> torch.Tensor | None:
-    """What a data set holds as its labels, as a tensor (N,) of whole numbers; None: it is something else."""
+    """The labels that a data set holds, as a tensor (N,) of whole numbers; None: they are something else."""
     try:
         if not isinstance(found, torch.Tensor):
             array = np.asarray(found)
@@ -193,7 +193,8 @@ def kind_of(loss: nn.Module, classes: int, outputs: int | None, forms: Sequence[
 def kind_among(
     loss: nn.Module, batches: Sequence[Sequence[torch.Tensor]], call: Callable[..., torch.Tensor] | None = None
 ) -> str:
-    """Find the same from batches (outputs, labels) of at least 6 samples, whose thirds differ.
+    """Find what the loss of a batch is divided by, from batches (outputs, labels) of at least 6 samples with unlike
+    thirds.
 
     Args:
         call: computes the loss of outputs and labels; None: the loss itself does.
@@ -244,9 +245,9 @@ def _values(loss: Callable[..., torch.Tensor], batch: Sequence[torch.Tensor]) ->
 def _batches(
     loss: nn.Module, classes: int, outputs: int | None, form: str
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches to try, (outputs, labels), which together hold all classes. Outputs are probabilities, which losses of
-    logits take as well. The parts hold classes in other proportions, and classes of unequal weight; each has one that
-    counts."""
+    """Yield batches to try, (outputs, labels), which together hold all classes. Outputs are probabilities, which losses
+    of logits also take. The parts of a batch hold classes in other proportions and with other weights; each part has a
+    label that counts."""
     draw = torch.Generator().manual_seed(0)
     if outputs is None:
         for ones in (2, 7):

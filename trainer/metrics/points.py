@@ -92,7 +92,7 @@ def _columns(rows: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray, np
 
 
 def _lots(numbers: np.ndarray) -> np.ndarray:
-    """A number from 0 to 1 for each sample's number, spread evenly (the golden ratio's multiples)."""
+    """A pseudo-random number from 0 to 1 for each sample's index, spread evenly (multiples of the golden ratio)."""
     lots: np.ndarray = numbers * 0.6180339887498949 % 1.0
     return lots
 

@@ -26,7 +26,7 @@ class Shown(Protocol):
         """Take in a batch, with its samples' indices (N,) in the validation data."""
 
     def vector(self) -> torch.Tensor:
-        """Return the vector: of each worker other places are not 0."""
+        """Return the vector. Each worker fills places of its own; the other places are 0."""
 
 
 class Measure(Protocol):

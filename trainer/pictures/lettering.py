@@ -10,7 +10,7 @@ from trainer.visible import printed
 
 ELLIPSIS = "…"
 MOST = 400
-"""Letters of a text that are looked at: no picture has room for more."""
+"""Most letters of a text that are used: no picture has room for more."""
 DPI = 110
 """Pixels to the inch of our pictures."""
 OWN = "DejaVu Sans"

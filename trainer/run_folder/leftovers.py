@@ -14,7 +14,7 @@ from trainer.errors import UserError
 from trainer.host.files import PART
 
 FILES = re.compile(
-    r"metrics\.jsonl|(result|status|tracking|plan|model|classes|lives)\.json|config\.yaml|example\.npz|skeleton\.pkl|predictions\.csv"
+    r"(metrics|sent)\.jsonl|(result|status|tracking|plan|model|classes|lives)\.json|config\.yaml|example\.npz|skeleton\.pkl|predictions\.csv"
     r"|model(_ema)?\.safetensors|(server|status|profile)\.\d+\.json|nonfinite(\.\d+)?\.json|trace\.\d+\.json\.gz|(worker|server)log\.\d+"
     r"|ledger\.\d+\.tsv(\.before\.\d+)?"
     r"|(curves|servers)\.png|(best_)?((confusion|scatter|labels)\.png|per_(class|label)\.csv|mistakes\.(csv|png))|validation\.(last|best)\.npz"

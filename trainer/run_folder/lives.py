@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.errors import PREEMPTED
 from trainer.host import json_text
 from trainer.run_folder.json_files import leave
+from trainer.run_folder.points import last_step
 
 FILE = "lives.json"
 REPORTED, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
@@ -59,7 +60,7 @@ def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, comma
         before: the earlier lives, see :func:`past`. first: the update from which it resumes.
     """
     lives = tuple(before)
-    life = Life(len(lives) + 1, _now(), first=first, last=first, workers=workers, command=command)
+    life = Life(len(lives) + 1, _time(datetime.now(UTC)), first=first, last=first, workers=workers, command=command)
     _leave(run_dir, (*lives, life))
     return life
 
@@ -76,7 +77,9 @@ def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
     if not found or found[-1].how:
         return
     *before, life = found
-    _leave(run_dir, (*before, replace(life, ended=_now(), how=how, last=max(last, life.first), why=why)))
+    _leave(
+        run_dir, (*before, replace(life, ended=_time(datetime.now(UTC)), how=how, last=max(last, life.first), why=why))
+    )
 
 
 def past(run_dir: Path) -> tuple[Life, ...]:
@@ -94,7 +97,7 @@ def _ended(run_dir: Path, life: Life) -> Life:
     """The life with its end from status.json, where the state is still ``running`` if the machine died."""
     path = run_dir / "status.json"
     try:
-        status, when = json_text.read(path), _at(path.stat().st_mtime)
+        status, when = json_text.read(path), _time(datetime.fromtimestamp(path.stat().st_mtime, UTC))
         state, step = status.get("state"), int(status.get("step") or 0)
         its_own = status.get("life", life.number) == life.number
     except (OSError, ValueError, TypeError, AttributeError):
@@ -102,26 +105,13 @@ def _ended(run_dir: Path, life: Life) -> Life:
     if when < life.began:  # status.json is of the life before: this one has not begun to report
         return replace(life, how=LOST)
     how = state if state in REPORTED else LOST
-    last = max(step, _last_point(run_dir), life.first) if its_own else life.first
+    last = max(step, last_step(run_dir / "metrics.jsonl"), life.first) if its_own else life.first
     return replace(life, ended=when, how=how, last=last)
 
 
-def _last_point(run_dir: Path) -> int:
-    """The update of the last point, which may be newer than status.json; 0: there is none."""
-    try:
-        lines = (run_dir / "metrics.jsonl").read_bytes().rpartition(b"\n")[0]
-        return int(json_text.loads(lines.rpartition(b"\n")[2]).get("step"))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return 0
-
-
-def _now() -> str:
-    """The current time, as lives.json writes it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _at(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def _time(when: datetime) -> str:
+    """A time, as lives.json writes it."""
+    return when.isoformat(timespec="seconds")
 
 
 def _leave(run_dir: Path, lives: Iterable[Life]) -> None:

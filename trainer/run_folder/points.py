@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line for each point; on a full disk, lines wait in memory until there is room."""
+"""Files of one line for each point, such as metrics.jsonl; on a full disk, lines wait in memory until there is room."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from trainer.host.files import REFUSED
 
 
 class Points:
-    """Appends lines to a run's metrics.jsonl; can be used from any thread.
+    """Appends lines to a run's metrics.jsonl, or to another file; can be used from any thread.
 
     Args:
-        run_dir: the run's folder, which has the file.
+        run_dir: the run's folder.
 
     Attributes:
         last_step: step of the last point in the file when it was opened; 0: there was none.
     """
 
-    def __init__(self, run_dir: Path) -> None:
-        self.path = run_dir / "metrics.jsonl"
-        self.last_step = _step_of(_end_at_a_line(self.path))
+    def __init__(self, run_dir: Path, name: str = "metrics.jsonl") -> None:
+        self.path = run_dir / name
+        _end_at_a_line(self.path)
+        self.last_step = last_step(self.path)
         self.file = self.path.open("ab", buffering=0)
         self.waiting = b""
         self.refused = False
@@ -82,19 +83,20 @@ class Points:
         return None
 
 
-def _end_at_a_line(path: Path) -> bytes:
-    """Cut off a partial last line, as a full disk leaves it; returns the last whole line."""
+def _end_at_a_line(path: Path) -> None:
+    """Cut off a partial last line, as a full disk leaves it."""
     if not path.is_file():
-        return b""
+        return
     with path.open("r+b") as file:
         content = file.read()
         if content and not content.endswith(b"\n"):
             file.truncate(content.rfind(b"\n") + 1)
-    return content.rpartition(b"\n")[0].rpartition(b"\n")[2]
 
 
-def _step_of(line: bytes) -> int:
+def last_step(path: Path) -> int:
+    """The update of the last whole line of a file of points; 0: there is none."""
     try:
-        return int(json_text.loads(line).get("step"))
-    except (ValueError, TypeError, AttributeError):  # no line, or an unknown one
+        lines = path.read_bytes().rpartition(b"\n")[0]
+        return int(json_text.loads(lines.rpartition(b"\n")[2]).get("step"))
+    except (OSError, ValueError, TypeError, AttributeError):  # no file, no line, or an unknown one
         return 0

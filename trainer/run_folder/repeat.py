@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.config.keys import key_of
@@ -40,10 +40,12 @@ def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], ru
         overrides: as typed, after the flags.
     """
     path = config.resume.path
-    own = path == AUTO or (path is not None and _is_in(path, run_dir))
-    if own and len(lives) > 1 and (config.resume.allow_changes or any(map(_may_differ, lives))):
+    folder = os.path.realpath(run_dir)
+    own = path == AUTO or (path is not None and Path(os.path.realpath(path)).is_relative_to(folder))
+    typed = (key_of(word) for life in lives for word in shlex.split(life.command))
+    if own and len(lives) > 1 and (config.resume.allow_changes or "resume.allow_changes" in typed):
         return []
-    again = (*_without(overrides, OF_RESUMING), FRESH) if own else overrides
+    again = [*(o for o in overrides if key_of(o) not in OF_RESUMING), FRESH] if own else overrides
     return [*starter(), *(command([override]) for override in again)]
 
 
@@ -54,15 +56,3 @@ def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:
     fixed = f"{BATCH_SIZE}={size}"
     replaced = [fixed if key_of(o) == BATCH_SIZE else o for o in overrides]
     return replaced if fixed in replaced else [*replaced, fixed]
-
-
-def _may_differ(life: Life) -> bool:
-    return any(key_of(word) == "resume.allow_changes" for word in shlex.split(life.command))
-
-
-def _is_in(path: str, run_dir: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run_dir))
-
-
-def _without(overrides: Iterable[str], keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(o for o in overrides if key_of(o) not in keys)

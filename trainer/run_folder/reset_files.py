@@ -11,6 +11,8 @@ from trainer.run_folder.json_files import leave
 from trainer.terminal.status import read_status
 
 POINTS = "metrics.jsonl"
+SENT = "sent.jsonl"
+"""Points that trackers which cannot be asked have acknowledged."""
 REPORT = "nonfinite.json"
 """A worker's report about numbers that are not finite."""
 OF_BEST = {"best", "bests"}
@@ -20,6 +22,7 @@ CARRIED = (
     "lives.json",
     "status.json",
     "tracking.json",
+    SENT,
     "classes.json",
     "validation.best.npz",
     "checkpoints/best.safetensors",

@@ -10,6 +10,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import BinaryCrossEntropyLoss
 from trainer.config.schema.task import BinaryTask
 from trainer.data.source import Facts
+from trainer.metrics.best import OF_PROBABILITIES, falling
 from trainer.tasks.contract import BINARY, Task
 
 if TYPE_CHECKING:
@@ -25,10 +26,11 @@ class Binary(Task):
     Options = BinaryTask
     labels = BINARY
     best = "auc"
+    lower = falling(OF_PROBABILITIES)
     curve = ("/auc", "AUC")
 
     def metrics(self, facts: Facts) -> list[str]:
-        return ["loss", "auc", "acc", "mae", "mse", "rmse"]
+        return ["loss", "auc", *OF_PROBABILITIES]
 
     def loss(self) -> dict[str, Any]:
         return asdict(BinaryCrossEntropyLoss())

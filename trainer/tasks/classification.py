@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.task import ClassificationTask
 from trainer.data.source import Facts
-from trainer.metrics.best import best_of
+from trainer.metrics.best import OF_CLASSES, best_of, falling
 from trainer.tasks.contract import Task
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ class Classification(Task):
 
     Options = ClassificationTask
     best = "acc1"
+    lower = falling(OF_CLASSES)
     curve = ("acc", "accuracy")
 
     def metrics(self, facts: Facts) -> list[str]:
         """With one or two classes, ``acc5`` is ``acc1``."""
-        return list(dict.fromkeys(("loss", "acc1", f"acc{best_of(facts.classes)}", "f1")))
+        return list(dict.fromkeys(("loss", "acc1", f"acc{best_of(facts.classes)}", *OF_CLASSES)))
 
     def check_model(
         self, config: RunConfig, loss: nn.Module, outputs: torch.Tensor | None, facts: Facts

@@ -57,7 +57,7 @@ class Task(ABC):
     Attributes:
         labels: the kind of labels that it learns, a key of ``KINDS``.
         best: the metric of a validation that marks the best model where ``best.metric`` is null.
-        lower: metrics of which less is better, besides those whose name ends in loss, mae, mse or rmse.
+        lower: metrics of which less is better, besides those whose name ends in loss, mae or mse.
         curve: end of the names of the metrics that ``curves.png`` shows beside the loss, and the name of that panel.
         options: the keys that the schema knows; keys of one's own are in ``config``.
     """
@@ -183,7 +183,7 @@ def best_metric(config: RunConfig) -> str:
 
 
 def _without_classes(task: Task, config: RunConfig) -> list[UserError]:
-    """What asks for one class for each sample, which the labels of this task are not."""
+    """Refusals of keys that need one class for each sample, where the labels of the task are none."""
     data, loss, why = config.node("data"), config.loss, f"needs a class for each sample, and task={task.name} has none"
     found = [UserError(f"data.{key}={data[key]}", why, f"data.{key}=0") for key in ("mixup", "cutmix") if data.get(key)]
     if config.sampler._target_ == ClassBalancedSampler._target_:

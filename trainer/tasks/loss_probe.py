@@ -91,7 +91,8 @@ def denominator_of_classes(config: RunConfig, loss: nn.Module, classes: int, out
 
 
 def denominator_of_logits(config: RunConfig, loss: nn.Module, facts: Facts, outputs: torch.Tensor | None) -> str:
-    """One logit per sample, and a loss of a batch (cross-entropy would take the batch for classes)."""
+    """What the loss of a batch is divided by, where samples have one logit; cross-entropy would take the batch for
+    classes."""
     if outputs is not None and outputs.dim() != 1:
         raise UserError(
             f"model ({config.model['_target_']})",

@@ -21,7 +21,6 @@ from trainer.host.signals import signal_name
 from trainer.run_folder import tracking_file
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.tracking.contract import TrackedRun
-from trainer.tracking.messages import for_another, subject
 
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 MOST_STARTS = 6
@@ -117,8 +116,8 @@ class RecorderProcess:
             if again:
                 self.way.close()
                 self.process, self.way = self._start()
-                for message in for_another(self.messages):
-                    self._write(message)
+                for message in self.messages:
+                    self._write(repeated(message))
         if again:
             self.say(f"the tracking process {how}; another one goes on with the points that are not sent")
         else:
@@ -135,8 +134,8 @@ class RecorderProcess:
 
     def _write(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):  # it has died: who comes next gets all messages
-            if run_dir := message.get("open"):
-                _send_with_hold(self.way, message, Path(run_dir))
+            if message["do"] == "open":
+                _send_with_hold(self.way, message)
             else:
                 self.way.sendall(_line(message))
 
@@ -148,15 +147,15 @@ class RecorderProcess:
             secrets: values that the recorder must not show.
         """
         self.opened = True
-        self._send({"open": str(run_dir), "run": asdict(run), "secrets": secrets, "away": self.away})
+        self._send({"do": "open", "folder": str(run_dir), "run": asdict(run), "secrets": secrets, "away": self.away})
 
-    def go_back(self, run_dir: Path, points: int, cut: str) -> None:
+    def go_back(self, run_dir: Path, points: int) -> None:
         """Tell the recorder that metrics.jsonl was cut to ``points`` bytes and will grow again; returns at once."""
-        self._send({"back": str(run_dir), "points": points, "cut": cut})
+        self._send({"do": "back", "folder": str(run_dir), "points": points})
 
     def trained(self, run_dir: Path) -> None:
         """Tell the recorder that a run's model is there and can be packed; returns at once."""
-        self._send({"trained": str(run_dir)})
+        self._send({"do": "trained", "folder": str(run_dir)})
 
     def close(self, run_dir: Path, status: str, tags: Mapping[str, str], timeout_s: float) -> dict[str, Ended]:
         """Have the trackers send the rest of a run, its artifacts and its end; waits at most ``timeout_s``.
@@ -167,10 +166,11 @@ class RecorderProcess:
         Returns:
             By the trackers' names, how the run ended there.
         """
-        self._send({"close": str(run_dir), "status": status, "tags": dict(tags), "timeout_s": timeout_s})
+        end = {"status": status, "tags": dict(tags), "timeout_s": timeout_s}
+        self._send({"do": "close", "folder": str(run_dir), **end})
         ended = dict(self._answers(run_dir, timeout_s + 2))
         with self.lock:
-            self.messages = [one for one in self.messages if subject(one) != str(run_dir)]
+            self.messages = [one for one in self.messages if one["folder"] != str(run_dir)]
         late = f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)"
         why = "the tracking process died" if self.starts >= MOST_STARTS and self.process.poll() is not None else late
         return {name: ended.get(name) or _remembered(run_dir, name, why) for name in self.trackers}
@@ -208,8 +208,13 @@ def _line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _send_with_hold(way: socket.socket, message: Mapping[str, Any], run_dir: Path) -> None:
-    hold = FolderLock(run_dir)
+def repeated(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message for another recorder, in place of one that may have obeyed it."""
+    return {**message, "run": {**message["run"], "resumed": True}} if message["do"] == "open" else message
+
+
+def _send_with_hold(way: socket.socket, message: Mapping[str, Any]) -> None:
+    hold = FolderLock(Path(message["folder"]))
     try:
         if hold.descriptor >= 0 and hold.share():
             hold.send(way, _line({**message, "held": True}))

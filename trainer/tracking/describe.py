@@ -32,7 +32,7 @@ from trainer.wording import counted
 NOTE = "mlflow.note.content"
 RESUMED = "trainer.resumed"
 CONTEXTS = {"train": "training", "eval": "evaluation", "predict": "prediction"}
-"""What a mode uses its data for, as MLflow's tag says it."""
+"""The use of the data by mode, in the words of MLflow's tag."""
 DOING = {"train": "training", "eval": "evaluation of saved weights", "predict": "predictions"}
 ARTIFACTS = (
     "config.yaml",
@@ -51,8 +51,8 @@ ARTIFACTS = (
     "trace.*.json.gz",
 )
 PARAMETER = r"[\w\-. :/]+"
-"""What MLflow takes as a parameter's name; patterns of optimizer.lr_factors are none, so they stay together as a
-value."""
+"""Names that MLflow allows for a parameter. Patterns of optimizer.lr_factors are not allowed, so they stay together as
+one value."""
 
 
 def describe(
@@ -119,19 +119,18 @@ def secrets_of(config: RunConfig) -> list[str]:
 
 
 def _lived(lives: Sequence[Life], resume: Resume | None) -> dict[str, str]:
-    """How often the run went on, and from where if that is another run's folder."""
+    """Tags with the number of resumes, and with the folder of the resumed run if it is another run's."""
     resumed = {RESUMED: str(len(lives) - 1)} if lives else {}
     return {**resumed, RESUMED_FROM: str(resume.folder)} if resume is not None and not resume.here else resumed
 
 
 def _own_tags(tags: Mapping[str, Any]) -> dict[str, str]:
-    """The user's tags; MLflow takes texts, so that anything else goes as JSON."""
+    """The user's tags as texts; a value that is no text becomes JSON."""
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in tags.items()}
 
 
 def _dataset(plan: Plan, digest: str) -> dict[str, str]:
-    """The data set as MLflow records it: its name, a digest, its size, and what for. Of predictions it is what they
-    look at."""
+    """The data set as MLflow records it: name, digest, size and use; of a prediction, its inputs."""
     facts, read = plan.data.facts, plan.data.predict
     if read is not None:
         name, source, size = (
@@ -205,7 +204,7 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
 
 
 def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:
-    """The first line: MLflow's page shows little more of a description until one asks for the rest."""
+    """The first line of the description; MLflow's page shows little more without a click."""
     what = f"{plan.name}: {DOING[plan.mode]}"
     if ended is None:
         return f"**{what} is running**"
@@ -239,7 +238,7 @@ def public(overrides: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
 
 
 def _first(plan: Plan) -> str:
-    """What a run's name begins with: the stand-in for the data, and what is done where that is no training."""
+    """The prefix of a run's name: stand-in data, and the mode if the run does not train."""
     return " ".join([plan.data.facts.kind] * bool(plan.data.facts.stand_in) + [plan.mode] * (plan.mode != "train"))
 
 

@@ -1,19 +1,22 @@
 """Follows one run's metrics.jsonl into one tracker: every point once, whatever fails and whoever is killed.
 
-The position in ``tracking.json`` has three states:
+A follower is in one of two states:
 
-- at rest: ``sent_bytes`` of metrics.jsonl are acknowledged, and ``doubtful_bytes`` is 0;
-- sending: before :meth:`Tracker.log` is called, ``doubtful_bytes`` is set to the batch's size; when it returns, these
-  bytes are acknowledged;
-- in doubt: ``log`` raised, or this process was killed in it.
+- sure: the run is new, and each batch of points so far was acknowledged (:meth:`Tracker.log` returned). The next points
+  are sent as they are.
+- unsure: the run is resumed, metrics.jsonl was cut, something failed, or an earlier recorder was killed. Then
+  metrics.jsonl is read from its beginning. The tracker is asked which points it has, and only the others are sent.
 
-metrics.jsonl itself is cut when a run goes back to a checkpoint, and the points that were cut off are written again.
-After a doubt or a cut the position is ``unsure``: the tracker is asked what it has (:meth:`Tracker.sent`), and only
-the other points are sent. A tracker that cannot be asked is spared the points that it has acknowledged (``ahead``).
+From unsure no way leads back: the tracker may have points that were cut off, and that training writes again later.
+
+A tracker without :meth:`Tracker.sent` cannot be asked. For these, ``sent.jsonl`` has the points that were acknowledged:
+a line for each batch.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import threading
 import time
@@ -25,12 +28,18 @@ from typing import Any
 
 from trainer.config import redact
 from trainer.errors import first_line
+from trainer.host import files, json_text
 from trainer.run_folder import tracking_file
+from trainer.run_folder.folder_lock import FolderLock
+from trainer.run_folder.points import Points
+from trainer.run_folder.reset_files import POINTS, SENT
 from trainer.run_folder.tracking_file import Position, Tracked
 from trainer.tracking.contract import Point, TrackedRun, Tracker
-from trainer.tracking.points import Ahead, Asked, batches, passed, points_of
 
 BATCH = 1000
+"""Most points in one call of a tracker."""
+AT_ONCE = 1 << 17
+"""Bytes of metrics.jsonl that are read at once."""
 LONGEST_PAUSE_S = 30.0
 UNREACHED = re.compile(
     r"API request to https?://(?:[^/\s@]*@)?([^/\s]+)|HTTPS?ConnectionPool\(host='([^']+)', port=(\d+)\)"
@@ -38,36 +47,73 @@ UNREACHED = re.compile(
 NO_ANSWER = re.compile(r"\[Errno -?\d+\] ([^'\")\]]+)|((?:read |connect(?:ion)? )?timed out)", re.IGNORECASE)
 
 
-class Notes:
-    """``tracking.json`` of one run, which the threads of all its trackers write.
+class OpenRun:
+    """A run that is open: its description, its ``tracking.json``, and the lock on its folder.
+
+    The threads of all its trackers share it.
 
     Args:
+        positions: how far each tracker has come, those of earlier lives as well.
         say: shows a line to the user.
+        hold: the lock, which the last tracker releases; None: the caller holds it.
     """
 
-    def __init__(self, run: TrackedRun, positions: dict[str, Position], say: Callable[[str], None]) -> None:
-        self.run_dir, self.say = Path(run.folder), say
+    def __init__(
+        self,
+        run: TrackedRun,
+        positions: dict[str, Position],
+        say: Callable[[str], None],
+        hold: FolderLock | None = None,
+    ) -> None:
+        self.run, self.say, self.hold = run, say, hold
+        self.folder = Path(run.folder)
         self.tracked = Tracked(asdict(replace(run, before={})), positions)
-        self.lock, self.failed = threading.Lock(), False
+        self.open_trackers, self.lock = set(run.trackers), threading.Lock()
+        self._write()
 
     def note(self, name: str, position: Position) -> None:
-        """Write the file with this position of a tracker."""
+        """Note how far a tracker has come."""
         with self.lock:
             self.tracked.trackers[name] = position
-            self.write()
+            self._write()
 
-    def write(self) -> None:
-        """Write the file. A full disk does not keep points from being sent."""
-        try:
-            if self.run_dir.is_dir():
-                tracking_file.write(self.run_dir, self.tracked)
-        except OSError as error:
-            if not self.failed:
-                self.say(
-                    f"{error.filename or self.run_dir / tracking_file.FILE} cannot be written ({error.strerror}): "
-                    f"should this run be killed, nobody knows how far it was sent"
-                )
-            self.failed = True
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not keep points from being sent
+            if self.folder.is_dir():
+                tracking_file.write(self.folder, self.tracked)
+
+    def done(self, name: str) -> None:
+        """Note that a tracker has ended this run; the last one releases the folder."""
+        with self.lock:
+            self.open_trackers.discard(name)
+            if not self.open_trackers and self.hold is not None:
+                self.hold.leave()
+                self.hold = None
+
+
+class Ledger:
+    """``sent.jsonl``: which points a tracker that cannot be asked has acknowledged; a line for each batch.
+
+    Args:
+        to: the tracker, the run, and its id at the service. A copy of the folder is another run.
+    """
+
+    def __init__(self, folder: Path, to: list[str]) -> None:
+        files.go_on(folder / SENT)
+        self.file, self.to = Points(folder, SENT), to
+
+    def add(self, points: list[Point]) -> None:
+        """Note acknowledged points."""
+        self.file.add(json.dumps({"to": self.to, "points": [(point.name, point.step) for point in points]}))
+
+    def read(self) -> dict[str, Counter[int]]:
+        """Count the acknowledged points, by name and update."""
+        there: dict[str, Counter[int]] = {}
+        for line in (self.file.path.read_bytes() + self.file.waiting).splitlines():
+            batch = json_text.loads(line)
+            for name, step in batch["points"] if batch["to"] == self.to else ():
+                there.setdefault(name, Counter())[step] += 1
+        return there
 
 
 class Follower:
@@ -79,23 +125,21 @@ class Follower:
     """
 
     def __init__(
-        self, name: str, tracker: Tracker, run: TrackedRun, notes: Notes, parent: Follower | None = None, away: str = ""
+        self, name: str, tracker: Tracker, opened: OpenRun, parent: Follower | None = None, away: str = ""
     ) -> None:
-        self.name, self.tracker, self.run, self.notes, self.parent = name, tracker, run, notes, parent
-        self.position = replace(notes.tracked.trackers.get(name, Position()), error=away)
+        self.name, self.tracker, self.opened, self.parent = name, tracker, opened, parent
+        self.run, self.points = opened.run, opened.folder / POINTS
+        self.position = replace(opened.tracked.trackers.get(name, Position()), error=away)
         self.started = False
         self.pause = self.retry_at = 0.0
-        self.asked: Asked | None = None
-        self.ended: dict[str, Any] = {}
-
-    @property
-    def run_dir(self) -> Path:
-        """The run's folder."""
-        return Path(self.run.folder)
+        self.read_bytes, self.unsure = 0, opened.run.resumed
+        self.there: dict[str, Counter[int]] | None = None
+        self.ledger: Ledger | None = None
+        tracker.say = self.say
 
     def say(self, line: str) -> None:
         """Show a line to the user, with the tracker's name before it."""
-        self.notes.say(f"{self.tracker.title or self.name}: {line}")
+        self.opened.say(f"{self.tracker.title or self.name}: {line}")
 
     def try_once(self) -> None:
         """Open the run if need be, and send what is new. After an error the pause before the next try doubles."""
@@ -115,13 +159,13 @@ class Follower:
     def _fail(self, error: Exception) -> None:
         new = not self.position.error
         self._move(error=said(error))
-        self.asked = None
+        self.compare_again()
         self.pause = min(LONGEST_PAUSE_S, max(1.0, self.pause * 2))
         self.retry_at = time.monotonic() + self.pause
         if new:
             self.say(
                 f"{self.tracker.trouble} ({self.position.error}); training goes on, points are kept in "
-                f"{self.run_dir / 'metrics.jsonl'} and sent later"
+                f"{self.points} and sent later"
             )
 
     def _start(self) -> None:
@@ -132,93 +176,98 @@ class Follower:
         parent_id = self.parent.position.id if self.parent is not None else None
         found = self.tracker.start(replace(self.run, parent_id=parent_id), self.position.id)
         if found != self.position.id:
-            self._move(id=found, sent_bytes=0, doubtful_bytes=0, unsure=False, ahead={})
+            self._move(id=found, sent_bytes=0)
+        if type(self.tracker).sent is Tracker.sent:
+            self.ledger = Ledger(self.opened.folder, [self.name, self.run.opened, found])
         self.started = True
 
     def _move(self, **changes: Any) -> None:
         self.position = replace(self.position, **changes)
-        self.notes.note(self.name, self.position)
+        self.opened.note(self.name, self.position)
 
-    def _new_lines(self) -> bytes:
+    def _lines(self, place: int, size: int = -1) -> list[bytes]:
+        """Whole lines of metrics.jsonl from a place on, of about ``size`` bytes."""
         try:
-            with (self.run_dir / "metrics.jsonl").open("rb") as points:
-                points.seek(self.position.sent_bytes)
-                new = points.read()
+            with self.points.open("rb") as file:
+                file.seek(place)
+                lines = file.readlines(size)
         except OSError:  # not there yet, or the folder is gone
-            return b""
-        return new[: new.rfind(b"\n") + 1]
+            return []
+        return lines if not lines or lines[-1].endswith(b"\n") else lines[:-1]
 
     def _send_points(self) -> None:
-        new = self._new_lines()
-        if self.position.doubtful_bytes:
-            self._move(doubtful_bytes=0, unsure=True)
-        for points, size in batches(new, BATCH):
-            missing, ahead = self._missing(points)
-            self._move(doubtful_bytes=size)
-            if missing:
-                self.tracker.log(missing)
-            self._move(sent_bytes=self.position.sent_bytes + size, doubtful_bytes=0, ahead=ahead)
-
-    def _missing(self, points: list[Point]) -> tuple[list[Point], dict[str, list[int]]]:
-        """The points that the tracker does not have, and ``ahead`` when it has these."""
-        if type(self.tracker).sent is not Tracker.sent:
-            return [point for point in points if not self._has(point)] if self.position.unsure else points, {}
-        ahead: Ahead = Counter((name, step) for name, steps in self.position.ahead.items() for step in steps)
-        missing = [point for point in points if not passed(ahead, point)]
-        left: dict[str, list[int]] = {}
-        for name, step in ahead.elements():
-            left.setdefault(name, []).append(step)
-        return missing, left
+        while lines := self._lines(self.read_bytes, AT_ONCE):
+            points = [
+                Point(name, value, line["step"], line["time"])
+                for line in map(json_text.loads, lines)
+                for name, value in line["metrics"].items()
+            ]
+            missing = [point for point in points if not self._has(point)] if self.unsure else points
+            for start in range(0, len(missing), BATCH):
+                batch = missing[start : start + BATCH]
+                self.tracker.log(batch)
+                if self.ledger is not None:
+                    self.ledger.add(batch)
+            self.read_bytes += sum(map(len, lines))
+            if self.read_bytes > self.position.sent_bytes:
+                self._move(sent_bytes=self.read_bytes)
 
     def _has(self, point: Point) -> bool:
-        if self.asked is None:
-            with (self.run_dir / "metrics.jsonl").open("rb") as points:
-                before = points_of(points.read(self.position.sent_bytes).splitlines())
-            self.asked = Asked(before, self.tracker.sent)
-        return self.asked.has(point)
+        """Whether the tracker has this point; each of its points counts once."""
+        if self.there is None:
+            self.there = self.ledger.read() if self.ledger is not None else {}
+        if point.name not in self.there:
+            sent = self.tracker.sent(point.name) if self.ledger is None else ()
+            self.there[point.name] = Counter(map(int, sent))
+        left = self.there[point.name]
+        found = left[point.step] > 0
+        left[point.step] -= found
+        return found
 
-    def go_back(self, points: int, cut: str) -> None:
-        """Note that metrics.jsonl was cut to ``points`` bytes, and that ``cut`` will be written again."""
-        self.asked = None
-        self.position = self.position.after_cut(bytes(points) + cut.encode(), points)
-        self.notes.note(self.name, self.position)
+    def compare_again(self) -> None:
+        """Compare all points with those that the tracker has, before more are sent."""
+        self.unsure, self.there, self.read_bytes = True, None, 0
+
+    def go_back(self, points: int) -> None:
+        """Note that metrics.jsonl was cut to ``points`` bytes."""
+        self.compare_again()
+        self._move(sent_bytes=min(self.position.sent_bytes, points))
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
         """Send the rest of the points, the artifacts and the end of the run, within ``timeout_s``."""
         until = time.monotonic() + timeout_s
-        done = False
-        while not done:
+        while True:
             self.try_once()
-            if not self.position.error:
-                done = self._end(status, tags)
-            if not done:
-                if time.monotonic() > until:
-                    break
-                time.sleep(min(0.2, max(0.0, until - time.monotonic())) or 0.01)
+            error = self.position.error or self._end(status, tags)
+            if not error or (left := until - time.monotonic()) < 0:
+                break
+            time.sleep(min(0.2, left))
         try:
             self.tracker.close()
-        except Exception as error:
-            self.say(f"could not be closed ({said(error)})")
+            if self.ledger is not None:
+                self.ledger.file.close()
+        except Exception as problem:
+            self.say(f"could not be closed ({said(problem)})")
         return {
             "closed": self.run.folder,
             "tracker": self.name,
             "id": self.position.id,
             "where": self.tracker.where(),
             "group": self.tracker.group,
-            "unsent": self._new_lines().count(b"\n"),
-            "error": "" if done else self.ended.get("error") or self.position.error,
+            "unsent": len(self._lines(self.position.sent_bytes)),
+            "error": error,
         }
 
-    def _end(self, status: str, tags: dict[str, str]) -> bool:
+    def _end(self, status: str, tags: dict[str, str]) -> str:
+        """Send the artifacts and the end of the run; returns why that failed, or ''."""
         try:
             for name in self.run.artifacts:
-                for path in sorted(self.run_dir.glob(name)):
+                for path in sorted(self.opened.folder.glob(name)):
                     self.tracker.artifact(path)
             self.tracker.finish(status, tags)
         except Exception as error:  # as in try_once
-            self.ended = {"error": said(error)}
-            return False
-        return True
+            return said(error)
+        return ""
 
 
 def said(error: Exception) -> str:

@@ -61,7 +61,7 @@ def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
 
 
 def _measured(run_dir: Path, step: int, tested: bool) -> Iterator[dict[str, Any]]:
-    """What metrics.jsonl says of the validation after that update and, if ``tested``, of the test."""
+    """Yield the lines of metrics.jsonl of the validation after that update and, if ``tested``, of the test."""
     with (run_dir / "metrics.jsonl").open() as points:
         for line in points:
             point = json_text.loads(line)
@@ -114,8 +114,9 @@ def pack_model(run_dir: Path, choice: Choice) -> tuple[Path, list[str]]:
 
 @contextlib.contextmanager
 def _requirements_taken_as_they_are() -> Iterator[None]:
-    """Inside, MLflow does not compare a model's requirements with what is installed, which they are read off: for that,
-    it looks for all files of all installed packages, and that takes longer than all else that the recorder does."""
+    """Context manager: MLflow does not compare a model's requirements with the installed packages. They were read from
+    these packages, and the comparison, which lists all files of all packages, takes longer than the rest of the
+    recorder's work."""
     import mlflow.utils.requirements_utils
 
     compares: Any = mlflow.utils.requirements_utils
@@ -128,7 +129,7 @@ def _requirements_taken_as_they_are() -> Iterator[None]:
 
 
 def _called(artifacts: dict[str, str], inputs: Any, target: str) -> tuple[Any, dict[str, Path]]:
-    """What the model gives for the inputs, and the user's own modules that it took."""
+    """Build the model and call it; returns its outputs, and the user's own modules that were imported for it."""
     from trainer.tracking.served_model import Served
 
     before = set(sys.modules)
@@ -146,7 +147,8 @@ _LATE: dict[str, set[str]] = {}
 
 @contextlib.contextmanager
 def _alone(modules: dict[str, Path]) -> Iterator[None]:
-    """Inside, these modules are not known, and not to be found where they came from: the packed ones must do."""
+    """Context manager: these modules are unloaded and not found at their own place, so that imports find the packed
+    copies."""
     roots = {str(_root(name, file)) for name, file in modules.items()}
     known = {name: sys.modules.pop(name) for name in list(sys.modules) if _below(name, modules)}
     path = sys.path[:]
@@ -165,13 +167,13 @@ def _below(name: str, modules: dict[str, Path]) -> bool:
 
 
 def _root(name: str, file: Path) -> Path:
-    """The folder that was searched for the module."""
+    """The folder on the module search path that holds the module."""
     return file.parents[len(place(name, file).parts) - 1]
 
 
 def _requirements(target: str, modules: dict[str, Path]) -> Iterator[str]:
-    """What is installed of what the model needs, of what its class or function is in, and of what its modules
-    import."""
+    """Yield the installed packages that the model needs: the trainer's, the one of its class or function, and those
+    that the user's modules import."""
     top = target.replace(":", ".").partition(".")[0]
     wanted = third_parties(modules.values()) if modules else {top} - {PACKAGE.name}
     of = importlib.metadata.packages_distributions() if wanted else {}
@@ -211,14 +213,11 @@ def send(client: Any, run_id: str, choice: Choice, folder: Path) -> str:
     ]
     if metrics and not model.metrics:
         client.log_batch(run_id, metrics=metrics)
-    if not any(output.model_id == model.model_id for output in _outputs(run)):
+    outputs = run.outputs.model_outputs if run.outputs is not None else []
+    if not any(output.model_id == model.model_id for output in outputs):
         client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=choice.step)])
     client.finalize_logged_model(model.model_id, "READY")
     return str(model.model_id)
-
-
-def _outputs(run: Any) -> list[Any]:
-    return list(run.outputs.model_outputs) if run.outputs is not None else []
 
 
 def forget(folder: Path) -> None:

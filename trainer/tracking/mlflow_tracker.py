@@ -17,11 +17,11 @@ from trainer.tracking.mlflow_models import RunModels
 from trainer.wording import quoted
 
 OPENED = "trainer.opened"
-"""Tag by which a run is found again that was created and whose creation was not answered."""
+"""Tag with a text of this run alone, by which a run is found if the answer to its creation was lost."""
 KIND, TRAININGS = "mlflow.experimentKind", "custom_model_development"
-"""What tells MLflow's pages which view of an experiment to open."""
+"""Tag of an experiment that tells MLflow's pages which view to open."""
 TRAINING_VIEW = "workflowType=machine_learning&viewStateShareKey=trainer"
-"""What an address of MLflow's pages ends with: pages of trainings and not of agents, columns of `experiment_view`."""
+"""End of the addresses of MLflow's pages: the view of trainings, with the columns of `experiment_view`."""
 
 
 class MlflowTracker(Tracker):
@@ -80,7 +80,7 @@ class MlflowTracker(Tracker):
         return self.run_id
 
     def _found(self, run: TrackedRun, before: str) -> Any:
-        """The run that this one had before; None: another one has to be made."""
+        """Find the run that this one had before; None: another one has to be created."""
         if run.before:
             there = (run.before["mlflow"].get("uri"), run.before["experiment"])
             if there != (redact.text(str(run.mlflow["uri"])), run.experiment):
@@ -93,7 +93,7 @@ class MlflowTracker(Tracker):
         return found
 
     def _opened(self, run: TrackedRun, left: str) -> str:
-        """Create the run, unless it was created before and no answer came."""
+        """Create the run; if an earlier creation was not answered, find that run."""
         self.group = self._experiment(run)
         if self.asked or run.resumed:
             wanted = f"tags.`{OPENED}` = '{run.opened}'"

@@ -1,4 +1,5 @@
-"""Names runs and models in MLflow: by what differs from the recipe, or in a sweep by what is swept."""
+"""Names runs and models in MLflow: a run by the overrides that differ from the recipe, a run of a sweep by the swept
+keys."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from trainer.config.keys import is_of, key_of
 from trainer.visible import printed
 
 MOST = 30
-"""Letters of a run's name: as many as MLflow's lists show."""
+"""Most letters of a run's name: as many as MLflow's lists show."""
 FEW = 3
-"""So many parts are all shown, cut where they are long."""
+"""Up to this number of parts, each is shown, shortened if it is long."""
 SHORT = {
     "data.batch_size": "b{}",
     "data.global_batch_size": "gb{}",
@@ -25,8 +26,8 @@ SHORT = {
     "epochs": "{}ep",
     "max_steps": "{} steps",
 }
-"""How keys that are often given are shortened: workers are ``w``, servers ``s``, hosts ``h``, a global batch ``gb``."""
-UNTOLD = (
+"""Short names of keys: workers are ``w``, servers ``s``, hosts ``h``, a global batch ``gb``."""
+IRRELEVANT = (
     "recipe",
     "hydra",
     "tracking",
@@ -47,7 +48,7 @@ UNTOLD = (
 )
 """Keys that make no difference to what is trained."""
 FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
-"""What MLflow takes in no model's name."""
+"""Characters that MLflow refuses in a model's name."""
 
 
 def run_name(recipe: str, overrides: Sequence[str], swept: Collection[str] = (), first: str = "") -> str:
@@ -75,13 +76,13 @@ def model_name(recipe: str, which: str) -> str:
 
 def _briefly(overrides: Sequence[str]) -> list[str]:
     """Shorten each override as far as it still differs from the others."""
-    named = [o for o in overrides if not is_of(key_of(o), UNTOLD)]
+    named = [o for o in overrides if not is_of(key_of(o), IRRELEVANT)]
     last = {key_of(o): o for o in named}
     return [_short(o, _unlike(key, list(last))) for key, o in last.items()]
 
 
 def _unlike(key: str, others: Sequence[str]) -> str:
-    """So many last parts of the key that no other key ends alike."""
+    """The shortest ending of the key that no other key has."""
     parts = key.split(".")
     for count in range(1, len(parts)):
         tail = ".".join(parts[-count:])
@@ -107,7 +108,8 @@ def _number(value: str) -> bool:
 
 
 def _fitted(parts: Sequence[str]) -> str:
-    """Join the parts of a name within 30 letters; long ones are cut, those without room counted: ``lr=0.1 b64 +5``."""
+    """Join the parts of a name within 30 letters. Long parts are cut; parts without room are counted: ``lr=0.1 b64
+    +5``."""
     parts = [printed(part) for part in parts]
     if len(" ".join(parts)) <= MOST:
         return " ".join(parts)
@@ -122,7 +124,7 @@ def _fitted(parts: Sequence[str]) -> str:
 
 
 def _shared(parts: Sequence[str]) -> list[str]:
-    """Every part cut to a fair share of the line: what short ones leave, long ones take."""
+    """Cut every part to a fair share of the line; long parts get the room that short ones leave."""
     room, shares = MOST - (len(parts) - 1), [0] * len(parts)
     for place, number in enumerate(sorted(range(len(parts)), key=lambda n: len(parts[n]))):
         shares[number] = min(len(parts[number]), room // (len(parts) - place))
@@ -131,7 +133,7 @@ def _shared(parts: Sequence[str]) -> list[str]:
 
 
 def _cut(part: str, room: int) -> str:
-    """The part in so many letters; of ``key=value`` rather the value stays."""
+    """Cut a part to ``room`` letters; of ``key=value`` the value is kept first."""
     if len(part) <= room:
         return part
     key, equal, value = part.partition("=")

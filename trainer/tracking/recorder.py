@@ -21,20 +21,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from trainer.config import redact
-from trainer.errors import UserError
 from trainer.host import interpreter, json_text
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.json_files import leave
 from trainer.tracking import mlflow_settings
 from trainer.tracking.contract import TrackedRun
-from trainer.tracking.follower import Follower, Notes, said
-from trainer.tracking.messages import subject
+from trainer.tracking.follower import Follower, OpenRun, said
 from trainer.tracking.resumed import goes_on
 from trainer.tracking.trackers import LOGS, made
 
@@ -44,71 +42,23 @@ ENDING_S = 3.0
 """Longest wait for the processes of a killed launcher to end."""
 
 
-class Inbox:
-    """The parent's messages, each with the lock on its run's folder that came along.
+def messages(way: socket.socket, gone: Sequence[int] = ()) -> Iterator[tuple[dict[str, Any], FolderLock | None]]:
+    """Yield the parent's messages, each with the lock on its run's folder that came along, until they end.
 
     Args:
-        way: the Unix socket on which they come.
+        way: the Unix socket on which they come. gone: a file descriptor that can be read when the parent is dead: the
+            way may be open in a process that the parent has forked.
     """
-
-    def __init__(self, way: socket.socket) -> None:
-        self.way, self.buffered = way, b""
-        self.locks: deque[int] = deque()
-        self.ended = False
-
-    def read(self) -> Iterator[tuple[dict[str, Any], FolderLock | None]]:
-        """Yield the messages that are there, after the first of them has come."""
-        data, locks, _, _ = socket.recv_fds(self.way, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
-        self.locks.extend(locks)
-        self.ended = not data
-        *lines, self.buffered = (self.buffered + data).split(b"\n")
+    buffered, locks = b"", deque[int]()
+    while way in connection.wait([way, *gone]):
+        data, more, _, _ = socket.recv_fds(way, 1 << 16, 1, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return
+        locks.extend(more)
+        *lines, buffered = (buffered + data).split(b"\n")
         for line in lines:
             message = json_text.loads(line)
-            yield message, FolderLock.received(self.locks.popleft()) if message.pop("held", False) else None
-
-
-class OpenRun:
-    """A run that is open: its description, ``tracking.json``, the lock on its folder, and the trackers not yet done."""
-
-    def __init__(self, message: Mapping[str, Any], hold: FolderLock | None) -> None:
-        self.secrets: Sequence[str] = message["secrets"]
-        redact.HERE.learn(self.secrets)
-        self.run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
-        self.notes = Notes(self.run, positions, tell_user)
-        for back in message.get("backs", ()):
-            self.go_back(back, self.notes.tracked.trackers)
-        self.notes.write()
-        self.away: Mapping[str, str] = message.get("away", {})
-        self.hold = hold
-        self.left, self.lock = set(self.run.trackers), threading.Lock()
-
-    def go_back(self, message: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Move the positions of trackers that are not served, where metrics.jsonl was cut."""
-        size = message["points"]
-        for name in list(names):
-            position = self.notes.tracked.trackers[name]
-            self.notes.tracked.trackers[name] = position.after_cut(bytes(size) + message["cut"].encode(), size)
-
-    def done(self, name: str) -> None:
-        """Note that a tracker has ended this run; the last one releases the folder."""
-        with self.lock:
-            self.left.discard(name)
-            if not self.left and self.hold is not None:
-                self.hold.leave()
-                self.hold = None
-
-    def mark_killed(self) -> bool:
-        """Write into the folder of a run whose launcher is gone that it was killed; False: its next life has begun."""
-        if self.hold is not None and not self.hold.outlast(ENDING_S):
-            return False
-        status_file = Path(self.run.folder) / "status.json"
-        try:
-            status = json_text.read_object(status_file)
-            leave(status_file, {**status, "state": "killed"})
-        except (OSError, ValueError):
-            pass
-        redact.scrub(Path(self.run.folder), LOGS, self.secrets)
-        return True
+            yield message, FolderLock.received(locks.popleft()) if message.pop("held", False) else None
 
 
 class Service(threading.Thread):
@@ -141,30 +91,25 @@ class Service(threading.Thread):
 
     def obey(self, message: dict[str, Any], opened: OpenRun) -> None:
         """Do what a message says; what a tracker raises in it is shown to the user."""
-        folder = opened.run.folder
+        folder = str(opened.folder)
         try:
-            if "open" in message:
-                self.followers[folder] = self._follower(opened)
-            elif (follower := self.followers.get(folder)) is None:  # which could not be made
-                pass
-            elif "back" in message:
-                follower.go_back(message["points"], message["cut"])
-            elif "trained" in message:
-                follower.tracker.trained()
-            elif "close" in message:
-                tell(self.followers.pop(folder).finish(message["status"], message["tags"], message["timeout_s"]))
+            match message, self.followers.get(folder):
+                case {"do": "open"}, _:
+                    tracker = made(self.name, opened.run.trackers[self.name], opened.folder)
+                    parent = self.followers.get(opened.run.parent or "")
+                    away = message.get("away", {}).get(self.name, "")
+                    self.followers[folder] = Follower(self.name, tracker, opened, parent, away)
+                case {"do": "back", "points": points}, Follower() as follower:
+                    follower.go_back(points)
+                case {"do": "trained"}, Follower() as follower:
+                    follower.tracker.trained()
+                case {"do": "close", "status": status, "tags": tags, "timeout_s": timeout_s}, Follower() as follower:
+                    del self.followers[folder]
+                    tell(follower.finish(status, tags, timeout_s))
         except Exception as error:
             tell_user(f"{self.name}: {said(error)}")
-        if "close" in message:
+        if message["do"] == "close":
             opened.done(self.name)
-
-    def _follower(self, opened: OpenRun) -> Follower:
-        run = opened.run
-        tracker = made(self.name, run.trackers[self.name], Path(run.folder))
-        parent = self.followers.get(run.parent or "")
-        follower = Follower(self.name, tracker, run, opened.notes, parent, opened.away.get(self.name, ""))
-        tracker.say = follower.say
-        return follower
 
 
 class Recorder:
@@ -176,53 +121,52 @@ class Recorder:
 
     def obey(self, message: dict[str, Any], hold: FolderLock | None = None) -> None:
         """Hand a message of the parent to each tracker of its run."""
-        folder = subject(message)
-        if "open" in message:
-            self.runs[folder] = OpenRun(message, hold)
+        folder = message["folder"]
+        if message["do"] == "open":
+            redact.HERE.learn(message["secrets"])
+            run, positions = goes_on(TrackedRun.of(message["run"]), tell_user)
+            self.runs[folder] = OpenRun(run, positions, tell_user, hold)
         opened = self.runs[folder]
-        if "back" in message:  # of trackers of earlier lives
-            opened.go_back(message, opened.notes.tracked.trackers.keys() - opened.run.trackers.keys())
-        self._tell(opened, message)
-        if "close" in message:
-            del self.runs[folder]
-
-    def _tell(self, opened: OpenRun, message: dict[str, Any]) -> None:
         for name in opened.run.trackers:
             if name not in self.services:
                 self.services[name] = Service(name)
                 self.services[name].start()
             self.services[name].messages.put((message, opened))
+        if message["do"] == "close":
+            del self.runs[folder]
 
     def follow(self, parent: int, way: socket.socket) -> None:
         """Serve the parent's messages until they end; then close the runs that are still open as KILLED."""
-        gone, inbox = _watch(parent), Inbox(way)
-        while not inbox.ended:
-            ready = connection.wait([way, *gone])
-            if way in ready:
-                for message, hold in inbox.read():
-                    self.obey(message, hold)
-            else:  # all that it had sent is read; the way may be open in a process that it has forked
-                break
+        gone = list[int]()
+        with contextlib.suppress(AttributeError, OSError):
+            gone.append(os.pidfd_open(parent))
+        for message, hold in messages(way, gone):
+            self.obey(message, hold)
         self.end()
 
     def end(self) -> None:
         """Mark the runs that are still open as KILLED, and end all threads; a tracker that hangs is left behind."""
         killed = {"status": "KILLED", "tags": {"trainer.ended": "the launcher was killed"}, "timeout_s": LAST_WORDS_S}
-        for folder, opened in self.runs.items():
-            if opened.mark_killed():
-                self._tell(opened, {"close": folder, **killed})
-        until = time.monotonic() + LAST_WORDS_S * (1 + len(self.runs))
+        runs = list(self.runs.items())
+        for folder, opened in runs:
+            if mark_killed(opened):
+                self.obey({"do": "close", "folder": folder, **killed})
+        until = time.monotonic() + LAST_WORDS_S * (1 + len(runs))
         for service in self.services.values():
             service.messages.put(None)
         for service in self.services.values():
             service.join(max(0.1, until - time.monotonic()))
 
 
-def _watch(pid: int) -> list[int]:
-    try:
-        return [os.pidfd_open(pid)]
-    except (ProcessLookupError, AttributeError, OSError):
-        return []
+def mark_killed(opened: OpenRun) -> bool:
+    """Write into the folder of a run with a dead launcher that it was killed; False: the run's next life has begun."""
+    if opened.hold is not None and not opened.hold.outlast(ENDING_S):
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        status = json_text.read_object(opened.folder / "status.json")
+        leave(opened.folder / "status.json", {**status, "state": "killed"})
+    redact.scrub(opened.folder, LOGS, redact.HERE.values)
+    return True
 
 
 _answering = threading.Lock()
@@ -230,10 +174,13 @@ _answering = threading.Lock()
 
 def tell(message: dict[str, Any]) -> None:
     """Send an answer from the recorder process to its parent, which may be gone."""
-    plain = {key: redact.text(value) if isinstance(value, str) else value for key, value in message.items()}
+    shown = {
+        key: redact.text(value) if isinstance(value, str) and key != "closed" else value
+        for key, value in message.items()
+    }
     assert sys.__stdout__ is not None
     with _answering, contextlib.suppress(OSError):
-        sys.__stdout__.write(json.dumps({**plain, **{key: message[key] for key in message if key == "closed"}}) + "\n")
+        sys.__stdout__.write(json.dumps(shown) + "\n")
         sys.__stdout__.flush()
 
 
@@ -257,16 +204,9 @@ def main(argv: list[str]) -> int:
         gc.enable()
         Recorder().follow(int(argv[0]), socket.socket(fileno=0))
         interpreter.leave(0)
-    from trainer.tracking.resend import USAGE, resend
+    from trainer.tracking import resend
 
-    try:
-        if len(argv) != 2 or argv[0] != "resend":
-            what = " ".join(["python -m trainer.tracking.recorder", *argv])
-            raise UserError(what, "sends what a finished run could not send to its trackers", USAGE)
-        return resend(Path(argv[1]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return resend.main(argv)
 
 
 if __name__ == "__main__":

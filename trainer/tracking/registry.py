@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LATER = ("TEMPORARILY_UNAVAILABLE", "INTERNAL_ERROR", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_CONFLICT")
-"""MLflow's codes of errors after which it is tried again."""
+"""MLflow's error codes after which registering is tried again."""
 BEGAN, WHICH = "trainer.began", "trainer.which"
 """Tags of a version: when its run began (ms since 1970), and the alias that it was made for."""
 
@@ -65,7 +65,7 @@ def _newer(client: Any, name: str, alias: str, began: int) -> str | None:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether MLflow's registry will always answer so: there is none, or it refuses the name or the user."""
+    """Whether MLflow's registry will always answer this way: it does not exist, or refuses the name or the user."""
     from mlflow.exceptions import MlflowException
 
     return isinstance(error, MlflowException) and str(error.error_code) not in LATER

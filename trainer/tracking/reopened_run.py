@@ -10,7 +10,7 @@ from trainer.tracking.contract import TrackedRun
 
 RESUMED_FROM, RUN_DIR = "trainer.resumed_from", "trainer.run_dir"
 CHANGED = "trainer.changed."
-"""Tags of parameters that have another value than in the first life: MLflow keeps a parameter as it was."""
+"""Prefix of tags for parameters that have changed since the first life: MLflow keeps the first value of a parameter."""
 OF_AN_END = ("trainer.error", "trainer.ended", "trainer.state", "trainer.lost_workers", "trainer.not_copied")
 """Tags that tell how a life ended."""
 NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
@@ -18,7 +18,7 @@ NO_SUCH_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 
 
 def find(client: Any, run_id: str) -> Any:
-    """Find the MLflow run to reopen; None if it was deleted or belongs to another store, or if that is no id of a run.
+    """Find the MLflow run to reopen; None if it was deleted, belongs to another store, or the id cannot be a run's.
 
     Raises:
         Exception: what MLflow raises for a server that is away.
@@ -53,7 +53,7 @@ def joined(client: Any, run: TrackedRun, say: Callable[[str], None]) -> Any:
 
 
 def go_on(client: Any, run: Any, tags: Mapping[str, str], params: Mapping[str, str]) -> dict[str, str]:
-    """Set an MLflow run to running again, with the tags of its new life; returns the parameters that it lacks."""
+    """Set an MLflow run to running, with the tags of its new life; returns the parameters that it does not have."""
     run_id, there, had = run.info.run_id, dict(run.data.params), dict(run.data.tags)
     client.update_run(run_id, status="RUNNING")
     other = {k: v for k, v in params.items() if there.get(k, v) != v and not k.startswith("resume.")}

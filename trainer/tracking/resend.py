@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from trainer.run_folder import tracking_file
 from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.tracking_file import Tracked
 from trainer.tracking.contract import TrackedRun
-from trainer.tracking.follower import Follower, Notes
+from trainer.tracking.follower import Follower, OpenRun
 from trainer.tracking.trackers import LOGS, made
 from trainer.wording import counted, quoted
 
@@ -22,6 +23,18 @@ PATIENCE_S = 60.0
 USAGE = "python -m trainer.tracking.recorder resend RUN_FOLDER"
 STATUS = {"done": "FINISHED", "failed": "FAILED"}
 """The status at a service, by that in result.json."""
+
+
+def main(argv: list[str]) -> int:
+    """``resend RUN_FOLDER``; returns the exit code, and prints why it cannot be done."""
+    try:
+        if len(argv) != 2 or argv[0] != "resend":
+            what = " ".join(["python -m trainer.tracking.recorder", *argv])
+            raise UserError(what, "sends what a finished run could not send to its trackers", USAGE)
+        return resend(Path(argv[1]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 def resend(run_dir: Path) -> int:
@@ -81,12 +94,10 @@ def _resend(run_dir: Path, tracked: Tracked, result: dict[str, Any]) -> int:
         )
         run = replace(run, artifacts=[name for name in run.artifacts if name not in LOGS])
     failed = False
-    notes = Notes(run, tracked.trackers, print)
+    opened = OpenRun(run, tracked.trackers, print)
     for name, node in run.trackers.items():
         tracker = made(name, node, run_dir)
-        follower = Follower(name, tracker, run, notes)
-        tracker.say = follower.say
-        answer = follower.finish(STATUS.get(result.get("status", ""), "KILLED"), {}, PATIENCE_S)
+        answer = Follower(name, tracker, opened).finish(STATUS.get(result.get("status", ""), "KILLED"), {}, PATIENCE_S)
         left = f"{counted(answer['unsent'], 'line')} of metrics.jsonl unsent"
         print(f"{tracker.title or name} run {answer['id']}: {left}. {answer['error']}".rstrip())
         failed |= bool(answer["error"] or answer["unsent"])

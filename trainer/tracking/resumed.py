@@ -1,4 +1,4 @@
-"""Takes up the tracking of a run that resumes in its folder, or in a copy of it."""
+"""Continues the tracking of a run that resumes in its folder, or in a copy of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def goes_on(run: TrackedRun, say: Callable[[str], None]) -> tuple[TrackedRun, di
 
 
 def _copied_from(run: TrackedRun, before: Tracked) -> Path | None:
-    """The folder of which this one is a copy, so that both would write into one run; None: it is no copy."""
+    """The folder of which this one is a copy; None: it is no copy. Both would write into the same runs."""
     origin = Path(str(before.run.get("folder", run.folder)))
     other = tracking_file.read(origin)
     if other is None or other.run.get("opened") != before.run.get("opened") or origin.samefile(run.folder):

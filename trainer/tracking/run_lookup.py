@@ -47,7 +47,7 @@ def folder_of(tracking: TrackingConfig, run_id: str, what: str = "", instead: st
 
 
 def _asked(uri: str, run_id: str) -> dict[str, str]:
-    """What the other process says; the address, which may hold a password, goes through its standard input."""
+    """Ask in another process. The address may hold a password, so it goes through standard input."""
     try:
         done = subprocess.run(  # this interpreter with this module; no shell  # nosec B603
             [sys.executable, "-m", "trainer.tracking.run_lookup"],

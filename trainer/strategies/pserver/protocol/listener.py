@@ -10,8 +10,8 @@ from trainer.host import descriptors
 from trainer.host.addresses import with_port
 
 BACKLOG = descriptors.RESERVE // 2
-"""Connections that wait to be let in. They take a file's descriptor each where the reserve is used, so they are
-fewer."""
+"""Connections that wait to be accepted. Where the reserve is in use, each takes the descriptor of a file, so they are
+fewer than the reserve."""
 ATTACH_FILTER, DETACH_FILTER = 26, 27
 """SO_ATTACH_FILTER and SO_DETACH_FILTER of Linux (socket(7))."""
 DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)

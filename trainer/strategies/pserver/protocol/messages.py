@@ -33,21 +33,21 @@ WANTS_DENSE, CREATES, HOLDS = 1, 2, 4
 RESTS, WAKES, RESUMES = 1, 2, 4
 """Flags of a push."""
 COMES = 1
-"""Flag of HELLO: another life of the worker has died, and the first of the others will let this one in."""
+"""Flag of HELLO: an earlier life of the worker has died, and the first of the other workers will admit this one."""
 STOPS, SAVES = 1, 2
 """Flags of MEET: all workers stand still; the first one has the servers save before it comes."""
 MARGIN_S = 5.0
-"""A server answers in time, if only to say who is missing; so much later it counts as gone."""
+"""A server answers within its limit, if only to name who is missing; after this much more time it counts as gone."""
 SAVE_S = 3600.0
-"""So long at most the servers save, and the first worker fetches their parts. The others wait for it."""
+"""Longest time in which the servers save and the first worker fetches their parts. The others wait for it."""
 SAVE_TURN_S = 3000.0
-"""So long at most a SAVE waits for its turn at a server: it is answered before its worker gives it up."""
+"""Longest time that a SAVE waits for its turn at a server: it is answered before its worker gives it up."""
 APART = 1
 """Flag of the answer to SAVE."""
 ENDPOINT = "endpoint/server/{}"
 """Note of a server: where it listens."""
 SAVING = "saving/server/{}"
-"""Note of a server: it writes its part of a checkpoint, and answers nobody meanwhile; empty: it does so no more."""
+"""Note of a server: it writes its part of a checkpoint and answers nobody meanwhile; empty: it has finished."""
 
 
 class Verb(IntEnum):

@@ -91,7 +91,7 @@ class Segment:
         return array
 
     def close(self) -> None:
-        """Give it back to the system, once others have done so, too."""
+        """Give the memory back to the system, once the receivers have done so, too."""
         with suppress(BufferError):
             self.map.close()
         os.close(self.fd)
@@ -229,7 +229,7 @@ class Channel:
         return [*going, b"".join((head, *map(NUMBER.pack, held), *references))]
 
     def _done(self, newest: int, held: set[int]) -> None:
-        """The other end has told the greatest number that came, and which are still read."""
+        """Note the greatest number that came at the other end, and which messages are still read there."""
         for number in [n for n in self.sent if n <= newest and n not in held]:
             self._take_back(number)
 
@@ -243,7 +243,7 @@ class Channel:
         return bool(self.process) and not os.path.exists(f"/proc/{self.process}")
 
     def end(self) -> None:
-        """The other end has gone: what it was told of is free."""
+        """Note that the other end has gone: segments that it was told of are free."""
         for number in [*self.sent]:
             self._take_back(number)
 
@@ -278,7 +278,7 @@ class Channel:
         return plain
 
     def _meet(self, mark: bytes, process: int, fd: int, inode: int) -> None:
-        """Another process is there."""
+        """Note that another process is at the other end."""
         self.end()
         self.mark, self.process, self.newest, self.maps, self.refers = mark, process, 0, {}, {}
         try:

@@ -1,4 +1,4 @@
-"""What a handler says to a request besides doing it: that it cannot be, or that it has to wait for somebody."""
+"""Answers of a handler that has no result: a failure, or a request that has to wait."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from trainer.strategies.pserver.protocol.messages import Malformed, Message, Verb, text
 
 NONSENSE = (Malformed, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError)
-"""What a request raises whose content makes no sense, and a disk that is full; its sender is told, the server goes
-on."""
+"""Errors of a request with nonsense in it, and of a full disk. The sender gets the error; the server goes on."""
 
 
 class NotYet(Exception):
@@ -20,8 +19,8 @@ class NotYet(Exception):
 
 
 def failed(why: str, fenced: bool = False, over: bool = False, missing: Iterable[int] = ()) -> Message:
-    """The answer to a request that fails; ``fenced``: because its worker does not take part any more; ``over``: because
-    the server cannot go on without another one; ``missing``: the workers for whom it has waited in vain."""
+    """The answer to a request that fails. ``fenced``: its worker does not take part any more. ``over``: the server
+    cannot go on without another worker. ``missing``: the workers that the request has waited for."""
     body = {"why": why, "fenced": fenced, "over": over, "missing": sorted(missing)}
     return Message(Verb.FAILED, records=[text(body)])
 

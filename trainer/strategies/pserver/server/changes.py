@@ -1,5 +1,4 @@
-"""Which rows a worker holds that others have changed since it last asked, for Geo: workers that exchange
-differences."""
+"""Which rows of a worker others have changed since its last request (Geo: workers exchange differences)."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ NOBODY = -1
 
 
 class Changes:
-    """Which rows of a table have changed since each worker last asked: per slot the last version and its writer, per
-    worker the slots it holds.
+    """Which rows of a table have changed since the last request of each worker: per slot the last version and its
+    writer, per worker the slots it holds.
 
     Two versions are enough: a worker other than the last writer looks at the last version, the last writer at that of
     the others. It takes 20 bytes a slot and one more per worker.
@@ -72,8 +71,7 @@ class Changes:
         return news
 
     def state(self, slots: Callable[[], np.ndarray], count: int) -> dict[str, Streamed]:
-        """Of these slots (count,), in their order: versions and writers (count,), and who holds them (workers,
-        count)."""
+        """Versions and writers (count,) of these slots in their order, and their holders (workers, count)."""
         held = Streamed((self.workers, count), self._held.dtype, lambda: [self._held.take(slots(), axis=1)])
         return {
             "version": rows_of(self._version, slots, count),
@@ -90,7 +88,7 @@ class Changes:
         version_of_others: np.ndarray,
         held: np.ndarray,
     ) -> None:
-        """Go on from a :meth:`state` of as many workers."""
+        """Restore a :meth:`state` of the same number of workers."""
         self._version[slots], self._writer[slots], self._version_of_others[slots] = version, writer, version_of_others
         self._held[:, slots] = held
 

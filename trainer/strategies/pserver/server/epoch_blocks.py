@@ -35,13 +35,13 @@ class Holder:
 
 
 NOBODY = -1
-"""Instead of a worker: a block that anybody may have."""
+"""Rank of no worker: anybody may have the block."""
 
 
 @dataclass
 class Epoch:
-    """The blocks of one epoch: not handed out yet, out (block -> its holder), finished, left behind by lost workers,
-    and those that were out when the run was saved that it goes on from (block -> whose they were)."""
+    """The blocks of one epoch: not handed out yet, out (block -> holder), finished, orphaned by lost workers, and kept:
+    out at the checkpoint from which the run goes on (block -> holder at that time)."""
 
     number: int
     blocks: int
@@ -60,9 +60,8 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a worker that asks for a block: ``block``, with the holder that left it behind (None: nobody);
-    ``over``: no block and none will come; ``again``: the block was out when the run was saved, and a part of it
-    may be done."""
+    """The answer to a worker that asks for a block. ``block``, with its lost holder (None: nobody had it). ``over``: no
+    block is left and none will come. ``again``: the block was out at the checkpoint, and a part of it may be done."""
 
     block: int = -1
     before: Holder | None = None
@@ -161,8 +160,8 @@ class Leases:
         dropped: Iterable[int],
         kept: Iterable[tuple[int, int]],
     ) -> None:
-        """Go on from a ``state``: blocks that were out are handed out again, first to whom they were; those of a worker
-        that there is no more (``workers``: how many there are) to anybody."""
+        """Restore a ``state``. Blocks that were out go to their former holders first; those of a rank that does not
+        exist any more (``workers``: how many there are), to anybody."""
         done = {block for start, stop in finished for block in range(start, stop)}
         owners = {block: rank if rank < workers else NOBODY for block, rank in kept}
         self.epoch = Epoch(epoch, blocks, next, finished=done, dropped=set(dropped), kept=owners)
@@ -210,7 +209,7 @@ class Progress:
         return {"epoch": self.epoch, "applied": {str(b): list(parts) for b, parts in self.applied.items()}}
 
     def load(self, epoch: int, applied: Mapping[str, Iterable[tuple[int, int]]]) -> None:
-        """Go on from there, or, where something is applied already, from both together."""
+        """Restore a ``state``; batches that are applied here already stay applied."""
         if epoch > self.epoch:
             self.epoch, self.applied = epoch, {}
         for block, parts in applied.items() if epoch == self.epoch else ():

@@ -66,8 +66,8 @@ class LeaseRequests:
         return reply
 
     def fence(self, message: Message) -> Message:
-        """FENCE: a worker takes over a block. Nothing more is taken from the life before; where nobody knows whose the
-        block was, from no life that is over as the notes tell. Answers which batches of the block are applied here."""
+        """FENCE: a worker takes over a block; answers which batches of the block are applied here. The life of its
+        former holder is fenced. If the holder is not known, every life is fenced that is over by the notes."""
         body = message.mapping()
         rank, life, epoch, block = (int(body[k]) for k in ("rank", "life", "epoch", "block"))
         if rank != NOBODY:
@@ -103,9 +103,9 @@ class LeaseRequests:
             self.moved = self.now()
 
     def stood_still(self) -> None:
-        """All workers have come to a stop: none of them hangs, and none has pushed meanwhile."""
+        """Start to count anew: all workers stood still together, so that none hangs and none has pushed meanwhile."""
         self.moved = self.now()
 
     def away(self, seconds: float) -> None:
-        """Add the seconds in which the server was busy or stopped; those are not a worker's standing still."""
+        """Add the seconds in which the server was busy or stopped; do not count them as a standstill of the workers."""
         self.moved += seconds

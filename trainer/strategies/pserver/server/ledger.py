@@ -20,15 +20,14 @@ HEADER = "worker\tpush\tepoch\tblock\tfirst\tafter_last\n"
 
 
 class Ledger:
-    """The ledger that is not kept: it is told of each push that was taken and of its leased work (N, 4), and writes
-    nothing."""
+    """A ledger that is not kept: it gets each applied push with its leased work (N, 4), and writes nothing."""
 
     def __call__(self, push: Push, work: np.ndarray) -> None:
         """Note a push that was taken."""
 
     @property
     def place(self) -> Mapping[str, Any]:
-        """What a checkpoint says of the ledger: its length, and the CRC-32 of what is in it.
+        """The ledger's entry in a checkpoint: its length, and the CRC-32 of its content.
 
         Raises:
             OSError: it cannot be written.
@@ -82,15 +81,15 @@ class LedgerFile(Ledger):
 
 
 def opened_ledger(server: int, run: ServersRun) -> LedgerFile:
-    """When a server starts: open its ledger; where a run goes on, that of the run before up to the checkpoint."""
+    """Open the ledger of a server that starts; of a run that goes on, the earlier ledger up to the checkpoint."""
     parts = parts_of(Path(run.resume)) if run.resume else []
     place = parts[server].meta if server < len(parts) else {}
     return LedgerFile(Path(run.plan.paths.run_dir) / LEDGER.format(server), place)
 
 
 def _up_to(file: Path, place: Mapping[str, Any]) -> str:
-    """A ledger up to the place that a checkpoint tells; '' if it is another. (Former versions tell the length
-    alone.)"""
+    """The content of a ledger up to the place in a checkpoint; '' if it is another ledger. (Former versions saved the
+    length alone.)"""
     stays = int(place.get("ledger", 0))
     begins = file.read_bytes()[:stays] if file.is_file() else b""
     same = len(begins) == stays and place.get("ledger_crc") in (None, zlib.crc32(begins))

@@ -31,7 +31,7 @@ from trainer.strategies.pserver.server.request_queue import RequestQueue
 from trainer.strategies.pserver.server.totals import Meetings
 
 ENDING_S = 3.0
-"""So long the launcher of a silent worker has to end it; then it is lost all the same."""
+"""Time for the launcher of a silent worker to end it; afterwards the worker is lost all the same."""
 
 
 class Liveness:
@@ -93,8 +93,8 @@ class Liveness:
         )
 
     def _is_over(self, rank: int, life: int) -> bool:
-        """Whether that life is over. Its first message may come here after those of the next life, which it must not
-        end: the notes tell of lives that this server has never heard of."""
+        """Whether that life is over, by the notes: this server may never have heard of it. A first message may arrive
+        after those of the next life, and must not end the next life."""
         notes = f"lost/worker/{rank}/{life}", f"fenced/worker/{rank}/{life}"
         return self.members.over(rank, life) or any(self.board.check([note]) for note in notes)
 
@@ -105,8 +105,7 @@ class Liveness:
             self.parameters.rule.forget(rank)
 
     def admit(self, message: Message) -> Message:
-        """ADMIT: the first worker lets another one in that was lost and has come back; the clock is 1 where it takes
-        part."""
+        """ADMIT: the first worker admits a worker that was lost and has come back; the clock is 1 if it takes part."""
         rank, life = message.clock, message.sequence
         if not 0 <= rank < len(self.members.all):
             raise Malformed(f"there is no worker {rank}")
@@ -133,8 +132,8 @@ class Liveness:
             self._changed()
 
     def check_workers(self) -> None:
-        """Have ended whoever is silent, and declare lost whose process has failed, or whom another server has lost; a
-        process that ended well counts as leaving."""
+        """Ask launchers to end silent workers. Declare workers lost whose process failed or that another server lost. A
+        worker whose process ended well counts as left."""
         silent = self.members.silent()
         for rank in [rank for rank in self.asked if rank not in silent]:
             self.board.set(self.asked.pop(rank), "")
@@ -153,8 +152,8 @@ class Liveness:
                 self.lose(rank, why)
 
     def _have_ended(self, rank: int, why: str) -> None:
-        """Have the launcher of a silent worker end it, and declare it lost if it does not: a stopped worker that woke
-        later might go on with what others do in its place by then."""
+        """Ask the launcher of a silent worker to end it, and declare the worker lost if the launcher does not. A
+        stopped worker that woke later might go on with work that others have by then."""
         if len(self.members.present()) == 1 or self._cannot_go_on(rank):
             self.lose(rank, why)
         elif rank in self.asked:
@@ -168,8 +167,8 @@ class Liveness:
             self.board.set(self.asked[rank], why)
 
     def lose(self, rank: int, why: str) -> None:
-        """Declare a worker lost: nothing more is taken from it, its work goes to others. Where another server has lost
-        that life before, or has had its process ended, its reason counts: what follows from a loss is not its cause.
+        """Declare a worker lost: its messages are refused, its work goes to others. If another server lost that life
+        first, or asked to end its process, its reason counts: a consequence of a loss is not its cause.
 
         Raises:
             Missing: the run cannot go on without it.

@@ -14,7 +14,7 @@
 # - A request has one answer, and a copy of it changes nothing. A push is known by its worker's sequence number; START,
 #   SAVE, SHRINK and RATE by (incarnation, number); LEASE and MEET by remembered answers. The others may be repeated.
 # - `report_done` is called before an answer leaves: the launcher knows of every update that a worker takes for done.
-# - Time in which the server was stopped or busy is nobody's silence (`_was_away`).
+# - Time in which the server was stopped or busy does not count as silence of a worker (`_was_away`).
 # - A server never comes back alone. Its death ends all processes of the run, which go back to the newest checkpoint.
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from trainer.strategies.pserver.server.totals import Meetings
 from trainer.weights.server_files import ServerFile, parts_of
 
 CHECK_S = 0.2
-"""So often a server looks who is silent and which requests are overdue; it waits for messages no longer than that."""
+"""Time between two checks for silent workers and overdue requests, and the longest wait for messages."""
 AWAY_S = 0.2
-"""A turn that comes so much too late, or lasts so long: the process was stopped, or had no processor."""
+"""A turn that is so much too late, or lasts so long, shows that the process was stopped or had no processor."""
 ONCE = (Verb.START, Verb.SAVE, Verb.SHRINK, Verb.RATE)
-"""A second copy of these, late, must not be done again: parameters have moved since."""
+"""A late copy of these must not be done again: the parameters have changed since."""
 
 
 class Server:
@@ -120,7 +120,7 @@ class Server:
         }
 
     def _go_on(self, saved: Sequence[ServerFile]) -> None:
-        """Of as many servers each goes on from its own part; of others from all."""
+        """Restore saved state: with as many servers as before each its own part, else each from all parts."""
         own = saved[self.number : self.number + 1] if len(saved) == self.parameters.servers else saved
         self.work.go_on([part.meta.get("progress", {}) for part in own], own[0].meta.get("leases", {}))
 
@@ -130,7 +130,7 @@ class Server:
         return not any(member.present for member in self.members.all)
 
     def turn(self, messages: Sequence[tuple[bytes, Message]]) -> None:
-        """Take these messages, each with its address for the answer; now and then look who is missing.
+        """Take these messages, each with its address for the answer; from time to time check for missing workers.
 
         Raises:
             Missing: no worker is left, or one is lost that the run cannot go on without.
@@ -149,7 +149,8 @@ class Server:
             raise Missing(f"no worker is left ({reasons})", list(lost))
 
     def _check_waiting(self, since: float) -> None:
-        """Look who is missing and which requests are overdue. What was waiting may take long once a worker is lost."""
+        """Check for missing workers and overdue requests. To answer the waiting requests may take long once a worker is
+        lost."""
         self.checked_at = self.ended_turn
         again = [self.requests.try_again] * self.saving.has_written()  # that may be what a request waits for
         for check in (self.liveness.check_workers, self.requests.end_overdue, *again):
@@ -157,8 +158,8 @@ class Server:
             since = self._spent(since)
 
     def _spent(self, since: float) -> float:
-        """So much has been done since then: whether it took long or this server was stopped meanwhile, nobody is silent
-        for it. Returns since when time has not been given back."""
+        """Do not count the time that passed since ``since`` as silence of a worker if it was long: the server was busy
+        or stopped. Returns the time from which to go on counting."""
         self.ended_turn = now = self.now()
         if now - since <= AWAY_S:
             return since
@@ -166,7 +167,8 @@ class Server:
         return now
 
     def _was_away(self, seconds: float) -> None:
-        """Time in which this server took nothing is nobody's silence: everybody gets it again."""
+        """Do not count time in which this server took no messages as silence or waiting: each part adds it to its
+        limits."""
         if seconds > AWAY_S:
             for part in (self.members, self.work, self.requests):
                 part.away(seconds)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from trainer.strategies.pserver.protocol.messages import Malformed
 
 AHEAD = 100_000
-"""How far a push may be ahead of all that are done before it; no client has so many under way."""
+"""Most numbers by which a push may be ahead of all that are done before it; no client has so many under way."""
 
 MOST_LIVES = 10_000
 
@@ -54,7 +54,7 @@ class Watermark:
             raise Malformed(f"push {sequence} after {self.done}")
 
     def begin(self, sequence: int) -> None:
-        """A life begins after the push of that number: what is missing up to there never comes.
+        """Begin a life after the push of that number; pushes that are missing up to there never come.
 
         Raises:
             Malformed: no life before has come that far.
@@ -79,8 +79,8 @@ class Watermark:
 
 @dataclass(slots=True)
 class Member:
-    """One worker as a server sees it: its lives (random numbers), fenced ones, its watermark, when it was heard last,
-    and how it ended, if it did. ``coming``: it is there again, and is not let in yet."""
+    """One worker as a server sees it: its lives (random numbers), its fenced lives, its watermark, when it was heard
+    last, and how it ended, if it did. ``coming``: it is back, and not admitted yet."""
 
     rank: int
     lives: list[int] = field(default_factory=list)
@@ -152,12 +152,12 @@ class Members:
             member.heard += seconds
 
     def over(self, rank: int, life: int) -> bool:
-        """Whether nothing more is taken from that life of a worker: another has begun, or it was declared lost."""
+        """Whether messages of that life of a worker are refused: another has begun, or it was declared lost."""
         member = self.all[rank]
         return life in member.fenced or life in member.lives[:-1]
 
     def admit(self, rank: int, incarnation: int) -> str:
-        """Why a message of that life of a worker is not taken; empty when it is."""
+        """Why a message of that life of a worker is refused; empty: it is accepted."""
         member = self.all[rank]
         if incarnation != member.incarnation:
             return f"worker {rank} was started again; this is its life number {incarnation} of {member.incarnation}"
@@ -166,14 +166,14 @@ class Members:
         return ""
 
     def fence(self, rank: int, life: int) -> None:
-        """Take nothing more from that life of a worker, whether this server has heard of it or not."""
+        """Refuse all later messages of that life of a worker, whether this server has heard of it or not."""
         fenced = self.all[rank].fenced
         if len(fenced) >= MOST_LIVES:
             raise Malformed(f"worker {rank} has {MOST_LIVES} lives that are over")
         fenced.add(life)
 
     def lose(self, rank: int, why: str) -> None:
-        """Declare a worker lost: nothing more of its present life is taken."""
+        """Declare a worker lost: later messages of its present life are refused."""
         member = self.all[rank]
         member.lost = why
         member.fenced.add(member.life)

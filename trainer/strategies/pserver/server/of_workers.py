@@ -1,4 +1,4 @@
-"""A checkpoint of workers that had the optimizer themselves (single, collective), as servers would have saved it."""
+"""Reads a checkpoint of workers that ran the optimizer (single, collective) in the form that servers save."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from trainer.weights.server_files import BEGAN, DENSE, TABLE
 
 @dataclass(frozen=True)
 class FirstWorkerState:
-    """Of the first worker's part, what servers take over."""
+    """The part of the first worker's state that servers load."""
 
     model: Mapping[str, torch.Tensor]
     strategy: Mapping[str, Any]
 
 
 def saved_by_workers(folder: Path, shard: Shard) -> Saved:
-    """What a server loads of a checkpoint that workers saved (single, collective): parameters, the optimizer's state
-    and the schedule's.
+    """Read what a server loads from a checkpoint of workers (single, collective): parameters, and the state of the
+    optimizer and of the schedule.
 
     Args:
         shard: of the run that goes on; the tables of its layout are looked for.
@@ -63,8 +63,8 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
 
 
 def _dense(model: Mapping[str, torch.Tensor], states: States) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Tensors and numbers as a server names them. A parameter that never had a gradient has zeros where others
-    remember."""
+    """Tensors and numbers by the names that a server uses. A parameter that never had a gradient gets zeros for the
+    state that others have."""
     tensors = {f"{DENSE}|{name}|0": value.reshape(-1) for name, value in model.items()}
     numbers: dict[str, float] = {}
     for key in sorted({key for name in model for key in states.get(name, {})}):
@@ -80,7 +80,7 @@ def _dense(model: Mapping[str, torch.Tensor], states: States) -> tuple[dict[str,
 
 
 def _rows(weight: torch.Tensor, state: Mapping[str, Any], spec: TableSpec, shard: Shard) -> dict[str, torch.Tensor]:
-    """The rows of a table that are not as a fresh one."""
+    """The rows of a table that differ from fresh ones."""
     table = shard.tables[spec.number]
     keys = COLUMNS[table.kernel.name]
     initial = table.kernel.initial

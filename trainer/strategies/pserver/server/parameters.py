@@ -26,9 +26,9 @@ from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_files import ServerFile, parts_of
 
 RULE = "rule|"
-"""Begins the names of what a server's rule remembers of workers."""
+"""Prefix of the names of the state that a server's rule keeps about workers."""
 STEPS = "steps"
-"""``evict_by``: ages are counted in workers' steps, which a later run counts from 0 again."""
+"""``evict_by=steps``: ages are counted in workers' steps, which a later run counts from 0 again."""
 
 
 class Parameters:
@@ -114,7 +114,7 @@ class Parameters:
         return Message(Verb.DONE, clock=self.version)
 
     def _begin(self, layout: Layout, message: Message) -> None:
-        """Everything, or nothing where something does not fit."""
+        """Take over the whole start, or nothing if a part of it does not fit."""
         if layout.dtype not in ("float32", "float64"):
             raise Malformed(f"parameters of {layout.dtype}")
         array = message.need(Kind.DENSE)
@@ -141,7 +141,7 @@ class Parameters:
         return Shard(self.config, self.strategy.entry, self.plan, self.server, layout, self.room, per_step, geo)
 
     def _load(self, shard: Shard, folder: Path) -> None:
-        """Take what another run has saved. Its workers' pushes are not this run's: they are counted from 1 again."""
+        """Load what another run has saved. The pushes of its workers do not count: this run's are counted from 1."""
         parts = snapshot.read(folder, verify=False).parts
         shard.load([(part, part.meta) for part in parts])
         shard.samples = 0
@@ -149,7 +149,7 @@ class Parameters:
         self.age_before = self.age if self.strategy.evict_by == STEPS else 0
 
     def _go_on(self, shard: Shard, rule: Rule, folder: Path) -> None:
-        """Be what the servers were at a checkpoint; of as many servers each takes its own numbers."""
+        """Restore the servers' state at a checkpoint; with as many servers as before, each restores its own numbers."""
         parts = parts_of(folder)
         if not parts:
             shard.load([saved_by_workers(folder, shard)])
@@ -159,7 +159,7 @@ class Parameters:
         self._be(shard, rule, parts, len(parts) == self.servers)
 
     def _be(self, shard: Shard, rule: Rule, parts: Sequence[ServerFile], same: bool = True) -> None:
-        """What was saved; ``same``: by a server that kept what this one keeps, whose part is the last.
+        """Restore saved parts; ``same``: by a server that kept what this one keeps, whose part is the last.
 
         Of workers out of step others begin anew where these are more or fewer, and so does what a rule remembers of
         them.
@@ -178,8 +178,8 @@ class Parameters:
     # --- ages and rates --------------------------------------------------------------------------------------------
 
     def grow_older(self, age: int) -> int:
-        """Raise the age of rows to what a worker tells, if it is greater: what a slow worker touches is touched now.
-        Returns it."""
+        """Raise the age of rows to a worker's age if that is greater, so that rows which a slow worker touches get the
+        present age. Returns the age."""
         shard, _ = self.opened()
         if not self.age and self.strategy.evict_by != STEPS:
             for table in shard.tables.values():
@@ -198,7 +198,7 @@ class Parameters:
         return Message(Verb.DONE, records=[text({"removed": removed})])
 
     def rate(self, message: Message) -> Message:
-        """RATE: take the factor of a schedule that goes by validations, which workers see and servers do not."""
+        """RATE: set the factor of a schedule that follows validations, which servers do not see."""
         shard, _ = self.opened()
         scale = float(message.mapping()["scale"])
         if not isinstance(shard.schedule, Plateau) or not 0.0 <= scale <= 1.0:

@@ -25,9 +25,10 @@ PR_SET_PDEATHSIG = 1
 STANDARD_STREAMS = 3
 """Descriptors below it stay open in the copy: its output goes to the server's log."""
 NOT_TOLD = 2
-"""Exit code of a copy that could not write, and could not tell so either."""
+"""Exit code of a copy that could neither write nor report why."""
 STILL_S = 600.0
-"""A copy that has used no processor for so long is killed; who waits for its part gives up after as long."""
+"""A copy that has used no processor time for so long is killed. A worker that waits for its part gives up after the
+same time."""
 
 
 class Forked:
@@ -83,7 +84,7 @@ class Forked:
         return False
 
     def _gives_up(self, copy: int) -> bool:
-        """Kill a copy that stands still: it was stopped, or its disk does not answer."""
+        """Kill a copy that stands still, because it was stopped or its disk does not answer."""
         now, work = self._clock(), processor_time(copy)
         passed, self._checked_at = now - self._checked_at, now
         self._still_s = self._still_s + min(passed, LONGEST_POLL_S) if work == self._work else 0.0

@@ -147,12 +147,12 @@ class RequestQueue:
         self.waiting.clear()
 
     def away(self, seconds: float) -> None:
-        """Add the seconds in which the server was busy or stopped; those are not a request's waiting."""
+        """Add the seconds in which the server was busy or stopped; do not count them as waiting of a request."""
         for waiting in self.waiting:
             waiting.since += seconds
 
     def end_overdue(self) -> None:
-        """Fail each request that has waited too long, with the name of whom it waits for."""
+        """Fail each request that has waited too long; the error names the workers that it waited for."""
         now = self.now()
         self._spare_who_stands(now)
         for waiting in [w for w in self.waiting if now - w.since > self._patience_with(w.request)]:
@@ -162,7 +162,8 @@ class RequestQueue:
             self.outlet.answer(waiting.address, waiting.request, self._last_answer(waiting.request))
 
     def _spare_who_stands(self, now: float) -> None:
-        """While all stand still for a checkpoint, nobody comes to another meeting: that is no waiting."""
+        """Do not count time in which all workers stand still for a checkpoint as waiting of requests for another
+        meeting."""
         passed, self.checked_at = now - self.checked_at, now
         standing = {w.request.rank for w in self.waiting if _saves(w.request)}
         for waiting in self.waiting:

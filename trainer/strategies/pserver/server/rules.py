@@ -98,7 +98,7 @@ class Rule:
         raise NotImplementedError
 
     def covered(self, push: Push) -> None:
-        """Take a push whose work is applied already, by whoever had it before: its values count for nothing."""
+        """Take a push of work that another worker has pushed already: its values are ignored."""
 
     def signal(self, message: Message) -> None:
         """Take a push without values, which says something by its flags."""
@@ -116,7 +116,7 @@ class Rule:
         return True
 
     def awaited(self, clock: int) -> list[int]:
-        """Whom a waiting pull waits for."""
+        """The workers that a waiting pull waits for."""
         return []
 
     def pulled(self, rank: int, dense: torch.Tensor | None, rows: Rows) -> None:
@@ -129,17 +129,17 @@ class Rule:
         """Forget a worker's former life: a new one begins and holds nothing."""
 
     def rests_until_it_wakes(self, rank: int) -> None:
-        """Note that a worker takes part from now on, and takes no steps before it says so."""
+        """Note that a worker takes part from now on, and takes no steps before it sends WAKES or RESUMES."""
 
     def commit(self, clock: int, norm: float) -> None:
         """Take the step, now that the norm of the whole gradient is known (two-phase clipping)."""
 
     def state(self) -> dict[str, Streamed]:
-        """What it remembers of workers, all of which stand still."""
+        """What the rule keeps about workers, all of which stand still."""
         return {}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a :meth:`state` of the same server and of as many workers."""
+        """Restore a :meth:`state` of the same server and of as many workers."""
 
 
 class Sync(Rule):

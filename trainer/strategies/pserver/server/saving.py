@@ -148,14 +148,14 @@ class Saving:
         print(f"saved {sized(size)}{what} in {self.members.now() - began:.2f} s", flush=True)
 
     def has_written(self) -> bool:
-        """Whether a write behind an answer has ended since this was asked for last."""
+        """Whether a background write has ended since the last call."""
         self._report_failure()
         wrote, self.writes = self.writes, self.writer is not None and self.writer.busy()
         return wrote and not self.writes
 
     def _failed(self, folder: Path, why: str) -> bool:
-        """Tell who completes a checkpoint why this server's part is not written; returns False if only a later look can
-        tell it, as where the disk is read-only for a while."""
+        """Report why this server's part is not written to the worker that completes the checkpoint. Returns False if
+        the report has to be tried again, as on a disk that is read-only for a while."""
         self.unreported = folder, why
         reported = self._report_failure()
         with suppress(OSError):  # the log may be on that disk, too
@@ -171,7 +171,7 @@ class Saving:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """While it lasts, workers that get no answer can read why."""
+        """Context manager: workers that get no answer can read why."""
         self._say("now")
         try:
             yield
@@ -208,12 +208,12 @@ class Saving:
         return Message(Verb.DONE, records=[text(seal), Record(Kind.DENSE, some)])
 
     def _is_of_this_save(self, message: Message) -> bool:
-        """Whether it is no late copy of a request about the part before, which must not remove the present one."""
+        """Whether the request is for the present part: a late copy about the part before must not remove this one."""
         rank, life, number = self.saver or (-1, 0, 0)
         return (message.rank, message.incarnation) == (rank, life) and message.number > number
 
     def _counts(self) -> dict[str, Any]:
-        """How far the run is: pushes by worker, batches by block, ages."""
+        """The progress of the run: pushes by worker, batches by block, ages."""
         marks = {str(m.rank): [m.watermark.done, sorted(m.watermark.above)] for m in self.members.all}
         return {
             "watermarks": marks,
@@ -226,7 +226,7 @@ class Saving:
         }
 
     def _kind(self, shard: Shard) -> Mapping[str, Any]:
-        """What another run must have to go on from it."""
+        """What a run must have in common with this one to go on from the part."""
         layout = shard.layout
         return {
             "mode": self.parameters.mode,

@@ -96,8 +96,8 @@ def _run_to_end(server: Server, socket: ServerSocket) -> None:
 
 
 def _leave_statistics(server: Server, run_dir: Path) -> None:
-    """When a server ends: print its counts into its log, and write them as ``server.N.json`` where the run's folder is
-    there."""
+    """Print the counts of a server that ends into its log, and write them as ``server.N.json`` if the run's folder
+    exists."""
     statistics = json.dumps(server.statistics(), indent=1)
     print(statistics, flush=True)
     if run_dir.is_dir():

@@ -1,4 +1,4 @@
-"""What of a run's Assignment a server reads: the config, and a part of the plan."""
+"""The part of a run's Assignment that a server reads: the config, and a part of the plan."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from trainer.weights.server_files import BEGAN, DENSE, Piece, ServerFile, Tensor
 from trainer.weights.server_files import pieces as pieces_of
 
 SUMS = SparseRule("sgd", 0.0, {})
-"""Of tables that only add up differences."""
+"""Kernel of geo tables: rows are summed, no optimizer."""
 Rows = dict[int, tuple[np.ndarray, torch.Tensor]]
 """By table number: unique ids (U,) and values or gradients (U, D)."""
 Saved = tuple[Tensors, Mapping[str, Any]]
@@ -201,8 +201,8 @@ class Shard:
         return tensors, {**done, "numbers": numbers, **scale}
 
     def _vectors(self) -> Iterator[tuple[str, list[np.ndarray] | float]]:
-        """The parameters, and what the optimizer remembers: vectors like them, cut by rates, and numbers, which each
-        rate has of its own."""
+        """The parameters and the optimizer's state: vectors of the same length, cut by learning rate, and numbers, one
+        for each rate."""
         yield DENSE, [self.vector.numpy()]
         states = [self.optimizer.state.get(part, {}) for part in self.parts]
         for key, first in states[0].items():
@@ -237,7 +237,7 @@ class Shard:
         self._load_tables(parts)
 
     def _load_vectors(self, parts: Sequence[Tensors]) -> None:
-        """The parameters, and what the optimizer remembers of each element."""
+        """Load the parameters, and the optimizer's state of each element."""
         states = [self.optimizer.state[part] for part in self.parts]
         for state in states:
             state.clear()
@@ -264,7 +264,7 @@ class Shard:
             self.optimizer.state[part] = kept.get(name) or dict(begun)
 
     def _load_numbers(self, saved: Mapping[str, Any]) -> None:
-        """How far the schedule is, and what the optimizer remembers of each rate."""
+        """Load the position of the schedule, and the optimizer's numbers for each rate."""
         self.version = int(saved["version"])
         self.updates = int(saved["updates"]) * self.updates_per_step // int(saved["updates_per_step"])
         if isinstance(self.schedule, Plateau):
@@ -273,7 +273,7 @@ class Shard:
             self._remember(name, float(value))
 
     def _load_tables(self, parts: Sequence[Saved]) -> None:
-        """The rows that are at home here. The steps of another rule than before count from now."""
+        """Load the rows that belong to this server. If the rule has changed, its steps count from now."""
         self.tables = self._fresh_tables()
         for number, table in self.tables.items():
             prefix = f"table|{table.name}|"
@@ -286,7 +286,7 @@ class Shard:
                 table.load(own, partial(self.owns, number))
 
     def _remember(self, name: str, value: float) -> None:
-        """A number of the optimizer's: for its own rate, and for rates of which nothing is saved."""
+        """Set a number of the optimizer for its own rate, and for rates without a saved number."""
         key, _, of = name.removeprefix(f"{DENSE}.").partition("|")
         for rate, part in zip(self.rates, self.parts, strict=True):
             state = self.optimizer.state[part]

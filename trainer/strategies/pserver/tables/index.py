@@ -81,7 +81,7 @@ class Index(ABC):
         return slots
 
     def _take(self, count: int) -> np.ndarray:
-        """(count,) slots that nobody has."""
+        """Slots (count,) that are not in use."""
         reused = min(count, len(self._free))
         fresh = np.arange(self.high, self.high + count - reused)
         self.high += count - reused
