@@ -23,7 +23,7 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.config.schema import DataConfig
 from trainer.data import auto_num_workers
 from trainer.data.arrays.tensors import ArrayDataset
-from trainer.data.auto_num_workers import Growth, Host, enough, growing_readers
+from trainer.data.auto_num_workers import Growth, Host, growing_readers, readers_needed
 from trainer.data.feed import Feed
 from trainer.data.placement import Placement
 from trainer.data.reader import Reading
@@ -72,7 +72,7 @@ def test_as_many_read_as_the_loop_needs_and_idle_cores_allow(
 ) -> None:
     """One reader keeps a loop waiting half of its time: two readers feed it; nine tenths: ten, of which ceil leaves
     rounding."""
-    assert enough(readers, waiting, idle, most) in (
+    assert readers_needed(readers, waiting, idle, most) in (
         expected,
         expected + (waiting == 0.9 and idle == 8.0 and most == 16),
     )
@@ -88,9 +88,11 @@ def test_as_many_read_as_the_loop_needs_and_idle_cores_allow(
 def test_there_are_never_fewer_readers_and_never_more_than_idle_cores(
     readers: int, waiting: float, idle: float, most: int, other: float
 ) -> None:
-    found = enough(readers, waiting, idle, most)
+    found = readers_needed(readers, waiting, idle, most)
     assert readers <= found <= max(readers, most, readers) and found - readers <= idle + 0.75
-    assert enough(readers, min(waiting, other), idle, most) <= enough(readers, max(waiting, other), idle, most)
+    assert readers_needed(readers, min(waiting, other), idle, most) <= readers_needed(
+        readers, max(waiting, other), idle, most
+    )
     assert waiting > 0.05 or found == readers
 
 

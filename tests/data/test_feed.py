@@ -19,9 +19,9 @@ from tests.pace import wait_for
 from tests.strategies.tiny import Augmented
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed
-from trainer.data.leased_blocks import MapWork, StreamWork
+from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 from trainer.data.placement import Placement
-from trainer.data.reader import BlockReader, Reading
+from trainer.data.reader import Addresses, Reader, Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.strategies.contract import Lease
@@ -149,7 +149,9 @@ class Noting(ArrayDataset):
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_reading_process_keeps_so_many_batches_ready(make: Make, prefetch: int) -> None:
     data = Noting(80)
-    batches = iter(make(data, numbered(4), num_workers=1, prefetch=prefetch).train_reader)
+    one = make(data, numbered(4), num_workers=1, prefetch=prefetch)
+    assert one.reader is not None
+    batches = one.reader.read(Addresses(one.sampler))
     next(batches)
     wait_for(lambda: data.read >= 1 + prefetch, 10, "batches are read ahead")
     time.sleep(0.1)
@@ -205,8 +207,8 @@ def test_leases_without_a_batch_are_given_back(make: Make) -> None:
     data = numbered(24)
     sampler = DistributedBatchSampler(24, 4, shuffle=False)
 
-    maps = MapWork(BlockReader(data, Reading()), sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
-    stream = StreamWork(Blocks(), 2, 0, False, hand("stream", (0, 0), (1, 0), (2, 2)))
+    maps = LeasedBatches(Reader(data, Reading()), sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
+    stream = LeasedRows(Blocks(), 2, 0, False, hand("stream", (0, 0), (1, 0), (2, 2)))
     seen = {}
     for name, work in (("map", maps), ("stream", stream)):
         feed = make(data, numbered(4), work=work)

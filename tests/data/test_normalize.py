@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ KINDS: dict[str, tuple[type[DataSource], type, list[float], list[float]]] = {
 def test_images_are_normalised_as_the_options_say(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
     if kind == "cifar10":
-        borrow_drawn_flowers(**DRAWN)
+        borrow_drawn_flowers(**asdict(DRAWN))
     made, options, mean, std = KINDS[kind]
     given: dict[str, Any] = {} if kind == "digits" else {"root": str(tmp_path / "none"), "download": False}
     if kind == "imagefolder":

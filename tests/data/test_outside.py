@@ -571,7 +571,7 @@ def test_a_reading_process_that_is_killed_is_one_sentence(tmp_path: Path) -> Non
     try:
         updates = feed.updates(0)
         list(next(updates)[1])
-        (reader,) = feed.train_reader.loader._iterator._workers  # type: ignore[union-attr]
+        (reader,) = feed.reader.loader._iterator._workers  # type: ignore[union-attr]
         os.kill(reader.pid, signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"^a reading process has died: .*(Killed|exited unexpectedly)"):
             for _, batches in updates:

@@ -27,21 +27,21 @@ class EvaluatedSplit:
 
     Args:
         dataset: of the split; None: it is never read.
-        addresses: of the split's :class:`EvaluationSampler`.
+        sampler: of the split's samples; limit: batches of a worker that are measured; None: all.
         outputs: for each label of the data, the model's output of that class; empty: the one of its number.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any] | None,
-        addresses: Addresses,
+        sampler: EvaluationSampler,
+        limit: int | None,
         reading: Reading,
         place: Placement,
         outputs: Sequence[int] = (),
     ) -> None:
-        assert isinstance(addresses.sampler, EvaluationSampler)
-        self.sampler, self.addresses, self.place = addresses.sampler, addresses, place
-        self.reader = Reader(dataset, addresses, reading)
+        self.sampler, self.limit, self.place = sampler, limit, place
+        self.reader = Reader(dataset, reading)
         self.outputs = torch.tensor(outputs, dtype=torch.int64, device=place.device) if outputs else None
 
     @property
@@ -57,11 +57,11 @@ class EvaluatedSplit:
 
     def _read(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor]]:
         if isinstance(stream := self.reader.dataset.dataset, Streamed):
-            for numbers, batch in islice(stream.shares(index, count, self.sampler.batch_size), self.addresses.limit):
+            for numbers, batch in islice(stream.shares(index, count, self.sampler.batch_size), self.limit):
                 yield numbers, *batch
             return
-        self.addresses.sampler = self.sampler.of(index, count)
-        for (_, numbers), (inputs, labels) in zip(self.addresses, self.reader, strict=True):
+        addresses = Addresses(self.sampler.of(index, count), self.limit)
+        for (_, numbers), (inputs, labels) in zip(addresses, self.reader.read(addresses), strict=True):
             yield numbers, inputs, labels
 
     def inputs(self, numbers: Sequence[int]) -> Inputs:

@@ -90,9 +90,12 @@ def _died(how: str) -> RunFailed:
 
 def reading_process(number: int) -> None:
     """The ``worker_init_fn`` of reading processes: each ends with its parent, and gets its own shared slots.
-    Torch's own note of the number will not do: a stream's process takes it away from the user's code."""
+
+    The slots need a number of their own: ``Streamed`` clears torch's worker info, so that the user's code does not
+    split the stream a second time.
+    """
     end_with(os.getppid())
-    for request in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
+    for request in NUMBERS:  # a scheduler signals the whole process group, and the worker reads until it has saved
         signal.signal(request, signal.SIG_IGN)
     about = get_worker_info()
     if about is not None and isinstance(about.dataset, ReaderDataset) and about.dataset.shared is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.remote import file_system, is_address, reason
-from trainer.data.prepared import made_once
+from trainer.data.prepared import prepare_once
 from trainer.data.source import digest_of
 from trainer.errors import UserError
 from trainer.host import cache
@@ -122,7 +122,7 @@ def local_folder(path: str, key: str, names: Sequence[str] | None = None) -> str
             os.link(blob, place)
         return {"address": public(path), "files": len(blobs)}
 
-    made_once(view, make)
+    prepare_once(view, make)
     cache.make(seen.parent)
     replace_file(seen, str(view), private=True)
     return str(view)

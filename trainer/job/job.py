@@ -143,7 +143,7 @@ def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
 
 def _begin_folder(own_folder: Path, ready: Ready, overrides: Sequence[str]) -> None:
     """The run's folder with its config, and with a place for checkpoints; from now on there is a job to close."""
-    early_signals.leave_to_job()
+    early_signals.job_begins()
     make_room(own_folder, ready, overrides, _say)
     _leave_config(own_folder, ready.checked.config)
     if ready.checked.config.mode == "train":

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def changed(root: Path, name: str) -> Path:
 def test_digest_is_of_images_and_labels_alone(tmp_path: Path, name: str) -> None:
     kind, source, make = MADE[name]
     if name == "cifar10":
-        pictures.borrow_drawn_flowers(**DRAWN)
+        pictures.borrow_drawn_flowers(**asdict(DRAWN))
 
     def digest(root: Path, prepared: bool = True, **given: Any) -> str:
         one = source(**config(kind, root=str(root), **given))

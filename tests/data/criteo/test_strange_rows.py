@@ -159,8 +159,7 @@ def test_numbers_that_leave_their_span_are_said_and_auto_measures_them(tmp_path:
 
 def source_holds_out(made: Criteo, number: int, rows: list[list[str]]) -> bool:
     """Whether a row is one of the validation's, by its place in the file."""
-    _, parts = made._sources()
-    return bool(parts["val"].chosen(np.array([len(text(rows[:number]))]), 0)[0])
+    return bool(made._splits()["val"].rows.chosen(np.array([len(text(rows[:number]))]), 0)[0])
 
 
 def test_other_rows_are_seen_with_the_spans_of_the_run(tmp_path: Path) -> None:

@@ -81,17 +81,17 @@ def test_of_two_runs_that_begin_together_the_second_takes_what_the_first_has_mad
 def test_what_is_removed_before_a_run_holds_it_is_made_anew(
     run: Callable[[int], Splits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_once, removed = cache.made_once, []
+    prepare_once, removed = cache.prepare_once, []
 
     def removed_at_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        noted = made_once(folder, make)
+        noted = prepare_once(folder, make)
         if not removed:
             removed.append(folder)
             in_use.remove_unused(folder, prepared.MARKER, folder.with_name("aside"))
             assert not folder.exists()
         return noted
 
-    monkeypatch.setattr(cache, "made_once", removed_at_once)
+    monkeypatch.setattr(cache, "prepare_once", removed_at_once)
     assert all(image.any() for image in first_images(run(0)))
 
 

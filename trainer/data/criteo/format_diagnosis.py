@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shlex
 import zlib
@@ -10,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.regular_files import open_regular
+from trainer.data.regular_files import is_packed, open_unpacked
 
 HEAD = 1 << 18
 """Bytes at the beginning of a file that are looked at."""
@@ -86,10 +85,9 @@ class Diagnosis:
 def diagnose(path: Path) -> Diagnosis | None:
     """Say what most bad lines at the beginning of a file have in common; None if nothing is known."""
     try:
-        with open_regular(path) as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            head = gzip.GzipFile(fileobj=file).read(HEAD) if packed else file.read(HEAD)
+        packed = is_packed(path)
+        with open_unpacked(path) as file:
+            head = file.read(HEAD)
     except (OSError, EOFError, zlib.error):
         return None
     what, command = _of_file(head) or _of_lines(head)

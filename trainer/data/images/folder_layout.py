@@ -20,26 +20,12 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".xls", ".parquet", ".txt"
 """Suffixes of files that may say which image has which label."""
 
 
-NO_CLASSES = {
-    "image",
-    "images",
-    "img",
-    "imgs",
-    "jpg",
-    "jpeg",
-    "jpegimages",
-    "png",
-    "photos",
-    "pictures",
-    "pics",
-    "frames",
-    "mask",
-    "masks",
-    "label",
-    "labels",
-    "annotations",
-    "bbox",
-}
+NO_CLASSES = set(
+    """
+    image images img imgs jpg jpeg jpegimages png photos pictures pics frames mask masks label labels annotations
+    bbox
+    """.split()
+)
 """Names of folders that hold all images, or what belongs to them, and are hardly classes."""
 
 
