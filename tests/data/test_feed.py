@@ -199,10 +199,10 @@ class Blocks:
 
 
 def test_leases_without_a_batch_are_given_back(make: Make) -> None:
-    told: list[str] = []
+    said: list[str] = []
 
     def hand(name: str, *leases: tuple[int, int]) -> Any:
-        return lambda epoch, blocks: iter(Lease(b, s, partial(told.append, f"{name} {b}")) for b, s in leases)
+        return lambda epoch, blocks: iter(Lease(b, s, partial(said.append, f"{name} {b}")) for b, s in leases)
 
     data = numbered(24)
     sampler = DistributedBatchSampler(24, 4, shuffle=False)
@@ -213,7 +213,7 @@ def test_leases_without_a_batch_are_given_back(make: Make) -> None:
     for name, work in (("map", maps), ("stream", stream)):
         feed = make(data, numbered(4), work=work)
         seen[name] = [(b.work, b.labels.tolist()) for _, update in feed.updates(0) for b in update]
-    assert told == ["map 0", "stream 1"]
+    assert said == ["map 0", "stream 1"]
     assert seen["map"] == [((0, 1, 2, True), [20, 21, 22, 23])]
     assert seen["stream"] == [
         ((0, 0, 0, False), [0, 1]),

@@ -324,8 +324,8 @@ def test_strided_padding_is_that_of_torchs_sampler(
     )
     for rank, sampler in enumerate(everybody):
         theirs = DistributedSampler(range(num_samples), world_size, rank, shuffle=False)  # type: ignore[arg-type]
-        mine = [order[place] for place in theirs]
-        batches = [mine[at : at + batch_size] for at in range(0, len(mine), batch_size)]
+        ours = [order[place] for place in theirs]
+        batches = [ours[at : at + batch_size] for at in range(0, len(ours), batch_size)]
         assert list(sampler) == [b for b in batches if len(b) == batch_size or not drop_last]
 
 

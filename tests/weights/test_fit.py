@@ -102,7 +102,7 @@ AMPLIFIED = {
 def test_a_small_file_that_asks_for_much_memory_is_refused_before_torch_reads_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*args: Any, **given: Any) -> None:
+    def never(*args: Any, **options: Any) -> None:
         raise AssertionError("torch.load was called")
 
     monkeypatch.setattr(torch, "load", never)

@@ -102,7 +102,7 @@ class Growth:
         return None if self.decided or self.seen < LEAST else self._decide(waited)
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """What was measured, for the plan: ``chosen`` numbers and ``why``; empty if the loop did not wait."""
+        """The decision for the plan, as ``chosen`` and ``why``; empty if the loop did not wait."""
         if not self.said:
             return {}
         chosen = {"num_workers": self.readers, "prefetch": self.prefetch(self.readers)}

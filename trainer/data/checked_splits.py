@@ -59,7 +59,7 @@ def _is_unnumbered(dataset: Any, facts: Facts) -> bool:
 
 
 def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
-    """Mean and standard deviation are one number for each channel of images."""
+    """Check that mean and standard deviation have one number for each channel of images."""
     for what in ("mean", "std"):
         values = getattr(splits, what)
         if values is None:
@@ -76,7 +76,7 @@ def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
 
 
 def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, name: str) -> None:
-    """A data set has so many samples, of this shape, with labels that the task can learn."""
+    """Check the number of samples of a data set, and shape and labels of some of them."""
     where = f"{name}, the {which} set"
     kind = type(dataset).__name__
     if dataset is None:

@@ -6,21 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainer.data.auto_num_workers import Growth
 from trainer.data.batch_inputs import Inputs
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
-from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 from trainer.data.placement import Placement
-from trainer.data.reader import IN_THIS_PROCESS, Addresses, Reader, Reading, Scatter, read_scattered
+from trainer.data.reader import IN_THIS_PROCESS, Addresses, InOrder, Reader, Reading, Scatter, read_scattered
 from trainer.data.sampler import EvaluationSampler, TrainingSampler
 from trainer.data.source import Splits
-from trainer.data.streamed import Streamed
+
+if TYPE_CHECKING:
+    from trainer.data.auto_num_workers import Growth
+    from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 
 BY_SAMPLES = -1.0
 """Denominator of a batch whose loss is the mean over its samples."""
@@ -68,7 +69,7 @@ class Feed:
         average: the merged batches' gradients are averaged over samples; False: that times the number of batches,
             which for batches of equal size is their sum.
         reading: how samples are read.
-        limit_train, limit_val: use only so many batches.
+        limit_train, limit_val: greatest number of batches of an epoch, and of an evaluation; None: all.
         expect: called with each batch before its predecessor is yielded; None: no batch is read ahead.
         work: hands out the epoch's blocks; None: the sampler has split them.
         scatter: with data.read=scatter the strategy's; None: each worker reads its own batches.
@@ -106,12 +107,10 @@ class Feed:
         self.merge = merge
         self.average = average
         self.denominator = denominator
-        self.streams = isinstance(splits.train, Streamed)
+        self.streams = isinstance(splits.train, InOrder)
         self.limit_train, self.scatter = limit_train, scatter
-        self.reader: Reader | None = None
-        if isinstance(work, LeasedBatches):
-            self.reader = work.reader
-        elif scatter is None or train.rank == 0:
+        self.reader: Reader | None = getattr(work, "reader", None)
+        if self.reader is None and (scatter is None or train.rank == 0):
             self.reader = Reader(splits.train, reading)
         plain = replace(reading, mixing=None)
         self.evaluated = {VAL: EvaluatedSplit(splits.val, val, limit_val, plain, place, outputs)}
@@ -262,7 +261,7 @@ class Feed:
         return self.evaluated[split].inputs(numbers)
 
     def files_of(self, numbers: Sequence[int], split: str = VAL) -> list[str]:
-        """What the samples of a split with these indices were read from; '' where that is not known."""
+        """The file of each of these samples of a split; '' if it is not known."""
         return self.evaluated[split].files_of(numbers)
 
     def example(self) -> Inputs:

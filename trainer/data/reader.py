@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.data.augment.mixing import Mixing
 from trainer.data.augment.seeded import Seeded
 from trainer.data.batch_inputs import Inputs, each
-from trainer.data.reading_processes import ReaderDataset, as_it_is, end_processes, from_processes, reading_process
 from trainer.data.sampler import AllWorkersBatches, EvaluationSampler, TrainingSampler
-from trainer.data.shared_batches import SharedBatches
+
+if TYPE_CHECKING:
+    from trainer.data.augment.mixing import Mixing
+    from trainer.data.shared_batches import SharedBatches
 
 Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
 """Called with the batches of all workers by rank on the first worker, else with None; returns this worker's batch."""
+
+
+class InOrder(Dataset[Any]):
+    """Base class of data sets that are read by rising positions only (:class:`trainer.data.streamed.Streamed`)."""
+
+    def shares(self, index: int, count: int, size: int) -> Iterator[tuple[np.ndarray, tuple[Inputs, torch.Tensor]]]:
+        """Yield the evaluation batches of worker ``index`` of ``count``, each with its samples' numbers."""
+        raise NotImplementedError
 
 
 class Addresses:
@@ -115,6 +124,10 @@ class Reader:
 
     def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """The pending batches from number ``first`` on."""
+        # a reader without processes imports none of these
+        from trainer.data.reading_processes import ReaderDataset, as_it_is, from_processes, reading_process
+        from trainer.data.shared_batches import SharedBatches
+
         if self.loader is None:
             shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
             self.shared = SharedBatches(self.num_workers) if shares else None
@@ -131,15 +144,23 @@ class Reader:
             )
         self.pending.first = first
         batches = from_processes(iter(self.loader), self.shared)
-        end_processes(self.retired)
-        self.retired = None
+        self._retire()
         return batches
+
+    def _retire(self) -> None:
+        """End the processes of the DataLoader that was set aside."""
+        if self.retired is not None:
+            from trainer.data.reading_processes import end_processes
+
+            end_processes(self.retired)
+        self.retired = None
 
     def close(self) -> None:
         """End the reading processes of this reader."""
-        for loader in (self.loader, self.retired):
-            end_processes(loader)
-        self.loader = self.retired = self.shared = None
+        self._retire()
+        self.retired, self.loader = self.loader, None
+        self._retire()
+        self.shared = None
 
 
 def read_scattered(

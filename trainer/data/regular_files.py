@@ -25,7 +25,7 @@ KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a path that is no regular file is, by its ``st_mode``, e.g. ``a FIFO``; '' for a regular file."""
+    """The kind of a special file by its ``st_mode``, e.g. ``a FIFO``; '' for a regular file."""
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "a special file")
 
 

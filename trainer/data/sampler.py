@@ -59,7 +59,7 @@ class TrainingSampler(ABC):
         """Reorder the batches of some epochs (:mod:`trainer.data.batch_reordering`).
 
         Args:
-            merge: batches of an update; limit: so many batches of an epoch are used; None: all.
+            merge: batches of an update; limit: batches of an epoch that are used; None: all.
         """
         self.rewinds = tuple(rewinds)
         self.reordered_batches = merge, len(self) if limit is None else min(limit, len(self))
@@ -226,7 +226,7 @@ class GlobalBatchSampler(TrainingSampler):
         return whole * self.merge + (0 if self.drop_last else self._batches(rest))
 
     def _batches(self, samples: int) -> int:
-        """Batches of an update of so many samples."""
+        """The number of batches of an update with ``samples`` samples."""
         return -(-samples * self.merge // self.global_batch_size)
 
     def global_batches_in_order(self) -> Iterator[tuple[int, int, int]]:

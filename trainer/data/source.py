@@ -26,7 +26,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a data source before its samples are read: shapes, classes, numbers of samples.
+    """Facts about the data that are known before samples are read: shapes, classes, numbers of samples.
 
     Attributes:
         source: what the samples really are, in a few words; shown in the plan and in the run's tags.
@@ -152,7 +152,7 @@ def named_sizes(paths: Sequence[str | Path]) -> list[tuple[str, int]]:
 
 @dataclass
 class Splits:
-    """What a worker opens: the training, validation and test data sets, and how their images are normalised.
+    """The training, validation and test data sets of a worker, and the normalisation of their images.
 
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
@@ -180,8 +180,7 @@ class DataSource(ABC):
         config: the ``data`` node of the config, resolved, without ``_target_``.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-            ``config``.
+        options: the keys that ``Options`` declares, typed; further keys of a user's source are in ``config``.
     """
 
     Options: ClassVar[type[DataConfig]] = DataConfig
@@ -226,7 +225,7 @@ class DataSource(ABC):
         raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """What validation does to an image, as plain data for the plan and ``model.json``; empty for other samples.
+        """The preprocessing of a validation image as plain data, for the plan and ``model.json``; empty: no images.
 
         ``resize``: pixels of the shorter side; ``crop``: height and width of the centre crop; ``channels``: 3, or 1 for
         grey; ``divide``: divisor of the pixels; ``mean``, ``std``: subtracted, then divided by, for each channel. None:

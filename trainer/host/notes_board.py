@@ -38,7 +38,7 @@ def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
     """Poll until ``there`` returns true, at first often.
 
     Raises:
-        NoNote: it has not within so many seconds, without the time in which this process was stopped.
+        NoNote: it did not within ``seconds``, not counting the time in which this process was stopped.
     """
     patience = Patience(seconds, time.monotonic)
     while not there():

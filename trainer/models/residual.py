@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,19 +88,11 @@ def _layers(branch: fx.Node, elsewhere: set[fx.Node], modules: dict[str, Any]) -
 
 def _final_norm(node: fx.Node, modules: dict[str, Any]) -> str | None:
     """The norm at the end of a branch, before operations without effect in evaluation."""
-    for one in _first_inputs(node):
-        module = modules.get(str(one.target)) if one.op == "call_module" else None
-        if isinstance(module, NORMS):
-            return str(one.target) if getattr(module, "weight", None) is not None else None
-        dropped = one.op == "call_function" and getattr(one.target, "__name__", "") in ("stochastic_depth", "dropout")
-        if not isinstance(module, PASSED) and not dropped:
-            return None
-    return None
-
-
-def _first_inputs(node: fx.Node) -> Iterator[fx.Node]:
     while True:
-        yield node
-        if not node.all_input_nodes:
-            return
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, NORMS):
+            return str(node.target) if getattr(module, "weight", None) is not None else None
+        dropped = node.op == "call_function" and getattr(node.target, "__name__", "") in ("stochastic_depth", "dropout")
+        if not (isinstance(module, PASSED) or dropped) or not node.all_input_nodes:
+            return None
         node = node.all_input_nodes[0]

@@ -88,7 +88,8 @@ def load_by_name(
     """
     states, live = by_name(saved, saved_names), state_keys(optimizer, names)
     carried, now = plan_transfer(saved_keys(kind, states, live.tables), live), optimizer.state_dict()
-    found = states_to_load(carried, states, _by_name(optimizer, names))
+    parameters = {name: p.detach() for name, p in zip(names, _parameters(optimizer), strict=False)}
+    found = states_to_load(carried, states, parameters)
     source = saved if carried.same else None
     optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
     return carried.same
@@ -100,10 +101,6 @@ def states_to_load(carried: StateTransfer, states: States, parameters: Mapping[s
     for name, keys in carried.zeros.items():
         found[name] |= {key: torch.zeros_like(parameters[name]) for key in keys}
     return found
-
-
-def _by_name(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in zip(names, _parameters(optimizer), strict=False)}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
 """Decides which saved state an optimizer loads, by parameter name, when the config has changed.
 
-:func:`plan_transfer` decides it twice in the same way: for the plan, which lists the state that begins anew, and for the
-workers and servers that load the state. This module imports no torch.
+:func:`plan_transfer` decides it twice in the same way: for the plan, which lists the state that begins anew, and for
+the workers and servers that load the state. This module imports no torch.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from trainer.optim.states import added, groups_by_name
 
 @dataclass(frozen=True)
 class UpdaterState:
-    """What :meth:`Updater.state` returns."""
+    """The state of an :class:`Updater`, as :meth:`Updater.state` returns it."""
 
     steps: int
     kind: str

@@ -62,7 +62,7 @@ def other_shapes(there: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> lis
 def refuse_misfit(
     what: str, why: str, count: int, missing: Sequence[str], unknown: Sequence[str], other: Sequence[str]
 ) -> None:
-    """Refuse weights that do not fit a model of so many tensors: the numbers in a sentence, names in a table below it.
+    """Refuse weights that do not fit a model of ``count`` tensors: numbers in a sentence, names in a table below it.
 
     Raises:
         UserError: any of the lists holds something.

@@ -21,21 +21,12 @@ from trainer.visible import one_line, shortened
 from trainer.wording import quoted
 
 CALLED = frozenset(
-    (
-        "collections.OrderedDict",
-        "collections.Counter",
-        "builtins.set",
-        "__builtin__.set",
-        "builtins.complex",
-        "__builtin__.complex",
-        "_codecs.encode",
-        "torch.Size",
-        "torch.device",
-    )
-) | {
-    f"torch._utils._rebuild_{what}"
-    for what in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
-}
+    """
+    collections.OrderedDict collections.Counter builtins.set __builtin__.set builtins.complex __builtin__.complex
+    _codecs.encode torch.Size torch.device torch._utils._rebuild_tensor torch._utils._rebuild_tensor_v2
+    torch._utils._rebuild_tensor_v3 torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
+    """.split()
+)
 """Functions whose result is no larger than their arguments, or than the file's storages."""
 LITERALS = frozenset(
     "NONE NEWFALSE NEWTRUE EMPTY_TUPLE EMPTY_LIST EMPTY_DICT EMPTY_SET BININT BININT1 BININT2 BINFLOAT LONG1".split()

@@ -76,8 +76,8 @@ def test_balanced_order_has_every_class_equally_often(counts: list[int], epoch: 
     assert drawn.max() - drawn.min() <= 1
     uses = np.bincount(order % len(labels), minlength=len(labels))
     for label in range(len(counts)):
-        mine = uses[labels == label]
-        assert mine.max() - mine.min() <= 1, "a class's samples take turns"
+        ours = uses[labels == label]
+        assert ours.max() - ours.min() <= 1, "a class's samples take turns"
     assert len(np.unique(order)) == len(order), "each use has an address of its own"
 
 

@@ -260,7 +260,7 @@ def test_numbers_of_rows_are_called_estimates_until_they_are_counted(folder: Pat
     clicks = source(folder, val_path=None, val_fraction=0.3)
     guess = clicks.facts(10)
     assert guess.sizes == f"about {guess.train_samples} training and about {guess.val_samples} validation samples"
-    found = clicks.prepare(guess, lambda *told: None)
+    found = clicks.prepare(guess, lambda *progress: None)
     assert found.train_samples + found.val_samples == 150
     assert found.sizes == f"{found.train_samples} training and {found.val_samples} validation samples"
     assert clicks.facts(10) == found

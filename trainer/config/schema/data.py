@@ -82,7 +82,7 @@ class DataConfig:
     )
     shuffle_buffer: Optional[int] = key(
         None,
-        "of a stream: the next sample is drawn from so many (null: the stream's own order)",
+        "of a stream: samples among which the next one is drawn (null: the stream's own order)",
         "samples",
         ge=2,
         le=100_000_000,

@@ -112,7 +112,7 @@ class SchedulerConfig:
 
 @dataclass
 class StepSchedule(SchedulerConfig):
-    """scheduler=step: drops by gamma every so many epochs."""
+    """scheduler=step: drops by gamma at regular intervals."""
 
     _target_: str = _schedule("trainer.optim.schedules.Step")
     every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0, le=1e9)

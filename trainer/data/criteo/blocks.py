@@ -88,7 +88,7 @@ def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes
 
 
 def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
-    """Up to where ``text`` is whole lines that begin before ``end``; ``last``: the file ends here."""
+    """The bytes of ``text`` that are whole lines which begin before ``end``; ``last``: the file ends here."""
     if end is not None and place + len(text) >= end:
         newline = text.find(b"\n", max(0, end - place - 1))
         if newline >= 0:

@@ -23,7 +23,7 @@ WHOLE = 1 << 40
 
 @dataclass(frozen=True)
 class Converted:
-    """What a finished conversion notes: rows of each split, bad lines and the first few of them, files with a
+    """The note of a finished conversion: rows of each split, bad lines and the first few of them, files with a
     header."""
 
     rows: dict[str, int]
@@ -72,7 +72,7 @@ class Conversion:
 
         Args:
             most_bad: greatest share of malformed lines.
-            on_progress: told MiB done and in all.
+            on_progress: called with the MiB done and in all.
 
         Raises:
             UserError: too many lines are malformed, or a file is broken; nothing is left then.

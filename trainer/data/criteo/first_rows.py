@@ -25,10 +25,10 @@ MOST_BAD = 0.1
 
 @dataclass
 class FirstRows:
-    """What the first rows of some files tell.
+    """The first rows of some files.
 
     Attributes:
-        tally: of the parsed lines; counts: about how many rows each file has; integers: (N, 13), NaN where empty.
+        tally: counts of good and bad lines; counts: estimated rows of each file; integers: (N, 13), NaN where empty.
     """
 
     tally: RowCounts = field(default_factory=RowCounts)

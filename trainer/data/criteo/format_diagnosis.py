@@ -1,4 +1,4 @@
-"""What is wrong with files that are no click rows in Criteo's format, and the command that mends them."""
+"""Finds what is wrong with files that are not in Criteo's format, and the command that repairs them."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ MENDS = {
     ),
     "spaces": ("numbers have spaces around them", _each('gsub(/ /,"",$i)')),
 }
-"""What most bad lines have in common, as a clause, and the commands that mend it."""
+"""Kind of bad lines -> what is wrong, as a clause, and the commands that repair it."""
 NO_LABEL = "rows have 39 fields: is it the label that they lack? mode=predict takes rows without one"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a file is instead of click rows, as a clause, and what to type so that it can be read ('' if nothing)."""
+    """What a file holds instead of click rows, as a clause, and what to type so that it can be read ('': nothing)."""
 
     what: str
     remedy: str = ""
@@ -106,7 +106,7 @@ def diagnose(path: Path) -> Diagnosis | None:
 
 
 def _of_file(head: bytes) -> tuple[str, str] | None:
-    """What a whole file is: packed otherwise, of another encoding, without ends of line. And the command."""
+    """The format of a whole file (packed, of another encoding, without ends of line), and the command; None: text."""
     for magic, (what, command) in PACKED.items():
         if head.startswith(magic):
             return f"the file is {what}", command

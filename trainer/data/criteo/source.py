@@ -121,7 +121,7 @@ class RowFiles(DataSource):
         return Conversion(splits, self.options.hash_size, self._place() / "criteo", self._spans(facts))
 
     def _place(self) -> Path:
-        """Where arrays, and rows that are drawn, are kept."""
+        """The folder for arrays and drawn rows."""
         return Path(self.options.cache_dir).expanduser().absolute() if self.options.cache_dir else cache_root()
 
 
@@ -210,7 +210,7 @@ class Criteo(RowFiles):
         return spans_of(*(facts.measured.get(key, getattr(self.options, key)) for key in KEYS))
 
     def _known_spans(self) -> dict[str, list[float]]:
-        """What was measured of these training rows before; empty where ``prepare`` may refuse it beside typed spans."""
+        """The spans that were measured of these training rows before; empty if only one of the two keys is ``auto``."""
         from trainer.data.criteo.spans import KEYS
 
         automatic = self._automatic()

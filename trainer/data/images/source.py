@@ -36,7 +36,7 @@ SPLITS = ("train", "val", "test")
 MEASURED = 48
 """Images whose headers are read to estimate the decoded size of all."""
 SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
-"""What ``data.cache=auto`` may take of the memory and of the disk space that are free."""
+"""Largest shares of the free memory and of the free disk space that ``data.cache=auto`` uses."""
 
 
 class ImageSource(DataSource):
@@ -198,7 +198,7 @@ class ImageSource(DataSource):
         return Path(self.options.cache_dir or cache_root() / "decoded")
 
     def _place(self, split: str, listing: Listing) -> Path:
-        """Where the decoded images of a split lie; another place when a file has changed."""
+        """The folder for the decoded images of a split; it has another name after a file has changed."""
         owner = hash_of(f"{listing.files[0] if listing.files else ''}/{split}")
         return self._cache_folder() / f"{owner:016x}-{listing.digest()}"
 

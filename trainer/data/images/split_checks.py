@@ -13,7 +13,7 @@ from trainer.visible import one_line
 from trainer.wording import some
 
 COMPARED, CANDIDATES = 64, 64
-"""Validation images that are compared with training images of the same size, and so many of these each."""
+"""Validation images that are compared with training images, and training images of the same size for each."""
 HEAD = 4096
 """Bytes that are compared first."""
 
@@ -88,10 +88,10 @@ def attention(
     """
     train, val, *tests = listings
     leaks = [text for test in tests if (text := _leaks(test, {"training": train, "validation": val}))]
-    said = [*layout, *leaks, *labels, *train.said, *(sentence for sentence in val.said if sentence not in train.said)]
-    if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
+    said = [*layout, *leaks, *labels, *dict.fromkeys([*train.said, *val.said])]
+    if passed := list(dict.fromkeys([*train.passed_over, *val.passed_over])):
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
-    if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:
+    if missing := list(dict.fromkeys([*train.missing, *val.missing])):
         what = "images are links that lead" if len(missing) > 1 else "image is a link that leads"
         said.append(f"{len(missing)} {what} nowhere: {some(missing)}")
     if unseen := _empty_classes(val, names):
@@ -123,7 +123,7 @@ def _copies(train: Listing, val: Listing) -> list[str]:
 
 
 def _same(train: Listing, one: int, val: Listing, other: int) -> bool:
-    """Whether two images of one size are the same bytes; of one file, it is told elsewhere."""
+    """Whether two images of the same size have the same bytes; False for two names of one file (``_in_both``)."""
     place, there = (
         (train.files[train.file[one]], train.spans[one, 0]),
         (val.files[val.file[other]], val.spans[other, 0]),

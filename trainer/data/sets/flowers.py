@@ -48,7 +48,7 @@ SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
 TASKS = {"colour": "regression", "traits": "multi_label"}
-"""Of data.labels of the drawn flowers, what kind of labels they are."""
+"""``data.labels`` of the drawn flowers -> ``Facts.task``."""
 
 
 class DrawnFlowers(ImageSource):

@@ -78,8 +78,7 @@ class ImageFolder(ImageSource):
         return Path(local_folder(self.options.root, "data.root"))
 
     def _splits_in_words(self, layout: FolderLayout) -> str:
-        """What is said of the folders of validation and test images, or of the part of the training images that is held
-        out."""
+        """Where validation and test images come from, for the plan."""
         options, test = self.options, "" if layout.test is None else f", the test in {one_line(layout.test.name)}/"
         if layout.val is not None:
             return f"validation is in {one_line(os.path.relpath(layout.val, layout.root))}/{test}"

@@ -36,7 +36,7 @@ SITE = Site(
 )
 SIDE = 28
 SAMPLES, HELD_OUT = 1797, 360
-"""Of scikit-learn's digits, which are used where MNIST cannot be had."""
+"""Samples of scikit-learn's digits, MNIST's stand-in, and how many of them are for validation."""
 
 
 class Mnist(ArraySource):
@@ -73,7 +73,7 @@ class Mnist(ArraySource):
         )
 
     def _path(self, name: str) -> Path:
-        """Of a file that lies there packed and unpacked the packed one: it tells whether it is whole."""
+        """The path of a file; if it is there packed and unpacked, the packed one, which has a checksum."""
         folder = self.found_in()
         assert folder is not None
         packed = folder / f"{name}.gz"

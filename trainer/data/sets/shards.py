@@ -43,10 +43,10 @@ BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """The tar files of each split; none of validation: a part of the training samples is held out.
+    """The tar files of each split; without files for validation, a part of the training samples is held out.
 
     Attributes:
-        unused: those whose names mean none of the splits that other names mean.
+        unused: files with names of no split, beside files with names of splits.
     """
 
     train: list[Path]
@@ -104,7 +104,7 @@ class Shards(ImageSource):
         return *train.split(options.val_fraction, options.split_seed), *test
 
     def _splits_in_words(self) -> str:
-        """What is said of the splits: by the names of the files, by their keys, or a part of the training samples."""
+        """Where validation and test samples come from, for the plan."""
         parts, options, said = self._parts(), self.options, []
         named = [split for split in ("val", "test") if getattr(parts, split) and not getattr(options, f"{split}_path")]
         if named:
@@ -115,7 +115,7 @@ class Shards(ImageSource):
         return "; ".join(said)
 
     def _odd(self) -> Iterator[str]:
-        """What is said of files that no split has, and of files that two splits have."""
+        """Sentences about files of no split, and about files of two splits."""
         parts, options = self._parts(), self.options
         if parts.unused:
             yield f"{some(parts.unused)}: no shards of a split, and not used"
@@ -230,7 +230,7 @@ def _kinds(files: list[Path]) -> dict[Path, str]:
 
 
 def _patterns(files: list[Path]) -> str:
-    """What means these files, and those with other numbers, as a value to type."""
+    """A pattern for these files and those with other numbers, as a value to type."""
     found = sorted({str(path.with_name(re.sub(r"\d+", "*", path.name))) for path in files})
     return f"'{found[0]}'" if len(found) == 1 else f"'[{','.join(found)}]'"
 

@@ -122,7 +122,7 @@ class Table(ImageSource):
 
     @cached_property
     def _kind(self) -> LabelKind:
-        """What the labels of all tables are."""
+        """The kind of the labels of all tables."""
         options, columns = self.options, self._columns
         values = (row[0] for table in self._tables for row in table.labels if row[0] not in (None, ""))
         return kind_of_labels(values, options.label_kind, options.label_separator, columns)
