@@ -172,8 +172,8 @@ def ours(dataset: Dataset[Any], reading: tuple[int, int, bool]) -> Epoch:
     """One epoch of the run's own reader; its processes stay for the next."""
     keep_freed_memory()
     sampler = DistributedBatchSampler(len(dataset), BATCH, drop_last=True)  # type: ignore[arg-type]
-    reader = Reader(dataset, Addresses(sampler, None), Reading(num_workers=reading[0], prefetch=reading[1]))
-    return lambda: sum(len(labels) for _, labels in reader)
+    reader = Reader(dataset, Reading(num_workers=reading[0], prefetch=reading[1]))
+    return lambda: sum(len(labels) for _, labels in reader.read(Addresses(sampler)))
 
 
 class Thinned(nn.Module):

@@ -32,7 +32,7 @@ BATCH, SIZE = 512, 1_000_001
 
 def streamed(path: Path) -> Callable[[], int]:
     """Read the text, as with data.cache=false."""
-    blocks = CriteoBlocks([path], SIZE, SplitRows(), 16 << 20, 8192, 0.01)
+    blocks = CriteoBlocks([path], SIZE, SplitRows(), 16 << 20, 0.01)
     return lambda: sum(len(labels) for b in range(blocks.blocks()) for _, labels in blocks.read_chunks(b))
 
 
@@ -57,7 +57,7 @@ def main() -> None:
             "cache": True,
             "max_bad_fraction": 0.01,
         }
-        source = Criteo(**config, block_mib=16, chunk_rows=8192)
+        source = Criteo(**config, block_mib=16)
         facts = source.prepare(source.facts(BATCH), lambda *_: None)
         arrays: Any = source.open(facts).train
         order = np.random.default_rng(1).permutation(facts.train_samples)

@@ -37,8 +37,8 @@ def borrow_drawn_flowers(**which: int) -> None:
         patch.delenv("TRAINER_CACHE", raising=False)
         if COMMON is not None:
             patch.setenv("TRAINER_CACHE", COMMON)
-        common = draw.draw(**which)
-    shutil.copytree(common, draw.folder(**which), copy_function=shutil.copyfile)
+        common = draw.draw(draw.Drawing(**which))
+    shutil.copytree(common, draw.folder(draw.Drawing(**which)), copy_function=shutil.copyfile)
 
 
 def silent(what: str, done: int, total: int) -> None:

@@ -68,7 +68,7 @@ def _answer(argv: list[str]) -> int:
 
 def command() -> None:
     """Entry point of ``python -m trainer`` and of the script ``trainer``: run the command line and end the process."""
-    early_signals.take()
+    early_signals.install()
     with interpreter.command() as codes:
         codes.append(main())
 

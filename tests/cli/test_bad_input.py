@@ -471,7 +471,6 @@ CLICKS = [
     clicks("data.hash_size=2.5", "data.hash_size=2.5", "whole number"),
     clicks("data.max_bad_fraction=2", "at most 1", instead="data.max_bad_fraction=0.01"),
     clicks("data.cache=false strategy=single", "data.cache=false", "strategy=single", instead="data.cache=true"),
-    clicks("data.chunk_rows=0", "at least 1 row"),
     clicks(
         "optimizer=momentum",
         "optimizer (torch.optim.SGD, momentum=0.9)",

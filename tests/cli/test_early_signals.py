@@ -43,11 +43,11 @@ import contextlib, os, sys, time
 from trainer.host import early_signals, signals
 from trainer.terminal import streams
 
-early_signals.take()
+early_signals.install()
 with streams.guarded():
     for step in sys.argv[1].split():
         if step == "job":
-            early_signals.leave_to_job()
+            early_signals.job_begins()
         elif step == "ended":
             early_signals.job_ended(0)
     with signals.undisturbed() if "closes" in sys.argv[1] else contextlib.nullcontext():
@@ -92,7 +92,7 @@ def test_signal_before_the_job_begins_ends_the_command_with_its_code_and_one_sen
 
 def test_early_handler_is_no_handler_of_forks_and_of_signals_that_are_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    early_signals.take()
+    early_signals.install()
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     if not (child := os.fork()):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -102,10 +102,10 @@ def test_early_handler_is_no_handler_of_forks_and_of_signals_that_are_ignored() 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 def test_jobs_handlers_take_over_and_what_comes_after_them_changes_nothing(number: signal.Signals) -> None:
-    early_signals.take()
+    early_signals.install()
     expected = KeyboardInterrupt if number == signal.SIGINT else Interrupted
     with pytest.raises(expected), termination_raises():
-        early_signals.leave_to_job()
+        early_signals.job_begins()
         os.kill(os.getpid(), number)
     assert early_signals.is_early(signal.getsignal(number))
     os.kill(os.getpid(), number)  # the job has ended

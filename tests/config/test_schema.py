@@ -98,8 +98,8 @@ def test_every_key_is_documented() -> None:
 
 
 def test_every_default_is_a_value_of_its_key() -> None:
-    given = [key for key in KEYS if key.default != "???" and not str(key.default).startswith("${")]
-    assert {key.path: why for key in given if (why := key.refuse(key.default))} == {}
+    settings = [key for key in KEYS if key.default != "???" and not str(key.default).startswith("${")]
+    assert {key.path: why for key in settings if (why := key.refuse(key.default))} == {}
 
 
 def test_groups_of_the_schema_are_those_of_conf() -> None:

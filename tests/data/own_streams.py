@@ -28,8 +28,8 @@ class OwnIterable(IterableDataset[Any]):
         self.samples = samples
 
     def __iter__(self) -> Iterator[Any]:
-        told = get_worker_info()
-        first, step = (0, 1) if told is None else (told.id, told.num_workers)
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
         return (sample(number) for number in range(first, self.samples, step))
 
 

@@ -23,7 +23,7 @@ from trainer.cli.compose import compose, hydra_app
 from trainer.config.schema import DataConfig
 from trainer.data import auto_num_workers
 from trainer.data.arrays.tensors import ArrayDataset
-from trainer.data.auto_num_workers import Growth, Host, enough, growing_readers
+from trainer.data.auto_num_workers import Growth, Host, growing_readers, readers_needed
 from trainer.data.feed import Feed
 from trainer.data.placement import Placement
 from trainer.data.reader import Reading
@@ -72,7 +72,7 @@ def test_as_many_read_as_the_loop_needs_and_idle_cores_allow(
 ) -> None:
     """One reader keeps a loop waiting half of its time: two readers feed it; nine tenths: ten, of which ceil leaves
     rounding."""
-    assert enough(readers, waiting, idle, most) in (
+    assert readers_needed(readers, waiting, idle, most) in (
         expected,
         expected + (waiting == 0.9 and idle == 8.0 and most == 16),
     )
@@ -88,9 +88,11 @@ def test_as_many_read_as_the_loop_needs_and_idle_cores_allow(
 def test_there_are_never_fewer_readers_and_never_more_than_idle_cores(
     readers: int, waiting: float, idle: float, most: int, other: float
 ) -> None:
-    found = enough(readers, waiting, idle, most)
+    found = readers_needed(readers, waiting, idle, most)
     assert readers <= found <= max(readers, most, readers) and found - readers <= idle + 0.75
-    assert enough(readers, min(waiting, other), idle, most) <= enough(readers, max(waiting, other), idle, most)
+    assert readers_needed(readers, min(waiting, other), idle, most) <= readers_needed(
+        readers, max(waiting, other), idle, most
+    )
     assert waiting > 0.05 or found == readers
 
 
@@ -99,12 +101,12 @@ def test_the_decision_is_made_once_from_the_second_to_the_fiftieth_update(capsys
     answers = [one.updated(waited=30.0 if n == 0 else 30.4) for n in range(120)]  # the start, 30 s, is not counted
     assert answers == [None] * 49 + [2] + [None] * 70
     assert one.epoch_over(99.0) is None and one.readers == 2
-    told = (
+    noted = (
         "the first 50 updates waited for data 40% of their time, and 1.2 cores of the host were idle: from then "
         "on 2 processes read, not 1"
     )
-    assert one.said == told and capsys.readouterr().out == f"data.num_workers=auto: {told}\n"
-    assert one.found() == {"chosen": {"num_workers": 2, "prefetch": 2}, "why": {"num_workers": told}}
+    assert one.said == noted and capsys.readouterr().out == f"data.num_workers=auto: {noted}\n"
+    assert one.found() == {"chosen": {"num_workers": 2, "prefetch": 2}, "why": {"num_workers": noted}}
 
 
 def test_a_loop_that_does_not_wait_says_nothing_and_one_without_idle_cores_says_so() -> None:
@@ -230,8 +232,8 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
         result = trainer.run([*flowers, f"data.num_workers={readers}", f"hydra.run.dir={folder}"])
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         losses.append([line["metrics"]["train/loss"] for line in lines if "train/loss" in line["metrics"]])
-        told = json.loads((folder / "result.json").read_text())
-        assert told["chosen"] == result.chosen
+        noted = json.loads((folder / "result.json").read_text())
+        assert noted["chosen"] == result.chosen
         if readers == "auto":
             said = (
                 "the first 20 updates waited for data 50% of their time, and 1.1 cores of the host were idle: "

@@ -19,9 +19,9 @@ from tests.pace import wait_for
 from tests.strategies.tiny import Augmented
 from trainer.data.arrays.tensors import ArrayDataset
 from trainer.data.feed import Feed
-from trainer.data.leased_blocks import MapWork, StreamWork
+from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 from trainer.data.placement import Placement
-from trainer.data.reader import BlockReader, Reading
+from trainer.data.reader import Addresses, Reader, Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.strategies.contract import Lease
@@ -149,7 +149,9 @@ class Noting(ArrayDataset):
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_reading_process_keeps_so_many_batches_ready(make: Make, prefetch: int) -> None:
     data = Noting(80)
-    batches = iter(make(data, numbered(4), num_workers=1, prefetch=prefetch).train_reader)
+    one = make(data, numbered(4), num_workers=1, prefetch=prefetch)
+    assert one.reader is not None
+    batches = one.reader.read(Addresses(one.sampler))
     next(batches)
     wait_for(lambda: data.read >= 1 + prefetch, 10, "batches are read ahead")
     time.sleep(0.1)
@@ -197,21 +199,21 @@ class Blocks:
 
 
 def test_leases_without_a_batch_are_given_back(make: Make) -> None:
-    told: list[str] = []
+    said: list[str] = []
 
     def hand(name: str, *leases: tuple[int, int]) -> Any:
-        return lambda epoch, blocks: iter(Lease(b, s, partial(told.append, f"{name} {b}")) for b, s in leases)
+        return lambda epoch, blocks: iter(Lease(b, s, partial(said.append, f"{name} {b}")) for b, s in leases)
 
     data = numbered(24)
     sampler = DistributedBatchSampler(24, 4, shuffle=False)
 
-    maps = MapWork(BlockReader(data, Reading()), sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
-    stream = StreamWork(Blocks(), 2, 0, False, hand("stream", (0, 0), (1, 0), (2, 2)))
+    maps = LeasedBatches(Reader(data, Reading()), sampler, 3, None, 1, None, hand("map", (0, 3), (1, 2)))
+    stream = LeasedRows(Blocks(), 2, 0, False, hand("stream", (0, 0), (1, 0), (2, 2)))
     seen = {}
     for name, work in (("map", maps), ("stream", stream)):
         feed = make(data, numbered(4), work=work)
         seen[name] = [(b.work, b.labels.tolist()) for _, update in feed.updates(0) for b in update]
-    assert told == ["map 0", "stream 1"]
+    assert said == ["map 0", "stream 1"]
     assert seen["map"] == [((0, 1, 2, True), [20, 21, 22, 23])]
     assert seen["stream"] == [
         ((0, 0, 0, False), [0, 1]),

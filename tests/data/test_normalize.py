@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ KINDS: dict[str, tuple[type[DataSource], type, list[float], list[float]]] = {
 def test_images_are_normalised_as_the_options_say(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
     if kind == "cifar10":
-        borrow_drawn_flowers(**DRAWN)
+        borrow_drawn_flowers(**asdict(DRAWN))
     made, options, mean, std = KINDS[kind]
-    given: dict[str, Any] = {} if kind == "digits" else {"root": str(tmp_path / "none"), "download": False}
+    settings: dict[str, Any] = {} if kind == "digits" else {"root": str(tmp_path / "none"), "download": False}
     if kind == "imagefolder":
-        given = {"root": str(image_folder(tmp_path / "pictures")), "image_size": 32}
+        settings = {"root": str(image_folder(tmp_path / "pictures")), "image_size": 32}
     other = [0.5] * len(mean), [0.25] * len(mean)
     cases = {
         "mean_std": ({}, mean, std),
@@ -43,7 +44,7 @@ def test_images_are_normalised_as_the_options_say(kind: str, tmp_path: Path, mon
         "its own": ({"normalize": "mean_std", "mean": other[0], "std": other[1]}, *other),
     }
     for name, (more, less, by) in cases.items():
-        source = made(**config(options, **{"normalize": name, **given, **more}))
+        source = made(**config(options, **{"normalize": name, **settings, **more}))
         facts = source.prepare(source.facts(1), silent)
         splits = source.open(facts)
         raw, _ = splits.val[0]  # type: ignore[index]
@@ -51,8 +52,8 @@ def test_images_are_normalised_as_the_options_say(kind: str, tmp_path: Path, mon
         truth = (pixels - np.array(less)[:, None, None]) / np.array(by)[:, None, None]
         placed, _ = Placement(splits, torch.device("cpu"), torch.float64, False)(raw[None], torch.tensor([0]))
         assert isinstance(placed, torch.Tensor) and np.allclose(placed[0].numpy(), truth, rtol=0, atol=1e-12), name
-        told = source.image_preprocessing(facts)
-        assert (told["mean"], told["std"]) == ((None, None) if name == "none" else (less, by))
+        said = source.image_preprocessing(facts)
+        assert (said["mean"], said["std"]) == ((None, None) if name == "none" else (less, by))
 
 
 def test_a_window_lies_anywhere_in_the_resized_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,5 +79,5 @@ def test_label_smoothing_is_the_share_that_all_classes_get() -> None:
     logits, labels = random.normal(size=(6, 10)), random.integers(0, 10, 6)
     log = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     truth = -(0.7 * log[np.arange(6), labels] + 0.3 * log.mean(1)).mean()
-    mine = call_target(node, "loss")(torch.from_numpy(logits), torch.from_numpy(labels))
-    assert float(mine) == pytest.approx(truth, rel=1e-12)
+    ours = call_target(node, "loss")(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert float(ours) == pytest.approx(truth, rel=1e-12)

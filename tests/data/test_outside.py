@@ -38,8 +38,8 @@ from trainer.data.sets.image_folder import ImageFolder
 from trainer.errors import RunFailed, UserError
 
 
-def source(root: Path, **given: Any) -> ImageFolder:
-    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **given))
+def source(root: Path, **options: Any) -> ImageFolder:
+    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ OTHER_KINDS = {
 def test_kinds_that_are_not_named_are_refused_whatever_their_name_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*args: Any, **given: Any) -> None:
+    def never(*args: Any, **options: Any) -> None:
         raise AssertionError("a program was started, or something was unpacked")
 
     for what in (
@@ -179,7 +179,7 @@ def test_images_are_opened_in_one_place_alone() -> None:
 def test_whatever_a_decoder_breaks_with_the_image_is_named(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def breaks(*args: Any, **given: Any) -> None:
+    def breaks(*args: Any, **options: Any) -> None:
         raise error
 
     with monkeypatch.context() as patched:
@@ -398,8 +398,8 @@ def test_a_loop_of_links_does_not_multiply_the_images(tmp_path: Path, name: str)
     facts = source(root, on_bad="skip").facts(1)
     assert (facts.train_samples, facts.val_samples, facts.classes) == (18, 6, 3)
     assert str(root / place) in facts.attention
-    for mine, theirs in zip(source(root).listings(facts), truth, strict=True):
-        assert mine.names == theirs.names and mine.labels.tolist() == theirs.labels.tolist()
+    for ours, theirs in zip(source(root).listings(facts), truth, strict=True):
+        assert ours.names == theirs.names and ours.labels.tolist() == theirs.labels.tolist()
 
 
 def test_many_links_to_one_folder_are_walked_once(tmp_path: Path) -> None:
@@ -571,7 +571,7 @@ def test_a_reading_process_that_is_killed_is_one_sentence(tmp_path: Path) -> Non
     try:
         updates = feed.updates(0)
         list(next(updates)[1])
-        (reader,) = feed.train_reader.loader._iterator._workers  # type: ignore[union-attr]
+        (reader,) = feed.reader.loader._iterator._workers  # type: ignore[union-attr]
         os.kill(reader.pid, signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"^a reading process has died: .*(Killed|exited unexpectedly)"):
             for _, batches in updates:

@@ -16,9 +16,9 @@ from torch.utils.data import DistributedSampler
 from trainer.data.epoch_order import EpochOrder
 from trainer.data.sample_orders import RepeatedAugmentation
 from trainer.data.sampler import (
+    AllWorkersBatches,
     DistributedBatchSampler,
     EvaluationSampler,
-    EverybodysBatches,
     GlobalBatchSampler,
     TrainingSampler,
 )
@@ -251,9 +251,9 @@ def test_who_reads_for_everybody_reads_what_each_would_have_read(
         drop_last=drop_last,
         order=order,
     )
-    reads = [batch.tolist() for batch in EverybodysBatches(everybody[0]).arrays()]
+    reads = [batch.tolist() for batch in AllWorkersBatches(everybody[0]).arrays()]
     assert [reads[rank::world_size] for rank in range(world_size)] == [list(sampler) for sampler in everybody]
-    assert len(reads) == len(EverybodysBatches(everybody[0]))
+    assert len(reads) == len(AllWorkersBatches(everybody[0]))
 
 
 def test_a_global_batch_without_a_sample_for_each_is_refused() -> None:
@@ -324,8 +324,8 @@ def test_strided_padding_is_that_of_torchs_sampler(
     )
     for rank, sampler in enumerate(everybody):
         theirs = DistributedSampler(range(num_samples), world_size, rank, shuffle=False)  # type: ignore[arg-type]
-        mine = [order[place] for place in theirs]
-        batches = [mine[at : at + batch_size] for at in range(0, len(mine), batch_size)]
+        ours = [order[place] for place in theirs]
+        batches = [ours[at : at + batch_size] for at in range(0, len(ours), batch_size)]
         assert list(sampler) == [b for b in batches if len(b) == batch_size or not drop_last]
 
 
@@ -350,7 +350,7 @@ def test_contiguous_blocks_without_padding_count_every_sample_once(
     seen = [counted(sampler) for sampler in everybody]
     assert [index for batches in zip(*seen, strict=True) for batch in batches for index in batch] == used
     assert all(max(sizes) - min(sizes) <= 1 for sizes in zip(*(s.sizes() for s in everybody), strict=True))
-    reads = [batch.tolist() for batch in EverybodysBatches(everybody[0]).arrays()]
+    reads = [batch.tolist() for batch in AllWorkersBatches(everybody[0]).arrays()]
     assert [reads[rank::world_size] for rank in range(world_size)] == [list(sampler) for sampler in everybody]
 
 

@@ -15,7 +15,7 @@ from tests.runs import points, read
 from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.config.run_config import RunConfig
-from trainer.data.epoch_order import EpochOrder, epoch_order, uses_of
+from trainer.data.epoch_order import EpochOrder, earlier_uses, epoch_order
 from trainer.data.sample_orders import Weighted
 from trainer.data.sampler import training_sampler, undivided_sampler
 from trainer.errors import UserError
@@ -131,7 +131,7 @@ def test_each_use_of_a_sample_in_an_epoch_has_an_address_of_its_own() -> None:
     order = EpochOrder(9, 0, lambda **_: np.resize([3, 1, 3], 9))
     assert order(0).tolist() == [3, 1, 12, 21, 10, 30, 39, 19, 48], "3, 3 + 9, 3 + 18, ..."
     random = np.random.default_rng(0).integers(0, 5, 200)
-    assert uses_of(random).tolist() == [random[:n].tolist().count(random[n]) for n in range(200)]
+    assert earlier_uses(random).tolist() == [random[:n].tolist().count(random[n]) for n in range(200)]
 
 
 @pytest.mark.parametrize("strategy", ["strategy=single", "strategy=pserver_async"])

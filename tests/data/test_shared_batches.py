@@ -197,9 +197,11 @@ class Numbered:
         return {"images": images, "pid": torch.full((len(numbers),), os.getpid())}, numbers
 
 
+EPOCH = Addresses(DistributedBatchSampler(240, 7, shuffle=False))
+
+
 def reader(num_workers: int) -> Reader:
-    sampler = DistributedBatchSampler(240, 7, shuffle=False)
-    return Reader(Numbered(), Addresses(sampler, None), Reading(num_workers=num_workers))  # type: ignore[arg-type]
+    return Reader(Numbered(), Reading(num_workers=num_workers))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -211,7 +213,7 @@ def two() -> Iterator[Reader]:
 
 def test_reading_processes_send_an_epoch_through_it_and_all_of_it_may_be_held(two: Reader) -> None:
     for _ in range(3):
-        held = list(two)
+        held = list(two.read(EPOCH))
         assert two.shared is not None and any(two.shared.occupied[:])
         numbers = torch.cat([labels for _, labels in held])
         assert torch.equal(numbers, torch.arange(240))
@@ -223,15 +225,16 @@ def test_reading_processes_send_an_epoch_through_it_and_all_of_it_may_be_held(tw
 
 
 def test_an_epoch_that_is_left_early_costs_nobody_a_batch(two: Reader) -> None:
-    for number, (_, labels) in enumerate(two):
+    for number, (_, labels) in enumerate(two.read(EPOCH)):
         assert torch.equal(labels, torch.arange(7 * number, 7 * number + 7))
         if number == 3:
             break
-    assert torch.equal(torch.cat([labels for _, labels in two]), torch.arange(240))
+    assert torch.equal(torch.cat([labels for _, labels in two.read(EPOCH)]), torch.arange(240))
 
 
 def test_without_such_memory_batches_come_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     plain = reader(2)
-    assert torch.equal(torch.cat([labels for _, labels in plain]), torch.arange(240)) and plain.shared is None
+    assert torch.equal(torch.cat([labels for _, labels in plain.read(EPOCH)]), torch.arange(240))
+    assert plain.shared is None
     plain.close()

@@ -50,8 +50,8 @@ def options(tmp_path: Path) -> list[str]:
 def seen(tmp_path: Path, which: str = "train") -> list[list[list[int]]]:
     """Of each worker the samples of its batches."""
     files = [path.read_text().splitlines() for path in tmp_path.glob("seen.*")]
-    told = [[line.split() for line in lines] for lines in files]
-    found = [[[int(n) for n in words[1:]] for words in lines if words[0] == which] for lines in told]
+    words_by_file = [[line.split() for line in lines] for lines in files]
+    found = [[[int(n) for n in words[1:]] for words in lines if words[0] == which] for lines in words_by_file]
     return sorted(batches for batches in found if batches)
 
 
@@ -90,8 +90,8 @@ def test_one_process_trains_on_the_first_samples_of_each_epoch_once(
 
 @pytest.mark.parametrize("strategy", ["collective", "pserver_sync", "pserver_async"])
 def test_two_workers_share_each_update(tmp_path: Path, options: list[str], strategy: str) -> None:
-    told = [*options, f"strategy={strategy}", "launch.workers=2", "hydra.run.dir=run", "data.num_workers=1"]
-    done = trainer(*told, cwd=tmp_path, SEEN=f"{tmp_path}/seen")
+    arguments = [*options, f"strategy={strategy}", "launch.workers=2", "hydra.run.dir=run", "data.num_workers=1"]
+    done = trainer(*arguments, cwd=tmp_path, SEEN=f"{tmp_path}/seen")
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen(tmp_path) == of_workers(2, [range(40)] * 2)
     assert "in its own order, from its beginning in each epoch" in " ".join(done.stdout.split())
@@ -113,7 +113,7 @@ def test_two_workers_share_each_update(tmp_path: Path, options: list[str], strat
 def test_workers_may_read_all_of_it_or_files_of_their_own(
     tmp_path: Path, options: list[str], shard: str, workers: list[list[list[int]]]
 ) -> None:
-    told = [
+    arguments = [
         *options,
         f"data.shard={shard}",
         "data.how=files",
@@ -123,8 +123,8 @@ def test_workers_may_read_all_of_it_or_files_of_their_own(
         "strategy=collective",
     ]
     if shard == "none":
-        told = [o for o in told if o not in ("data.how=files", "data.samples=12")]
-    done = trainer(*told, "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen")
+        arguments = [o for o in arguments if o not in ("data.how=files", "data.samples=12")]
+    done = trainer(*arguments, "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen")
     assert done.returncode == 0, done.stdout + done.stderr
     assert seen(tmp_path) == workers
 
@@ -132,7 +132,7 @@ def test_workers_may_read_all_of_it_or_files_of_their_own(
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, options: list[str], workers: int) -> None:
     batch = 4 // workers
-    told = [
+    arguments = [
         *options,
         f"data.batch_size={batch}",
         f"launch.workers={workers}",
@@ -141,12 +141,17 @@ def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, optio
         "data.shuffle_buffer=3",
         "launch.max_restarts=0",
     ]
-    whole = trainer(*told, "hydra.run.dir=whole", cwd=tmp_path)
+    whole = trainer(*arguments, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    broken = trainer(*told, "data.how=breaking", "hydra.run.dir=run", cwd=tmp_path)
+    broken = trainer(*arguments, "data.how=breaking", "hydra.run.dir=run", cwd=tmp_path)
     assert broken.returncode == 1 and "the line is not a number" in broken.stderr + broken.stdout
     resumed = trainer(
-        *told, "resume=auto", "resume.allow_changes=true", "hydra.run.dir=run", cwd=tmp_path, SEEN=f"{tmp_path}/seen"
+        *arguments,
+        "resume=auto",
+        "resume.allow_changes=true",
+        "hydra.run.dir=run",
+        cwd=tmp_path,
+        SEEN=f"{tmp_path}/seen",
     )
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     skipped = re.search(
@@ -157,8 +162,8 @@ def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, optio
     updates = int(skipped[1]) // 4
     trained = sum(len(batch) for batches in seen(tmp_path) for batch in batches)
     assert trained == 4 * (EPOCHS * STEPS - updates) == read(tmp_path / "run/result.json")["samples"] - int(skipped[1])
-    mine, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "run"))
-    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    ours, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "run"))
+    assert all(torch.equal(ours[name], other[name]) for name in ours)
     assert points(tmp_path / "whole", "train/loss") == points(tmp_path / "run", "train/loss")
 
 
@@ -178,9 +183,9 @@ def test_a_buffer_gives_each_sample_once_in_another_order_each_epoch(
 def test_a_validation_stream_is_read_to_its_end_and_each_sample_counts_once(
     tmp_path: Path, options: list[str], workers: int
 ) -> None:
-    told = [o for o in options if o != "validation=false"]
+    arguments = [o for o in options if o != "validation=false"]
     done = trainer(
-        *told,
+        *arguments,
         "epochs=1",
         "data.val=0",
         "data.val_length=13",
@@ -235,8 +240,15 @@ def test_a_stream_that_fails_is_named_in_a_sentence(
 
 
 def test_files_of_unequal_length_end_the_run_with_a_sentence_and_no_hang(tmp_path: Path, options: list[str]) -> None:
-    told = [*options, "data.shard=files", "data.how=files", "data.samples=9", "launch.workers=2", "strategy=collective"]
-    done = trainer(*told, "hydra.run.dir=run", cwd=tmp_path)
+    arguments = [
+        *options,
+        "data.shard=files",
+        "data.how=files",
+        "data.samples=9",
+        "launch.workers=2",
+        "strategy=collective",
+    ]
+    done = trainer(*arguments, "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 1
     assert (
         "ended after 18 samples of worker" in done.stderr + done.stdout
@@ -268,14 +280,20 @@ def test_what_a_stream_cannot_do_is_refused_before_anything_starts(
     tmp_path: Path, options: list[str], more: str
 ) -> None:
     (tmp_path / "x.pt").write_bytes(b"")
-    told = [o for o in options if "data=digits" not in more or not o.startswith("data")]
+    arguments = [o for o in options if "data=digits" not in more or not o.startswith("data")]
     asked = [o.replace("x.pt", f"{tmp_path}/x.pt") for o in more.split()]
     with pytest.raises(UserError) as raised:
-        package.run([*told, *asked, f"hydra.run.dir={tmp_path}/run"])
+        package.run([*arguments, *asked, f"hydra.run.dir={tmp_path}/run"])
     for part in REFUSED[more]:
         assert part in str(raised.value)
 
 
 def test_the_length_that_a_source_knows_is_the_epochs(tmp_path: Path, options: list[str]) -> None:
-    told = [*options, "data.steps_per_epoch=null", "data.known=27", "data.samples=27", f"hydra.run.dir={tmp_path}/run"]
-    assert package.run(told).samples == EPOCHS * 24
+    arguments = [
+        *options,
+        "data.steps_per_epoch=null",
+        "data.known=27",
+        "data.samples=27",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
+    assert package.run(arguments).samples == EPOCHS * 24

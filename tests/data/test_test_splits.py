@@ -208,16 +208,16 @@ def test_the_json_file_is_tested_on_its_part_eval(tmp_path: Path, val_split: str
     assert torch.equal(images.flatten(1), torch.tensor(parts[test][0])) and labels == parts[test][1]
 
 
-def cifar_source(root: Path, **given: Any) -> tuple[Cifar10, list[int]]:
+def cifar_source(root: Path, **settings: Any) -> tuple[Cifar10, list[int]]:
     cifar(root)
     theirs = pickle.loads((root / "cifar-10-batches-py" / "test_batch").read_bytes())
-    return Cifar10(**config(schema.Cifar10Data, root=str(root), **given)), theirs["labels"]
+    return Cifar10(**config(schema.Cifar10Data, root=str(root), **settings)), theirs["labels"]
 
 
-def mnist_source(root: Path, **given: Any) -> tuple[Mnist, list[int]]:
+def mnist_source(root: Path, **settings: Any) -> tuple[Mnist, list[int]]:
     mnist(root)
     theirs = (root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").read_bytes()[8:]
-    return Mnist(**config(schema.MnistData, root=str(root), **given)), list(theirs)
+    return Mnist(**config(schema.MnistData, root=str(root), **settings)), list(theirs)
 
 
 @pytest.mark.parametrize("make", [cifar_source, mnist_source])

@@ -16,7 +16,7 @@ import torch._inductor.codecache as codecache
 import trainer as package
 from tests.faults.stranger import NOBODY, said_by_nobody
 from trainer.config.run_config import RunConfig
-from trainer.data.prepared import MARKER, known, made_once
+from trainer.data.prepared import MARKER, known, prepare_once
 from trainer.errors import UserError
 from trainer.host import cache, private
 from trainer.planning.validate import check_compiler
@@ -35,7 +35,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make(part: Path) -> dict[str, Any]:
-    part.mkdir()
     return {"made": "by us"}
 
 
@@ -56,7 +55,7 @@ def planted(folder: Path) -> Path:
 def test_a_new_cache_is_for_its_user_alone_whatever_the_umask(root: Path) -> None:
     before = os.umask(0)
     try:
-        assert made_once(root / "kind" / "abc", make) == {"made": "by us"}
+        assert prepare_once(root / "kind" / "abc", make) == {"made": "by us"}
         with own_code():  # whatever torch has chosen when it was imported
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(root / "compiled")
             assert os.environ["TRITON_CACHE_DIR"] == str(root / "compiled" / "triton")
@@ -75,7 +74,7 @@ def test_a_new_cache_is_for_its_user_alone_whatever_the_umask(root: Path) -> Non
 def test_folder_that_others_can_write_is_refused_and_the_repair_is_told(root: Path, at: str, mode: int) -> None:
     target = planted(root / "kind" / "abc")
     (root / at).chmod(mode)
-    for ask in (lambda: known(target), lambda: made_once(target, make)):
+    for ask in (lambda: known(target), lambda: prepare_once(target, make)):
         if mode == 0o772 and cache._is_private_group((root / at).stat().st_gid):
             (root / at).chmod(0o777)
         with pytest.raises(UserError, match=rf"the cache {root / at}.*: can be written by other users") as caught:
@@ -96,7 +95,7 @@ def test_what_cannot_be_read_now_is_not_prepared_anew(root: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", fails)
         with pytest.raises(UserError, match=rf"{target / MARKER}: cannot be read: Input/output error"):
-            made_once(target, make)
+            prepare_once(target, make)
     assert known(target) == {"made": "by them"}
 
 
@@ -106,7 +105,7 @@ def test_folder_that_another_user_made_first_is_refused(root: Path, at: str) -> 
     target = planted(root / "kind" / "abc")
     os.chown(root / at, NOBODY, NOBODY)
     with pytest.raises(UserError, match=r"belongs to another user .* who could put prepared data of theirs there"):
-        made_once(target, make)
+        prepare_once(target, make)
     assert json.loads((target / MARKER).read_text()) == {"made": "by them"}, "nothing of theirs is touched"
 
 
@@ -114,7 +113,7 @@ def test_folder_that_another_user_made_first_is_refused(root: Path, at: str) -> 
 def test_below_a_common_folder_only_ones_own_is_used(root: Path) -> None:
     root.mkdir()
     root.chmod(0o1777)  # as /tmp
-    assert made_once(root / "kind" / "abc", make) == {"made": "by us"}
+    assert prepare_once(root / "kind" / "abc", make) == {"made": "by us"}
     os.chown(root / "kind", NOBODY, NOBODY)
     with pytest.raises(UserError, match="belongs to another user"):
         known(root / "kind" / "abc")
@@ -131,9 +130,9 @@ def test_below_a_folder_that_nobody_can_enter_all_is_well(root: Path) -> None:
 def test_cache_of_root_is_read_by_others_and_written_by_root_alone(root: Path) -> None:
     planted(root / "kind" / "abc")
     reachable(root)
-    assert said_by_nobody(lambda: made_once(root / "kind" / "abc", make)) == "{'made': 'by them'}"
+    assert said_by_nobody(lambda: prepare_once(root / "kind" / "abc", make)) == "{'made': 'by them'}"
     refused = f"UserError: the cache {root / 'kind'}: cannot be written by this user, and does not hold"
-    assert said_by_nobody(lambda: made_once(root / "kind" / "new", make)).startswith(refused)
+    assert said_by_nobody(lambda: prepare_once(root / "kind" / "new", make)).startswith(refused)
 
 
 def test_only_inductor_asks_for_a_compiler_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +157,9 @@ def test_compiled_code_is_refused_where_anybody_could_have_put_some(
     with pytest.raises(UserError, match=rf"the cache {theirs}: .* who could put compiled code of theirs there"):
         check_compiler(COMPILE, "cuda")
     check_compiler(RunConfig(), "cuda")
-    assert made_once(theirs / "cache" / "abc", make) == {"made": "by us"}, "data need no more than folders of one's own"
+    assert prepare_once(theirs / "cache" / "abc", make) == {"made": "by us"}, (
+        "data need no more than folders of one's own"
+    )
 
 
 @needs_root

@@ -145,8 +145,8 @@ def test_descriptors_that_are_used_up_are_named_with_their_limit(
 
 def test_file_that_may_not_grow_is_named_with_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (8192, 8192))
-    told = machine_limits.reached(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "run/metrics.jsonl"))
-    assert told.startswith(
+    noted = machine_limits.reached(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "run/metrics.jsonl"))
+    assert noted.startswith(
         "run/metrics.jsonl cannot be written: it would be larger than a file may be (ulimit -f, 8.2 kB)"
     )
     assert "ulimit -f unlimited" in machine_limits.reached(Exception("I/O error: File too large (os error 27)"))

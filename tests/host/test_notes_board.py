@@ -34,10 +34,10 @@ def board(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], OwnBoa
 
 
 def test_note_is_read_by_others_and_replaced_by_the_next(board: Callable[[], OwnBoard]) -> None:
-    mine, theirs = board(), board()
+    ours, theirs = board(), board()
     assert not theirs.check(["a/b"])
     for text in ("one", "", "two words, ü\nand a line"):
-        mine.set("a/b", text)
+        ours.set("a/b", text)
         assert theirs.check(["a/b"]) and theirs.get("a/b") == text.encode()
     assert not theirs.check(["a/b", "a"]) and not theirs.check(["b"])
 

@@ -71,11 +71,11 @@ def test_who_was_stopped_waits_for_the_answer_of_a_store() -> None:
 
     def clock() -> float:
         """The process was stopped before its second look, and the answer comes after that."""
-        told = now[0]
-        now[0] += HOUR_S if told == 0.0 else 0.0
-        if told:
+        said = now[0]
+        now[0] += HOUR_S if said == 0.0 else 0.0
+        if said:
             answers.set()
-        return told
+        return said
 
     store = PatientStore(Slow(), "the store", TIMEOUT_S, clock)
     assert not store.check(["key"])

@@ -74,10 +74,10 @@ def test_finetuning_takes_torchvisions_file_with_its_auxiliary_classifiers(tmp_p
     assert model.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
 
 
-@pytest.mark.parametrize(("name", "given"), [("resnet18", "DEFAULT"), ("googlenet", "DEFAULT"), ("googlenet", None)])
-def test_saved_weights_need_none_of_torchvisions(name: str, given: str | None) -> None:
+@pytest.mark.parametrize(("name", "options"), [("resnet18", "DEFAULT"), ("googlenet", "DEFAULT"), ("googlenet", None)])
+def test_saved_weights_need_none_of_torchvisions(name: str, options: str | None) -> None:
     """And inputs are turned for the pretrained ones only, as torchvision does."""
-    node = {"_target_": TARGET, "name": name, "weights": given, "num_classes": 1000}
+    node = {"_target_": TARGET, "name": name, "weights": options, "num_classes": 1000}
     with torch.device("meta"):
         model = call_target(for_saved_weights(node), "model")
-    assert getattr(model, "transform_input", None) == (None if name == "resnet18" else given is not None)
+    assert getattr(model, "transform_input", None) == (None if name == "resnet18" else options is not None)

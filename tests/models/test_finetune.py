@@ -99,16 +99,16 @@ def test_weights_that_cannot_be_fetched_are_refused(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "says"),
+    ("name", "options", "says"),
     [
         ("resnet18", "none.pt", "there is no such file"),
         ("resnet18", "IMAGENET1K_V9", "resnet18 has IMAGENET1K_V1"),
         ("resnet19", "DEFAULT", "resnet19"),
     ],
 )
-def test_wrong_weights_are_refused_before_anything_starts(name: str, given: str, says: str) -> None:
+def test_wrong_weights_are_refused_before_anything_starts(name: str, options: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        check(name, given)
+        check(name, options)
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def test_resnets_are_as_torchvision_makes_them(name: str) -> None:
         torch.manual_seed(3)
         theirs = models.get_model(name, num_classes=3, zero_init_residual=True)
         torch.manual_seed(3)
-        mine = models.get_model(name, num_classes=3)
-    zero_last_norms(mine)
-    assert zeroed(mine) == zeroed(theirs) != []
-    for (key, one), other in zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True):
+        ours = models.get_model(name, num_classes=3)
+    zero_last_norms(ours)
+    assert zeroed(ours) == zeroed(theirs) != []
+    for (key, one), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
         assert torch.equal(one, other), key
 
 

@@ -38,12 +38,12 @@ def test_the_average_is_torchs(decay: float) -> None:
     model = net()
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
     theirs.update_parameters(model)  # its first call copies: the start
-    mine = AveragedWeights(model, decay)
+    ours = AveragedWeights(model, decay)
     for step in range(1, 21):
         train(model, step)
-        mine.follow(step)
+        ours.follow(step)
         theirs.update_parameters(model)
-    with mine.in_place():
+    with ours.in_place():
         for name, value in model.state_dict().items():
             if value.is_floating_point():  # torch averages the count of batches too, which is none
                 torch.testing.assert_close(value, theirs.module.state_dict()[name], rtol=0, atol=1e-13)
@@ -52,39 +52,39 @@ def test_the_average_is_torchs(decay: float) -> None:
 
 def test_the_warmup_follows_its_formula() -> None:
     model = net()
-    mine = AveragedWeights(model, 0.8, warmup=True, gamma=2.0, power=0.75)
+    ours = AveragedWeights(model, 0.8, warmup=True, gamma=2.0, power=0.75)
     weights = [model[0].weight.detach().clone()]
     expected = weights[0]
     for step in range(1, 31):
         train(model, step)
-        mine.follow(step)
+        ours.follow(step)
         decay = min(0.8, 1 - (1 + (step - 1) / 2.0) ** -0.75)
         expected = decay * expected + (1 - decay) * model[0].weight.detach()
-    with mine.in_place():
+    with ours.in_place():
         torch.testing.assert_close(model[0].weight.detach(), expected, rtol=0, atol=1e-13)
-    assert AveragedWeights(model, 0.8, warmup=True).decay_at(0) == 0.0 and mine.decay_at(10**6) == 0.8
+    assert AveragedWeights(model, 0.8, warmup=True).decay_at(0) == 0.0 and ours.decay_at(10**6) == 0.8
 
 
 def test_an_update_is_taken_in_once() -> None:
     model = net()
-    mine = AveragedWeights(model, 0.5)
+    ours = AveragedWeights(model, 0.5)
     start = model[0].weight.detach().clone()
     with torch.no_grad():
         model[0].weight += 1.0
     for _ in range(3):
-        mine.follow(1)
-    mine.follow(0)
-    with mine.in_place():
+        ours.follow(1)
+    ours.follow(0)
+    with ours.in_place():
         torch.testing.assert_close(model[0].weight.detach(), start + 0.5)
 
 
 def test_the_model_has_its_own_weights_again_afterwards() -> None:
     model = net()
-    mine = AveragedWeights(model, 0.9)
+    ours = AveragedWeights(model, 0.9)
     train(model, 1)
-    mine.follow(1)
+    ours.follow(1)
     before = state(model)
-    with pytest.raises(RuntimeError), mine.in_place():
+    with pytest.raises(RuntimeError), ours.in_place():
         assert not torch.equal(model[0].weight, before["0.weight"])
         raise RuntimeError
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -100,8 +100,8 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 5) ->
 
 def test_groups_train_as_torchs_own_written_by_hand() -> None:
     torch.manual_seed(0)
-    mine = Mixed().double()
-    theirs = copy.deepcopy(mine)
+    ours = Mixed().double()
+    theirs = copy.deepcopy(ours)
     config = node(lr_factors={"stem": 0.5, "second.*": 2.0})
     hand = [
         {"params": [theirs.stem.weight], "lr": 0.05, "weight_decay": 0.2},
@@ -114,7 +114,7 @@ def test_groups_train_as_torchs_own_written_by_hand() -> None:
             "weight_decay": 0.0,
         },
     ]
-    for one, other in zip(steps(mine, made(mine, config)), steps(theirs, torch.optim.AdamW(hand, lr=0.1)), strict=True):
+    for one, other in zip(steps(ours, made(ours, config)), steps(theirs, torch.optim.AdamW(hand, lr=0.1)), strict=True):
         assert torch.equal(one, other)
 
 

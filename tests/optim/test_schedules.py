@@ -186,12 +186,12 @@ def test_plateau_equals_torchs(metric: str, cooldown: int) -> None:
         cooldown=cooldown,
         min_lr=0.02,
     )
-    mine = Plateau(STEPS, PER_EPOCH, metric, gamma=0.5, patience=2, min_delta=0.01, cooldown=cooldown, least=0.02)
+    own = Plateau(STEPS, PER_EPOCH, metric, gamma=0.5, patience=2, min_delta=0.01, cooldown=cooldown, least=0.02)
     seen = []
     for step, value in enumerate(curve):
         theirs.step(value)
-        mine.observe(step, {metric: float(value), "val/other": 0.0})
-        seen.append(mine.factor(step))
+        own.observe(step, {metric: float(value), "val/other": 0.0})
+        seen.append(own.factor(step))
         assert seen[-1] == pytest.approx(optimizer.param_groups[0]["lr"])
     assert seen[0] == 1.0 and seen[-1] == 0.02 and len(set(seen)) > 4
 

@@ -56,13 +56,13 @@ def test_sgd_and_adagrad_do_what_they_do_with_dense_gradients(name: str) -> None
     config, dense, options = CASES[name]
     chosen = rule(config)
     assert chosen.name == name
-    mine, other = table(), nn.Parameter(table().weight.detach().clone())
-    one, two = sparse_optimizer(chosen, [mine.weight]), dense([other], lr=0.5, **options)
+    ours, other = table(), nn.Parameter(table().weight.detach().clone())
+    one, two = sparse_optimizer(chosen, [ours.weight]), dense([other], lr=0.5, **options)
     for step in range(4):
-        other.grad = gradients(mine, step)
+        other.grad = gradients(ours, step)
         one.step()
         two.step()
-    torch.testing.assert_close(mine.weight.detach(), other.detach(), rtol=0, atol=1e-14)
+    torch.testing.assert_close(ours.weight.detach(), other.detach(), rtol=0, atol=1e-14)
 
 
 def test_adam_moves_the_touched_rows_alone() -> None:

@@ -95,25 +95,24 @@ def give_gradients(module: nn.Module, step: int, size: float = 1.0) -> None:
 
 
 def test_updater_equals_torchs_optimizer_scheduler_and_clipping() -> None:
-    mine, theirs = model(), model()
+    own, theirs = model(), model()
     schedule = Cosine(20, 5)
     groups = [
-        [{"params": [m.weight], "lr": 0.1}, {"params": [m.bias], "lr": 0.5, "weight_decay": 0.1}]
-        for m in (mine, theirs)
+        [{"params": [m.weight], "lr": 0.1}, {"params": [m.bias], "lr": 0.5, "weight_decay": 0.1}] for m in (own, theirs)
     ]
     updater = Updater(torch.optim.SGD(groups[0], momentum=0.9), schedule.factor, clip_norm=1.5)
     optimizer = torch.optim.SGD(groups[1], momentum=0.9)
     scheduler = lr_scheduler.LambdaLR(optimizer, schedule.factor)
     norms = []
     for step in range(20):
-        give_gradients(mine, step, 0.5), give_gradients(theirs, step, 0.5)
+        give_gradients(own, step, 0.5), give_gradients(theirs, step, 0.5)
         assert updater.lr == pytest.approx(scheduler.get_last_lr()[0])
         updater.step()
         norms.append(float(nn.utils.clip_grad_norm_(theirs.parameters(), 1.5)))
         optimizer.step()
         scheduler.step()
-        assert all(p.grad is None for p in mine.parameters())
-        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert all(p.grad is None for p in own.parameters())
+        for one, other in zip(own.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(one, other)
     assert min(norms) < 1.5 < max(norms)
 

@@ -168,7 +168,7 @@ STATES: dict[str, tuple[Changed, ...] | str] = {
     ),
     "strategy.updater.names": (c("optimizer.lr_factors={features.*:0}", said="which is not trained any more"),),
     "strategy.updater.made_with": (
-        "settings of the config, of which the changed ones count (tests/optim/test_carried_state.py)"
+        "settings of the config, of which the changed ones count (tests/optim/test_state_transfer.py)"
     ),
     "strategy.updater.scaler": (
         c("precision=fp16", said="precision=fp16 needs a loss scale, and the checkpoint has none"),

@@ -64,7 +64,7 @@ def test_a_signal_leaves_its_sentence_alone_on_the_line() -> None:
 import os, signal
 from trainer.host import early_signals
 from trainer.terminal import streams
-early_signals.take()
+early_signals.install()
 with streams.guarded():
     streams.wait_for("waiting")
     os.kill(os.getpid(), signal.SIGTERM)

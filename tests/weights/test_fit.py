@@ -102,7 +102,7 @@ AMPLIFIED = {
 def test_a_small_file_that_asks_for_much_memory_is_refused_before_torch_reads_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*args: Any, **given: Any) -> None:
+    def never(*args: Any, **options: Any) -> None:
         raise AssertionError("torch.load was called")
 
     monkeypatch.setattr(torch, "load", never)
@@ -214,7 +214,7 @@ def test_tensors_that_no_model_takes_are_one_sentence_that_names_the_file(name: 
     for use in (
         lambda: fit.check(path, model, "m"),
         lambda: fit.load(path, model),
-        lambda: fit.into(model, tensor_files.read(path, f"weights={path}"), f"weights={path}"),
+        lambda: fit.load_tensors(model, tensor_files.read(path, f"weights={path}"), f"weights={path}"),
     ):
         with pytest.raises(UserError, match=says) as caught:
             use()
@@ -245,7 +245,7 @@ def test_a_pretrained_model_refuses_them_too(kind: str, tmp_path: Path) -> None:
 
 def test_a_pickle_is_followed_without_making_anything() -> None:
     with pytest.raises(ValueError, match=r"calls posix\.system"):
-        torch_files.follow(b"\x80\x02cposix\nsystem\n" + text(b"true") + b"\x85R.")
+        torch_files.simulate(b"\x80\x02cposix\nsystem\n" + text(b"true") + b"\x85R.")
 
 
 def test_a_table_that_was_left_out_is_told_and_nothing_is_loaded(tmp_path: Path) -> None:

@@ -117,10 +117,10 @@ def test_the_same_tensors_are_loaded_and_what_was_taken_is_said(name: str, tmp_p
     torch.save(content, path)
     model = Small()
     with torch.device("meta"):
-        told = fit.check(path, Small(), "Small")
+        noted = fit.check(path, Small(), "Small")
     fit.load(path, model)
     assert all(torch.equal(tensor, STATE[name]) for name, tensor in model.state_dict().items())
-    assert (said in told) if said else not told
+    assert (said in noted) if said else not noted
 
 
 def test_a_file_is_what_its_first_bytes_say(tmp_path: Path) -> None:

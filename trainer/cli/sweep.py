@@ -123,7 +123,7 @@ class Sweep:
             status = "KILLED"
             try:
                 with termination_raises(lambda: True):  # between two jobs, which handle signals themselves
-                    early_signals.leave_to_job()
+                    early_signals.job_begins()
                     self._run_jobs()
                 status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
             finally:

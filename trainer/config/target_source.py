@@ -139,7 +139,8 @@ def _names(file: Path, visited: set[Path]) -> set[str] | None:
     tree = _parsed(file)
     if not tree.body or _makes_names(tree):
         return None
-    names = _submodules(file.parent) if file.name == "__init__.py" else set()
+    beside = file.parent.iterdir() if file.name == "__init__.py" else ()
+    names = {child.stem for child in beside if child.is_dir() or child.suffix == ".py"}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             names.add(node.name)
@@ -163,10 +164,6 @@ def _makes_names(tree: ast.Module) -> bool:
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
     on_self = [n for n in calls if n.args and isinstance(n.args[0], ast.Name) and n.args[0].id == "self"]
     return any(n.func.id in ("globals", "setattr") for n in calls if n not in on_self)  # type: ignore[attr-defined]
-
-
-def _submodules(folder: Path) -> set[str]:
-    return {child.stem for child in folder.iterdir() if child.is_dir() or child.suffix == ".py"}
 
 
 def _imported(file: Path, node: ast.ImportFrom) -> Path | None:

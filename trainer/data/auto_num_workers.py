@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -18,23 +17,13 @@ from trainer.data.prefetch import ready_each
 from trainer.host import hardware
 
 UPDATES = 50
-"""Of the first epoch, that are measured; fewer where the epoch has fewer, but no fewer than ``LEAST``."""
+"""Updates that are measured, of the first epoch; all of a shorter epoch, but at least ``LEAST``."""
 LEAST = 5
 BEARABLE = 0.05
 """Share of the time that a loop may wait for data."""
 WORTH_A_PROCESS = 0.25
-"""Of a core that is idle, from which on one more process is worth its start."""
+"""Idle share of a core from which one more process is worth its start."""
 CGROUP = Path("/sys/fs/cgroup")
-
-
-class HostMeter(Protocol):
-    """Protocol of what :class:`Growth` measures of the host, so that tests can replace it."""
-
-    def seconds(self) -> float:
-        """The time on a clock that only goes forward, in seconds."""
-
-    def idle(self) -> tuple[float, ...]:
-        """Idle core-seconds so far, one number for each way to count them; the smallest increase counts."""
 
 
 class Host:
@@ -45,7 +34,10 @@ class Host:
         return time.perf_counter()
 
     def idle(self) -> tuple[float, ...]:
-        """Idle core-seconds of the cores that this process may use; in a container also those unused of its limit."""
+        """Idle core-seconds so far, by each way to count them: the smallest increase counts.
+
+        Idle time of the cores that this process may use; in a container also unused time of its CPU quota.
+        """
         every = psutil.cpu_times(percpu=True)
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
         counted = [every[core] for core in allowed if core < len(every)] or every
@@ -72,20 +64,19 @@ class Growth:
     The first update is not counted: in it the processes start.
 
     Attributes:
-        readers: processes that read for this worker now.
+        readers: reading processes of this worker now; most: greatest number of them.
         sharing: workers of this host, which share its idle cores.
-        most: processes that may read for this worker.
-        prefetch: batches that each of so many keeps ready.
+        prefetch: number of reading processes -> batches that each keeps ready.
         meter: measures the host.
-        updates: that are measured.
-        said: what was found, once it is, where the loop waited.
+        updates: number of updates that are measured.
+        said: the decision in a sentence; empty: the loop did not wait, or nothing is decided yet.
     """
 
     readers: int
     sharing: int
     most: int
     prefetch: Callable[[int], int]
-    meter: HostMeter
+    meter: Host
     updates: int = UPDATES
     said: str = ""
 
@@ -111,7 +102,7 @@ class Growth:
         return None if self.decided or self.seen < LEAST else self._decide(waited)
 
     def found(self) -> dict[str, dict[str, Any]]:
-        """What was measured, for the plan: ``chosen`` numbers and ``why``; empty if the loop did not wait."""
+        """The decision for the plan, as ``chosen`` and ``why``; empty if the loop did not wait."""
         if not self.said:
             return {}
         chosen = {"num_workers": self.readers, "prefetch": self.prefetch(self.readers)}
@@ -123,7 +114,7 @@ class Growth:
         seconds = max(1e-9, self.meter.seconds() - since)
         share = (waited - waited_then) / seconds
         idle = max(0.0, min(now - then for now, then in zip(self.meter.idle(), idle_then, strict=True)) / seconds)
-        wanted = enough(self.readers, share, idle / self.sharing, self.most)
+        wanted = readers_needed(self.readers, share, idle / self.sharing, self.most)
         if share <= BEARABLE:
             return None
         found = (
@@ -141,10 +132,10 @@ class Growth:
         return wanted if wanted > before else None
 
 
-def enough(readers: int, waiting: float, idle: float, most: int) -> int:
-    """How many reading processes the loop needs if it waits that share of its time with ``readers`` processes.
+def readers_needed(readers: int, waiting: float, idle: float, most: int) -> int:
+    """The number of reading processes that the loop needs if ``readers`` keep it waiting for this share of its time.
 
-    No more than there are idle cores for, a quarter of one included, and than ``most``; no fewer than there are.
+    At least ``readers``; at most ``most``, and one more for each idle core, where a quarter of a core counts as one.
     """
     if waiting <= BEARABLE:
         return readers
@@ -156,21 +147,11 @@ def growing_readers(data: DataConfig, readers: int, prefetch: int, workers_here:
     """Return the :class:`Growth` of a run with data.num_workers=auto, or None if the number of processes is fixed.
 
     Args:
-        readers: that were chosen; prefetch: batches that each keeps ready.
-        workers_here: on this host.
+        readers, prefetch: reading processes of this worker, and batches that each keeps ready.
+        workers_here: workers on this host.
     """
     if data.num_workers not in (None, "auto") or not readers:
         return None
     sharing = 1 if data.read == "scatter" else workers_here
     ready = ready_each if data.prefetch == "auto" else lambda _: prefetch
     return Growth(readers, sharing, max(readers, hardware.cores()), ready, Host())
-
-
-class Rest:
-    """A DataLoader's ``batch_sampler`` that skips the first ``first`` batches of an epoch."""
-
-    def __init__(self, addresses: Iterable[Any]) -> None:
-        self.addresses, self.first = addresses, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.addresses), self.first, None)

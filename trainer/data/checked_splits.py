@@ -13,11 +13,11 @@ from trainer.data.augment.global_generators import own_randomness
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import RunFailed, UserError, failed, first_line
 
-LOOKED_AT, OF_SLOW = 16, 2
-"""Samples of a data set that are looked at, spread over all of them; fewer where each takes long to read."""
+CHECKED, CHECKED_IF_SLOW = 16, 2
+"""Samples of a data set that are checked, spread over all of it; fewer if each takes long to read."""
 MOST_LABELS = 10_000_000
 MAY_LACK = {"validation": ", or type validation=false", "test": " with test=..., or type test=false"}
-"""What else can be done where a set is None."""
+"""What the user can type if a set is None."""
 IMAGE_DIMENSIONS = 3
 
 
@@ -25,7 +25,7 @@ def opened(source: DataSource, facts: Facts, validates: bool = True, tests: bool
     """Open a source's data sets, and check shapes, sizes and labels against its facts.
 
     Args:
-        validates: False: the validation set is not looked at, and may be None. tests: the same of the test set.
+        validates: False: the validation set is not checked, and may be None. tests: the same for the test set.
 
     Raises:
         RunFailed: they cannot be opened, or are not what the facts say.
@@ -59,7 +59,7 @@ def _is_unnumbered(dataset: Any, facts: Facts) -> bool:
 
 
 def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
-    """Mean and standard deviation are one number for each channel of images."""
+    """Check that mean and standard deviation have one number for each channel of images."""
     for what in ("mean", "std"):
         values = getattr(splits, what)
         if values is None:
@@ -76,7 +76,7 @@ def _check_normalisation(splits: Splits, facts: Facts, name: str) -> None:
 
 
 def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, name: str) -> None:
-    """A data set has so many samples, of this shape, with labels that the task can learn."""
+    """Check the number of samples of a data set, and shape and labels of some of them."""
     where = f"{name}, the {which} set"
     kind = type(dataset).__name__
     if dataset is None:
@@ -91,7 +91,7 @@ def _check(dataset: Any, which: str, samples: int, shape: Any, facts: Facts, nam
         raise RunFailed(f"{where} ({kind}) has {there} samples, and its facts say {samples}")
     if not there or hasattr(dataset, "augmented"):
         return
-    most = OF_SLOW if facts.slow else LOOKED_AT
+    most = CHECKED_IF_SLOW if facts.slow else CHECKED
     labels = _labels(dataset)
     for index in np.unique(np.linspace(0, there - 1, most).astype(np.int64)):
         inputs, label = _sample(dataset, int(index), f"{where} ({kind})")
@@ -171,7 +171,7 @@ def check_labels(labels: torch.Tensor, facts: Facts, where: str) -> None:
 
 
 def _check_numbers(labels: torch.Tensor, facts: Facts, what: str) -> None:
-    """Refuse (RunFailed) labels that are not a vector of finite numbers for each sample; of sets, of 0 and 1."""
+    """Refuse (RunFailed) labels that are not (N, classes) finite numbers, and for ``multi_label`` not 0 and 1."""
     alone = facts.task == "regression" and facts.classes == 1
     if labels.dim() != 2 - (alone and labels.dim() == 1) or labels.shape[1:] not in ((), (facts.classes,)):
         raise RunFailed(f"{what}. Labels of task={facts.task} are (N, {facts.classes})" + (" or (N,)" if alone else ""))

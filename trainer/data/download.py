@@ -16,7 +16,7 @@ from trainer.errors import UserError
 from trainer.host.https import fetch_file, unreachable
 
 ARCHIVES = (".tgz", ".tar.gz")
-"""What is unpacked. A file that is packed alone (``.gz``) is read as it is."""
+"""Suffixes of archives that are unpacked; a single packed file (``.gz``) is read as it is."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Site:
     """A web site that a data set is fetched from, and its files.
 
     Attributes:
-        name: of the set; address: of the folder that holds its files, over https. folder: where torchvision looks for
-        them, below ``data.root``. files: with their checksums, which are known beforehand: torchvision's own are MD5,
-        and it tries http where https fails.
+        name: name of the set.
+        address: https address of the folder with its files.
+        folder: folder below ``data.root`` in which torchvision expects them.
+        files: its files with SHA-256; torchvision has only MD5, and falls back to http.
     """
 
     name: str
@@ -76,7 +77,7 @@ def fetch(options: Flowers102Data | ArraysData, site: Site, present: Callable[[]
     """Download a data set into its folder, one process at a time. Returns why that failed, or ''.
 
     Args:
-        present: whether the set is there, as another process may have seen to meanwhile.
+        present: whether the set is there; another process may have downloaded it meanwhile.
 
     Raises:
         UserError: it failed, and ``data.on_missing`` is ``error``.
@@ -111,7 +112,7 @@ def _unpack(archive: Path) -> None:
     try:
         with tarfile.open(archive) as tar:
             filtered: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from 3.11.4 on
-            tar.extractall(aside, **filtered)  # whose checksum is known  # nosec B202
+            tar.extractall(aside, **filtered)  # its checksum was checked  # nosec B202
         _move_into(archive.parent, aside)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -77,7 +77,7 @@ class EpochOrder:
         if len(wrong):
             which = f"position {positions[wrong[0]]} at index {wrong[0]} of epoch {epoch}"
             self._refuse(f"returned {which}; the {self.samples} training samples have positions from 0 on")
-        uses = uses_of(positions) if uses is None else self._integers(uses, "uses of samples")
+        uses = earlier_uses(positions) if uses is None else self._integers(uses, "uses of samples")
         if len(uses) != len(positions) or (uses < 0).any():
             self._refuse("returned uses that are no (N,) numbers from 0 on, one for each position")
         addresses: np.ndarray = positions + self.samples * uses
@@ -111,7 +111,7 @@ class EpochOrder:
         raise UserError(self.name, why, instead)
 
 
-def uses_of(positions: np.ndarray) -> np.ndarray:
+def earlier_uses(positions: np.ndarray) -> np.ndarray:
     """(N,) how often each position has come before in the array."""
     by_position = np.argsort(positions, kind="stable")
     first = np.flatnonzero(np.diff(positions[by_position], prepend=-1))

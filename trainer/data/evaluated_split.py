@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 
 from trainer.data.batch_inputs import Inputs
 from trainer.data.placement import Placement
-from trainer.data.reader import Addresses, Reader, Reading
+from trainer.data.reader import Addresses, InOrder, Reader, Reading
 from trainer.data.sampler import EvaluationSampler
-from trainer.data.streamed import Streamed
 from trainer.visible import one_line
 
 VAL, TEST = "val", "test"
@@ -27,21 +26,21 @@ class EvaluatedSplit:
 
     Args:
         dataset: of the split; None: it is never read.
-        addresses: of the split's :class:`EvaluationSampler`.
-        outputs: for each label of the data, the model's output of that class; empty: the one of its number.
+        sampler: of the split's samples; limit: batches of a worker that are measured; None: all.
+        outputs: label of the data -> index of the model's output for that class; empty: the label itself.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any] | None,
-        addresses: Addresses,
+        sampler: EvaluationSampler,
+        limit: int | None,
         reading: Reading,
         place: Placement,
         outputs: Sequence[int] = (),
     ) -> None:
-        assert isinstance(addresses.sampler, EvaluationSampler)
-        self.sampler, self.addresses, self.place = addresses.sampler, addresses, place
-        self.reader = Reader(dataset, addresses, reading)
+        self.sampler, self.limit, self.place = sampler, limit, place
+        self.reader = Reader(dataset, reading)
         self.outputs = torch.tensor(outputs, dtype=torch.int64, device=place.device) if outputs else None
 
     @property
@@ -56,12 +55,12 @@ class EvaluatedSplit:
             yield numbers, inputs, labels if self.outputs is None else self.outputs[labels]
 
     def _read(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor]]:
-        if isinstance(stream := self.reader.dataset.dataset, Streamed):
-            for numbers, batch in islice(stream.shares(index, count, self.sampler.batch_size), self.addresses.limit):
+        if isinstance(stream := self.reader.dataset.dataset, InOrder):
+            for numbers, batch in islice(stream.shares(index, count, self.sampler.batch_size), self.limit):
                 yield numbers, *batch
             return
-        self.addresses.sampler = self.sampler.of(index, count)
-        for (_, numbers), (inputs, labels) in zip(self.addresses, self.reader, strict=True):
+        addresses = Addresses(self.sampler.of(index, count), self.limit)
+        for (_, numbers), (inputs, labels) in zip(addresses, self.reader.read(addresses), strict=True):
             yield numbers, inputs, labels
 
     def inputs(self, numbers: Sequence[int]) -> Inputs:
@@ -70,7 +69,6 @@ class EvaluatedSplit:
         return inputs
 
     def files_of(self, numbers: Sequence[int]) -> list[str]:
-        """What the samples with these indices were read from, by the data set's ``sample_name``; '' where it has
-        none."""
+        """The file of each of these samples, by the data set's ``sample_name``; '' if it has no such method."""
         named = getattr(self.reader.dataset.dataset, "sample_name", None)
         return [one_line(str(named(number))) if named is not None else "" for number in numbers]

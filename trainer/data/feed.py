@@ -6,24 +6,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainer.data.auto_num_workers import Growth
 from trainer.data.batch_inputs import Inputs
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
-from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
-from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
-from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
+from trainer.data.reader import IN_THIS_PROCESS, Addresses, InOrder, Reader, Reading, Scatter, read_scattered
+from trainer.data.sampler import EvaluationSampler, TrainingSampler
 from trainer.data.source import Splits
-from trainer.data.streamed import Streamed
+
+if TYPE_CHECKING:
+    from trainer.data.auto_num_workers import Growth
+    from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 
 BY_SAMPLES = -1.0
-"""For the denominator of a loss: the number of samples."""
+"""Denominator of a batch whose loss is the mean over its samples."""
 
 
 @dataclass
@@ -68,14 +69,14 @@ class Feed:
         average: the merged batches' gradients are averaged over samples; False: that times the number of batches,
             which for batches of equal size is their sum.
         reading: how samples are read.
-        limit_train, limit_val: use only so many batches.
-        expect: told of each batch before the one ahead of it is handed out; None: nothing is read ahead.
+        limit_train, limit_val: greatest number of batches of an epoch, and of an evaluation; None: all.
+        expect: called with each batch before its predecessor is yielded; None: no batch is read ahead.
         work: hands out the epoch's blocks; None: the sampler has split them.
-        scatter: the strategy's, where the first worker reads for all; None: each reads its own.
-        growth: says whether more processes should read; None: they are as many as they are.
-        test: the sampler of the test data; None: there are none to be measured.
-        denominator: of the loss of a batch, from its labels on the CPU; None: its samples.
-        outputs: for each label of the evaluation data, the model's output of that class; empty: the one of its number.
+        scatter: with data.read=scatter the strategy's; None: each worker reads its own batches.
+        growth: decides whether more processes read; None: their number is fixed.
+        test: the sampler of the test data; None: there is no test.
+        denominator: labels (N,) of a batch on the CPU -> what its mean loss is divided by; None: its samples.
+        outputs: label of the evaluation data -> index of the model's output for that class; empty: the label itself.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class Feed:
         *,
         merge: int = 1,
         average: bool = True,
-        reading: Reading = HERE,
+        reading: Reading = IN_THIS_PROCESS,
         limit_train: int | None = None,
         limit_val: int | None = None,
         expect: Callable[[Batch], None] | None = None,
-        work: MapWork | StreamWork | None = None,
+        work: LeasedBatches | LeasedRows | None = None,
         scatter: Scatter | None = None,
         growth: Growth | None = None,
         test: EvaluationSampler | None = None,
@@ -106,27 +107,22 @@ class Feed:
         self.merge = merge
         self.average = average
         self.denominator = denominator
-        self.streams = isinstance(splits.train, Streamed)
-        self.train_addresses = Addresses(train, limit_train)
-        self.train_reader: Reader | ScatteredReader
-        if scatter is None:
-            self.train_reader = Reader(splits.train, self.train_addresses, reading)
-        else:
-            limit = limit_train and limit_train * train.world_size
-            all_of_them = Addresses(EverybodysBatches(train), limit)
-            reads = Reader(splits.train, all_of_them, reading) if train.rank == 0 else None
-            self.train_reader = ScatteredReader(reads, self.train_addresses, train.world_size, scatter)
+        self.streams = isinstance(splits.train, InOrder)
+        self.limit_train, self.scatter = limit_train, scatter
+        self.reader: Reader | None = getattr(work, "reader", None)
+        if self.reader is None and (scatter is None or train.rank == 0):
+            self.reader = Reader(splits.train, reading)
         plain = replace(reading, mixing=None)
-        self.evaluated = {VAL: EvaluatedSplit(splits.val, Addresses(val, limit_val), plain, place, outputs)}
+        self.evaluated = {VAL: EvaluatedSplit(splits.val, val, limit_val, plain, place, outputs)}
         if test is not None:
-            self.evaluated[TEST] = EvaluatedSplit(splits.test, Addresses(test, limit_val), plain, place, outputs)
+            self.evaluated[TEST] = EvaluatedSplit(splits.test, test, limit_val, plain, place, outputs)
         self.waited = 0.0
 
     def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Yield the epoch's updates from number ``first`` on: how many samples this worker has in it, and its batches.
 
-        Where work is leased, what is left of the epoch is handed out. ``waited`` grows by the seconds that the loop
-        stood still for data.
+        With leased work these are the updates of the blocks that this worker still gets in the epoch. ``waited`` grows
+        by the seconds that the loop waits for data.
         """
         batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch, first))
         for batch in batches:
@@ -137,23 +133,21 @@ class Feed:
             self._grow(self.growth.epoch_over(self.waited))
 
     def _grow(self, readers: int | None) -> None:
-        """Go on with so many reading processes; None: as it is."""
+        """Read with this number of reading processes from now on; None: no change."""
         if readers is None or self.growth is None:
             return
-        training = self._block_reader() or self.train_reader
-        reader = training if isinstance(training, Reader) else training.reader
         unused = (split.reader for split in self.evaluated.values() if split.reader.loader is None)
-        for one in (reader, *unused):
+        for one in (self.reader, *unused):
             if one is not None:
                 one.grow(readers, self.growth.prefetch(readers))
 
     def _split(self, epoch: int, update: int) -> Iterator[Batch | None]:
         """The batches that the sampler gives this worker, from an update on."""
         self.sampler.set_epoch(epoch)
-        sizes = self.sampler.sizes()[: self.train_addresses.of_epoch]
+        sizes = self.sampler.sizes()[: self.limit_train]
         first = update * self.merge
         if first and self.sampler.rank == 0 and self.streams:
-            skipped = sum(stop - start for start, stop, _ in islice(self.sampler.cuts(), first))
+            skipped = sum(stop - start for start, stop, _ in islice(self.sampler.global_batches(), first))
             print(
                 (
                     f"epoch {epoch}: the stream is read from its beginning, and {skipped} samples that were "
@@ -161,14 +155,21 @@ class Feed:
                 ),
                 flush=True,
             )
-        self.train_reader.begin_at(first)
-        batches = self._timed(iter(self.train_reader))
+        if self.scatter is not None:
+            read = read_scattered(self.reader, self.sampler, self.limit_train, first, self.scatter)
+        else:
+            assert self.reader is not None
+            read = self.reader.read(Addresses(self.sampler, self.limit_train, first))
+        batches = self._timed(read)
         for start in range(first, len(sizes), self.merge):
             yield from self._batches(batches, sizes[start : start + self.merge])
 
     def _batches(self, batches: Iterator[tuple[Inputs, torch.Tensor]], group: list[int]) -> Iterator[Batch]:
-        """The batches of an update, for each of which ``group`` has its samples that count.
-        Their shares must be known before the first is computed: by samples they are, else the labels are read first."""
+        """The batches of an update; ``group``: of each batch the number of samples that count.
+
+        A batch's share of the update must be known before its forward. If the denominators depend on the labels, all
+        batches of the update are read first.
+        """
         denominators = [float(samples) for samples in group]
         if self.denominator is not None:
             read = [next(batches) for _ in group]
@@ -182,7 +183,7 @@ class Feed:
             yield Batch(inputs, labels, samples, share, last, sum(group), None, denominator, whole)
 
     def _leased(self, epoch: int) -> Iterator[Batch | None]:
-        """The batches of the blocks that are handed to this worker; None: hand out what is held back."""
+        """The batches of the blocks that this worker leases; None: yield the batch that is held back."""
         assert self.work is not None
         for lease in self.work.leases(epoch):
             if lease is None:
@@ -204,7 +205,7 @@ class Feed:
                 group = []
 
     def _one_ahead(self, batches: Iterator[Batch | None]) -> Iterator[Batch]:
-        """The same batches; each is announced before the one ahead of it is handed out."""
+        """Yield the same batches, each after ``expect`` was called with the next one; None: do not wait for that."""
         held: Batch | None = None
         for batch in batches:
             if batch is not None and self.expect is not None and held is not None:
@@ -228,7 +229,7 @@ class Feed:
 
     def reorder(self, rewinds: Sequence[Rewind]) -> None:
         """Reorder the training batches of some epochs (:mod:`trainer.data.batch_reordering`)."""
-        self.sampler.reorder(rewinds, self.merge, self.train_addresses.limit)
+        self.sampler.reorder(rewinds, self.merge, self.limit_train)
 
     def numbers(self, epoch: int, batch: int) -> list[int] | None:
         """The sample indices of this worker's training batch ``batch`` of an epoch; None if work is leased."""
@@ -244,9 +245,9 @@ class Feed:
         address = self._address(epoch, batch)
         if address is None:
             raise LookupError("the batch is not kept where work is leased")
-        if not isinstance(self.train_reader, Reader):
+        if self.scatter is not None or self.reader is None:
             raise LookupError("the first worker reads for all")
-        inputs, labels = self.place(*self.train_reader.dataset.__getitems__((epoch, address)))
+        inputs, labels = self.place(*self.reader.dataset.__getitems__((epoch, address)))
         return Batch(inputs, labels, len(labels), denominator=self._denominator(labels))
 
     def _address(self, epoch: int, batch: int) -> np.ndarray | None:
@@ -260,16 +261,15 @@ class Feed:
         return self.evaluated[split].inputs(numbers)
 
     def files_of(self, numbers: Sequence[int], split: str = VAL) -> list[str]:
-        """What the samples of a split with these indices were read from; '' where that is not known."""
+        """The file of each of these samples of a split; '' if it is not known."""
         return self.evaluated[split].files_of(numbers)
 
     def example(self) -> Inputs:
         """The inputs of one sample as the data source gives them, from the validation data if there are any."""
         if self.evaluated[VAL].has_numbers:
             return self.validation_inputs([0])
-        reader = self.train_reader if isinstance(self.train_reader, Reader) else self.train_reader.reader
-        assert reader is not None
-        inputs: Inputs = reader.dataset.__getitems__((0, np.array([0])))[0]
+        assert self.reader is not None
+        inputs: Inputs = self.reader.dataset.__getitems__((0, np.array([0])))[0]
         return inputs
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -283,14 +283,9 @@ class Feed:
 
     def close(self) -> None:
         """End the reading processes of training and evaluations."""
-        self.train_reader.close()
-        for split in self.evaluated.values():
-            split.reader.close()
-        if (blocks := self._block_reader()) is not None:
-            blocks.close()
-
-    def _block_reader(self) -> BlockReader | None:
-        return self.work.read_batches if isinstance(self.work, MapWork) else None
+        for reader in (self.reader, *(split.reader for split in self.evaluated.values())):
+            if reader is not None:
+                reader.close()
 
 
 def _until_last(batch: Batch, batches: Iterator[Batch]) -> Iterator[Batch]:

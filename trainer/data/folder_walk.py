@@ -12,26 +12,14 @@ from trainer.errors import UserError, why
 from trainer.visible import one_line
 
 Identity = tuple[int, int]
-"""Device and inode: what a file is, whatever it is called."""
+"""Device and inode: the same for all names of a file."""
 
 SYSTEM_FOLDERS = {
-    "__macosx",
-    "@eadir",
-    "@recycle",
-    "@recently-snapshot",
-    "@tmp",
-    "#recycle",
-    "#snapshot",
-    "$recycle.bin",
-    "recycler",
     "system volume information",
-    "lost+found",
-    "__pycache__",
-    "thumbnails",
-    "thumbnail",
-    "thumbs",
-    "_thumbnails",
-    "_thumbs",
+    *"""
+    __macosx @eadir @recycle @recently-snapshot @tmp #recycle #snapshot $recycle.bin recycler lost+found __pycache__
+    thumbnails thumbnail thumbs _thumbnails _thumbs
+    """.split(),
 }
 """Folders that systems, file servers and viewers make: their images are copies of others, or deleted ones."""
 APPLE_DOUBLE = "._"
@@ -49,8 +37,8 @@ class FoundFile:
 
     Attributes:
         root: number of the folder below which it was found.
-        path: as reached from there.
-        about: of what it leads to; None where it leads nowhere.
+        path: its path, beginning with that folder.
+        about: status of the file, or of the link's target; None: the link leads nowhere.
         linked: it was reached by a link.
     """
 
@@ -98,7 +86,7 @@ class Walk:
         return self
 
     def _linked(self, number: int, link: str) -> Iterator[tuple[int, str]]:
-        """What a link leads to; further links in it."""
+        """Add what a link leads to; yields the links inside."""
         try:
             about = os.stat(link)
         except OSError:  # nowhere, or in a circle of links
@@ -114,7 +102,7 @@ class Walk:
             yield from self._below(number, link, True)
 
     def _below(self, number: int, root: str, linked: bool = False) -> list[tuple[int, str]]:
-        """All of a folder but what links lead to; returns the links."""
+        """Add all of a folder except targets of links; returns the links."""
         links, waiting = [], [root]
         while waiting:
             folder = waiting.pop()

@@ -1,4 +1,10 @@
-"""Blocks of an epoch's training data, which workers lease one after the other during the epoch."""
+"""Blocks of an epoch's training data, which workers lease one after the other during the epoch.
+
+The strategy decides which worker leases which block, and hands a block out again if its worker is lost. Here a lease is
+turned into batches. A block has the same batches on every worker, because they follow from (seed, epoch, block) alone.
+So another worker can go on in the middle, at batch ``start`` of the lease. A lease without a batch left is reported by
+``empty``, because no push of the worker would release it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +15,14 @@ import numpy as np
 import torch
 
 from trainer.data.batch_inputs import Inputs
-from trainer.data.reader import BlockReader
+from trainer.data.reader import Reader
 from trainer.data.sampler import DistributedBatchSampler
 
 Sample = tuple[Inputs, torch.Tensor]
 
 
 class LeasedBlock(Protocol):
-    """Protocol of a lease as the data read it: the block's index, its first batch, and a call that reports it empty."""
+    """Protocol of a lease: the block's index, the first batch to read, and a call for a block without a batch left."""
 
     @property
     def block(self) -> int: ...
@@ -28,34 +34,34 @@ class LeasedBlock(Protocol):
     def empty(self) -> Callable[[], None]: ...
 
 
-Hand = Callable[[int, int], Iterator[Any]]
-"""(epoch, number of blocks) -> the leases that this worker gets; None: finish what was handed out."""
+LeaseBlocks = Callable[[int, int], Iterator[Any]]
+"""(epoch, number of blocks) -> the leases that this worker gets; None: yield what is held back first."""
 
 
-class MapWork:
+class LeasedBatches:
     """Leased blocks of a map-style data set: a block is ``lease_batches`` batches of one process's epoch order.
 
     Args:
-        read: reads batches by their samples' numbers, in reading processes or not.
-        sampler: of one worker that has everything.
+        reader: of the training data.
+        sampler: of one worker that has all samples.
         lease_batches: batches in a block.
         limit: batches per epoch, over all workers.
         merge: batches of an update; a block holds whole updates.
-        updates: of the whole run, over all workers; None: as many as there are.
-        hand: the strategy's ``leases``.
+        updates: greatest number of updates of the run, over all workers; None: no limit.
+        lease_blocks: the strategy's ``leases``.
     """
 
     def __init__(
         self,
-        read: BlockReader,
+        reader: Reader,
         sampler: DistributedBatchSampler,
         lease_batches: int,
         limit: int | None,
         merge: int,
         updates: int | None,
-        hand: Hand,
+        lease_blocks: LeaseBlocks,
     ) -> None:
-        self.read_batches, self.sampler, self.hand = read, sampler, hand
+        self.reader, self.sampler, self.lease_blocks = reader, sampler, lease_blocks
         self.lease_batches = -(-lease_batches // merge) * merge
         self.per_epoch = min(len(sampler), limit or len(sampler))
         self.merge, self.updates = merge, updates
@@ -70,7 +76,7 @@ class MapWork:
 
     def leases(self, epoch: int) -> Iterator[Any]:
         """Yield the leases that this worker gets in an epoch."""
-        return self.hand(epoch, -(-self.batches(epoch) // self.lease_batches))
+        return self.lease_blocks(epoch, -(-self.batches(epoch) // self.lease_batches))
 
     def read(self, epoch: int, lease: LeasedBlock) -> Iterator[Sample]:
         """Read the batches of a leased block, from the lease's first batch on."""
@@ -79,24 +85,32 @@ class MapWork:
             self._order = epoch, list(self.sampler.arrays())
         first = lease.block * self.lease_batches
         last = min(first + self.lease_batches, self.batches(epoch))
-        return self.read_batches(epoch, self._order[1][first + lease.start : last])
+        return self.reader.read([(epoch, indices) for indices in self._order[1][first + lease.start : last]])
 
 
-class StreamWork:
+class LeasedRows:
     """Leased blocks of a data set that is read block by block; (seed, epoch) shuffles the blocks, not their rows.
 
     Args:
-        dataset: ``blocks()`` and ``read_chunks(block)``; where it has ``left_out()``, what that says of an epoch's end
-        is told. batch_size: rows of a batch; a block's last one may have fewer. seed, shuffle: of the order of blocks.
-        hand: the strategy's ``leases``.
+        dataset: with ``blocks()`` and ``read_chunks(block)``. It may have ``left_out()``: a sentence for the
+            end of an epoch.
+        batch_size: rows of a batch; a block's last batch may have fewer.
+        seed, shuffle: of the order of blocks.
+        lease_blocks: the strategy's ``leases``.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, seed: int, shuffle: bool, hand: Hand) -> None:
-        self.dataset, self.batch_size, self.seed, self.shuffle, self.hand = dataset, batch_size, seed, shuffle, hand
+    def __init__(self, dataset: Any, batch_size: int, seed: int, shuffle: bool, lease_blocks: LeaseBlocks) -> None:
+        self.dataset, self.batch_size, self.seed, self.shuffle, self.lease_blocks = (
+            dataset,
+            batch_size,
+            seed,
+            shuffle,
+            lease_blocks,
+        )
 
     def leases(self, epoch: int) -> Iterator[Any]:
         """Yield the leases that this worker gets in an epoch, then report the lines that could not be read."""
-        yield from self.hand(epoch, self.dataset.blocks())
+        yield from self.lease_blocks(epoch, self.dataset.blocks())
         if left_out := getattr(self.dataset, "left_out", str)():
             print(f"epoch {epoch}: {left_out}", flush=True)
 

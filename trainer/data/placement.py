@@ -33,7 +33,7 @@ class Placement:
         if isinstance(inputs, dict):
             return {k: t.to(self.dtype) if t.is_floating_point() else t for k, t in inputs.items()}, labels
         original = inputs
-        if inputs.dim() == 4:  # first of all: a byte is moved sooner than a float
+        if inputs.dim() == 4:  # before the conversion: a byte is moved faster than a float
             inputs = inputs.contiguous(
                 memory_format=torch.channels_last if self.channels_last else torch.contiguous_format
             )
@@ -61,7 +61,7 @@ class Placement:
         return inputs, labels
 
     def _normalise(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> None:
-        """In place; of images in channels_last, whose channels lie side by side, by whole rows of pixels."""
+        """Normalise in place; images in channels_last by whole rows of pixels, where channels lie side by side."""
         if self.channels_last and images.dim() == 4:
             samples, channels, height, width = images.shape
             images = images.permute(0, 2, 3, 1).view(samples, height, width * channels)

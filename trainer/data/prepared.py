@@ -1,4 +1,11 @@
-"""Prepared folders in the user's cache: made once, and either complete under their name or not there."""
+"""Prepared folders in the user's cache: each is made once, by one of many processes.
+
+    absent -> unfinished (NAME.part-PID-RANDOM) -> whole (NAME, with its note ``complete.json``)
+
+A process that finds no note takes the lock ``NAME.lock``, reads again, and prepares. The note is written last, and the
+folder is renamed as a whole; so what has the name is whole, and it never changes. A killed process leaves an unfinished
+folder, which the next holder of the lock removes.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +23,22 @@ from trainer.errors import UserError
 from trainer.host import cache, json_text
 from trainer.host.cache import cache_root
 
-__all__ = ["MARKER", "beside", "cache_root", "known", "locked", "made_once", "place_of"]
+__all__ = ["MARKER", "cache_folder", "cache_root", "known", "locked", "prepare_once", "replacing_folder"]
 
 MARKER = "complete.json"
 
 
-def place_of(kind: str, files: Iterable[Path]) -> Path:
+def cache_folder(kind: str, files: Iterable[Path]) -> Path:
     """The folder in the cache for data prepared from these files; its name changes when one of the files changes."""
     about = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return cache_root() / kind / hashlib.blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()
 
 
 @contextmanager
-def beside(target: Path) -> Iterator[Path]:
+def replacing_folder(target: Path) -> Iterator[Path]:
     """Context manager: yields a new folder to prepare data in, which replaces ``target`` unless an error occurs.
 
-    Who calls holds the target's lock. What a killed process left is removed.
+    The caller holds the target's lock. What a killed process left is removed.
     """
     for leftover in [*target.parent.glob(f"{target.name}.part-*"), target]:
         if leftover.exists():
@@ -55,7 +62,7 @@ def known(target: Path) -> dict[str, Any] | None:
         return json_text.read(target / MARKER)  # type: ignore[no-any-return]
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    except OSError as error:  # what is there must not be taken for missing, and prepared anew
+    except OSError as error:  # an unreadable note is not a missing one: the folder must not be prepared again
         raise UserError(
             str(target / MARKER),
             f"cannot be read: {error.strerror}",
@@ -63,11 +70,11 @@ def known(target: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def prepare_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Prepare a folder with ``make`` unless it exists, in one of several processes; returns the folder's note.
 
     Args:
-        make: creates and fills a folder, and returns what is to be noted (JSON).
+        make: fills the new folder, and returns its note (JSON).
 
     Raises:
         UserError: another user could put something there, or this one can only read there and it has not been made.
@@ -78,7 +85,8 @@ def made_once(target: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str,
     with locked(target):
         found = known(target)
         if found is None:
-            with beside(target) as part:
+            with replacing_folder(target) as part:
+                part.mkdir()
                 found = make(part)
                 (part / MARKER).write_text(json.dumps(found))
     return found
@@ -89,7 +97,7 @@ def locked(target: Path, waiting: Callable[[], None] = lambda: None) -> Iterator
     """Context manager: holds the lock under which a folder is prepared; makes its parent folders.
 
     Args:
-        waiting: called once, before it is waited for another process.
+        waiting: called once, before this process waits for another one.
 
     Raises:
         UserError: another user could put something there, or this one can only read there.

@@ -2,46 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.data.augment.mixing import Mixing
 from trainer.data.augment.seeded import Seeded
-from trainer.data.auto_num_workers import Rest
 from trainer.data.batch_inputs import Inputs, each
-from trainer.data.reading_processes import ReaderDataset, as_it_is, end_processes, from_processes, reading_process
-from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
-from trainer.data.shared_batches import SharedBatches
+from trainer.data.sampler import AllWorkersBatches, EvaluationSampler, TrainingSampler
+
+if TYPE_CHECKING:
+    from trainer.data.augment.mixing import Mixing
+    from trainer.data.shared_batches import SharedBatches
 
 Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
-"""The first worker gives everybody's batches by rank, the others None; each gets its own."""
+"""Called with the batches of all workers by rank on the first worker, else with None; returns this worker's batch."""
+
+
+class InOrder(Dataset[Any]):
+    """Base class of data sets that are read by rising positions only (:class:`trainer.data.streamed.Streamed`)."""
+
+    def shares(self, index: int, count: int, size: int) -> Iterator[tuple[np.ndarray, tuple[Inputs, torch.Tensor]]]:
+        """Yield the evaluation batches of worker ``index`` of ``count``, each with its samples' numbers."""
+        raise NotImplementedError
 
 
 class Addresses:
-    """Iterates over a sampler's batches as (epoch, indices), from batch ``first`` on, at most ``limit`` per epoch."""
+    """A sampler's batches of its current epoch as (epoch, indices (N,)): from batch ``first`` on, up to ``limit``."""
 
-    def __init__(self, sampler: TrainingSampler | EvaluationSampler | EverybodysBatches, limit: int | None) -> None:
-        self.sampler = sampler
-        self.limit = limit
-        self.first = 0
-
-    @property
-    def of_epoch(self) -> int:
-        """The number of batches in a whole epoch, whatever ``first`` is."""
-        return len(self.sampler) if self.limit is None else min(self.limit, len(self.sampler))
+    def __init__(
+        self, sampler: TrainingSampler | EvaluationSampler | AllWorkersBatches, limit: int | None = None, first: int = 0
+    ) -> None:
+        self.sampler, self.first = sampler, first
+        self.stop = len(sampler) if limit is None else min(limit, len(sampler))
 
     def __len__(self) -> int:
-        return max(0, self.of_epoch - self.first)
+        return max(0, self.stop - self.first)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         epoch = getattr(self.sampler, "epoch", 0)
-        for batch in islice(self.sampler.arrays(), self.first, self.of_epoch):
+        for batch in islice(self.sampler.arrays(), self.first, self.stop):
             yield epoch, batch
 
 
@@ -63,42 +67,55 @@ class Reading:
     mixing: Mixing | None = None
 
 
-HERE = Reading()
-"""By this process itself, one batch when it is asked for."""
+IN_THIS_PROCESS = Reading()
+"""In this process, each batch when it is needed."""
+
+
+class Pending:
+    """The ``batch_sampler`` of a Reader's DataLoader: the addresses of one pass, without the first ``first``."""
+
+    def __init__(self) -> None:
+        self.addresses: Iterable[Any] = ()
+        self.first = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.addresses), self.first, None)
 
 
 class Reader:
-    """Reads the batches of one data set in a sampler's order, in this process or in reading processes."""
+    """Reads batches of one data set by their addresses, in this process or in reading processes.
 
-    def __init__(self, dataset: Dataset[Any] | None, addresses: Addresses, reading: Reading) -> None:
+    Reading processes start with the first batch and stay for later passes. ``grow`` sets the DataLoader aside: the next
+    batch comes from a new one with more processes, which goes on at the batch where the old one stopped. The old
+    processes end only then, so batches that they have sent stay valid. The order of batches does not depend on any of
+    this.
+    """
+
+    def __init__(self, dataset: Dataset[Any] | None, reading: Reading) -> None:
         self.dataset = Seeded(dataset, reading.seed, reading.mixing)
-        self.addresses = addresses
         self.num_workers, self.prefetch, self.pin_memory = reading.num_workers, reading.prefetch, reading.pin_memory
-        self.rest = Rest(addresses)
+        self.pending = Pending()
         self.loader: DataLoader[Any] | None = None
         self.shared: SharedBatches | None = None
         self.retired: DataLoader[Any] | None = None
         self.seeds = torch.Generator().manual_seed(reading.seed)
-        """Of the processes, so that reading takes nothing of the training's randomness."""
+        """Seeds the processes, so that reading takes no number of the training's generator."""
 
-    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
+    def read(self, addresses: Addresses | Sequence[tuple[int, np.ndarray]]) -> Iterator[tuple[Inputs, torch.Tensor]]:
+        """Read the batches at these addresses (epoch, indices (N,)), in this order."""
         if not self.num_workers:
-            for address in self.addresses:
+            for address in addresses:
                 inputs, labels = self.dataset.__getitems__(address)
                 if self.pin_memory:
                     inputs, labels = each(torch.Tensor.pin_memory, inputs), labels.pin_memory()
                 yield inputs, labels
             return
-        read, batches = 0, self._begin(0)
-        while read < len(self.addresses):
+        self.pending.addresses = addresses
+        batches = self._begin(0)
+        for done in range(len(addresses)):
             if self.loader is None:
-                batches = self._begin(read)
+                batches = self._begin(done)
             yield next(batches)
-            read += 1
-
-    def begin_at(self, first: int) -> None:
-        """Set the first batch that is read of the next epoch."""
-        self.addresses.first = first
 
     def grow(self, num_workers: int, prefetch: int) -> None:
         """From the next batch on, read with ``num_workers`` processes that keep ``prefetch`` batches ready each."""
@@ -106,13 +123,17 @@ class Reader:
         self.retired, self.loader = self.loader, None
 
     def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        """The epoch's batches from that one on; the processes stay for the next epoch."""
+        """The pending batches from number ``first`` on."""
+        # a reader without processes imports none of these
+        from trainer.data.reading_processes import ReaderDataset, as_it_is, from_processes, reading_process
+        from trainer.data.shared_batches import SharedBatches
+
         if self.loader is None:
             shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
             self.shared = SharedBatches(self.num_workers) if shares else None
             self.loader = DataLoader(
                 ReaderDataset(self.dataset, self.shared),
-                batch_sampler=self.rest,  # type: ignore[arg-type]
+                batch_sampler=self.pending,  # type: ignore[arg-type]
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch,
                 collate_fn=as_it_is,
@@ -121,61 +142,38 @@ class Reader:
                 worker_init_fn=reading_process,
                 generator=self.seeds,
             )
-        self.rest.first = first
+        self.pending.first = first
         batches = from_processes(iter(self.loader), self.shared)
-        end_processes(self.retired)
-        self.retired = None
+        self._retire()
         return batches
+
+    def _retire(self) -> None:
+        """End the processes of the DataLoader that was set aside."""
+        if self.retired is not None:
+            from trainer.data.reading_processes import end_processes
+
+            end_processes(self.retired)
+        self.retired = None
 
     def close(self) -> None:
         """End the reading processes of this reader."""
-        for loader in (self.loader, self.retired):
-            end_processes(loader)
-        self.loader = self.retired = self.shared = None
+        self._retire()
+        self.retired, self.loader = self.loader, None
+        self._retire()
+        self.shared = None
 
 
-class ScatteredReader:
+def read_scattered(
+    reader: Reader | None, sampler: TrainingSampler, limit: int | None, first: int, scatter: Scatter
+) -> Iterator[tuple[Inputs, torch.Tensor]]:
     """data.read=scatter: the first worker reads the batches of all workers and sends each worker its own.
 
     Args:
-        reader: of everybody's batches, on the first worker; None on the others.
-        batches: (addresses) of this worker.
-        workers: how many there are.
-        scatter: the strategy's.
+        reader: on the first worker; None on the others.
+        limit, first: batches of each worker in an epoch, and the first that is read.
     """
-
-    def __init__(self, reader: Reader | None, batches: Addresses, workers: int, scatter: Scatter) -> None:
-        self.reader, self.batches, self.workers, self.scatter = reader, batches, workers, scatter
-
-    def begin_at(self, first: int) -> None:
-        """Set the first batch of each worker that is read of the next epoch."""
-        self.batches.first = first
-        if self.reader is not None:
-            self.reader.begin_at(first * self.workers)
-
-    def __iter__(self) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        read = iter(self.reader) if self.reader is not None else None
-        for _ in range(len(self.batches)):
-            yield self.scatter([next(read) for _ in range(self.workers)] if read is not None else None)
-
-    def close(self) -> None:
-        """End the reading processes of the first worker, which reads for all."""
-        if self.reader is not None:
-            self.reader.close()
-
-
-class BlockReader:
-    """Reads batches of a map-style data set by lists of indices, one list after another, for leased blocks."""
-
-    def __init__(self, dataset: Dataset[Any], reading: Reading) -> None:
-        self.addresses: list[tuple[int, np.ndarray]] = []
-        self.reader = Reader(dataset, self.addresses, reading)  # type: ignore[arg-type]
-
-    def __call__(self, epoch: int, batches: list[np.ndarray]) -> Iterator[tuple[Inputs, torch.Tensor]]:
-        """These batches of that epoch."""
-        self.addresses[:] = [(epoch, indices) for indices in batches]
-        return iter(self.reader)
-
-    def close(self) -> None:
-        """End the reading processes of this reader of leased blocks."""
-        self.reader.close()
+    workers, read = sampler.world_size, None
+    if reader is not None:
+        read = reader.read(Addresses(AllWorkersBatches(sampler), limit and limit * workers, first * workers))
+    for _ in range(len(Addresses(sampler, limit, first))):
+        yield scatter([next(read) for _ in range(workers)] if read is not None else None)

@@ -7,14 +7,16 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
 from trainer.host.parent_death import end_with
 from trainer.host.signals import NUMBERS
+
+if TYPE_CHECKING:
+    from trainer.data.shared_batches import SharedBatches
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -
     Raises:
         RunFailed: a reading process cannot read a file, or has died.
     """
+    from trainer.data.shared_batches import Parcel
+
     batches = iter(loader)
     while True:
         try:
@@ -90,9 +94,12 @@ def _died(how: str) -> RunFailed:
 
 def reading_process(number: int) -> None:
     """The ``worker_init_fn`` of reading processes: each ends with its parent, and gets its own shared slots.
-    Torch's own note of the number will not do: a stream's process takes it away from the user's code."""
+
+    The slots need a number of their own: ``Streamed`` clears torch's worker info, so that the user's code does not
+    split the stream a second time.
+    """
     end_with(os.getppid())
-    for request in NUMBERS:  # of a scheduler, to the whole process group: the worker goes on until it has saved
+    for request in NUMBERS:  # a scheduler signals the whole process group, and the worker reads until it has saved
         signal.signal(request, signal.SIG_IGN)
     about = get_worker_info()
     if about is not None and isinstance(about.dataset, ReaderDataset) and about.dataset.shared is not None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from trainer.data.limits import DEFAULTS, Limits
 
+GZIP = b"\x1f\x8b"
+"""First bytes of a file that gzip has packed."""
 KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -20,7 +25,7 @@ KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a path that is no regular file is, by its ``st_mode``, e.g. ``a FIFO``; '' for a regular file."""
+    """The kind of a special file by its ``st_mode``, e.g. ``a FIFO``; '' for a regular file."""
     return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
@@ -57,6 +62,29 @@ def read_regular(path: str | Path, limits: Limits = DEFAULTS, start: int = 0, le
     if length >= 0 and len(content) < length:
         raise OSError(errno.EIO, f"ends {length - len(content):,} bytes too soon", str(path))
     return content
+
+
+def is_packed(path: str | Path) -> bool:
+    """Whether gzip has packed a data file, by its first bytes, whatever its name.
+
+    Raises:
+        OSError: as ``open_regular``.
+    """
+    with open_regular(path) as file:
+        return file.read(len(GZIP)) == GZIP
+
+
+@contextmanager
+def open_unpacked(path: str | Path) -> Iterator[IO[bytes]]:
+    """Context manager: a data file for reading; one that gzip has packed is unpacked while it is read.
+
+    Raises:
+        OSError, EOFError, zlib.error: as ``open_regular``; or what is packed is damaged.
+    """
+    with open_regular(path) as file:
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        yield gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[misc]
 
 
 def _too_large(path: str | Path, what: str, limits: Limits) -> OSError:

@@ -4,8 +4,9 @@ CACHE/remote/blobs/HASH     one file; HASH of its address, size, and etag or tim
 CACHE/remote/views/HASH/    hard links to the blobs of a folder, under their names; HASH of all of them
 CACHE/remote/seen/HASH      the view that an address had when it was last reached
 
-A blob is written under another name and renamed when it is whole, so what is there is whole. A view is made by one
-process at a time, and others wait for it. After a kill, the blobs that are whole are not copied again.
+A blob is written under another name and renamed when it is whole. A view is made by one process at a time, and others
+wait for it. After a kill, whole blobs are not copied again. If an address cannot be reached, the view in ``seen`` is
+used, with a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.remote import file_system, is_address, reason
-from trainer.data.prepared import made_once
+from trainer.data.prepared import prepare_once
 from trainer.data.source import digest_of
 from trainer.errors import UserError
 from trainer.host import cache
@@ -30,7 +31,7 @@ from trainer.visible import one_line
 from trainer.wording import counted, some
 
 VERSIONS = ("ETag", "etag", "md5Hash", "LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
-"""What file systems call a property that changes with a file's content."""
+"""Names of properties that change with a file's content, in the file systems of fsspec."""
 TOGETHER = 64
 """Files that are asked for at a time."""
 REACHABLE = "an address that can be reached with this account"
@@ -122,7 +123,7 @@ def local_folder(path: str, key: str, names: Sequence[str] | None = None) -> str
             os.link(blob, place)
         return {"address": public(path), "files": len(blobs)}
 
-    made_once(view, make)
+    prepare_once(view, make)
     cache.make(seen.parent)
     replace_file(seen, str(view), private=True)
     return str(view)
@@ -170,7 +171,7 @@ def _infos(files: Any, root: str, address: str, names: Sequence[str] | None) -> 
 
 
 def _blob(address: str, name: str, info: Mapping[str, Any]) -> Path:
-    """Where a file lies in the cache."""
+    """The path of a file in the cache."""
     version = [str(info[key]) for key in VERSIONS if info.get(key) is not None]
     return cache_root() / "remote" / "blobs" / digest_of(public(address), _name(name), info.get("size"), version)
 

@@ -31,7 +31,7 @@ class RowReader(ABC):
     """
 
     format: ClassVar[str]
-    """What a row is, in a few words."""
+    """Description of a row in a few words."""
     example: ClassVar[str]
     """A row without its end of line."""
 

@@ -17,7 +17,7 @@ CONTIGUOUS = "contiguous"
 PADDINGS = ("strided", CONTIGUOUS)
 
 
-class Again(EpochOrder):
+class UnshardedOrder(EpochOrder):
     """sampler.shard=false: every worker reads all samples of an order, with augmentation of its own.
 
     Args:
@@ -59,7 +59,7 @@ class TrainingSampler(ABC):
         """Reorder the batches of some epochs (:mod:`trainer.data.batch_reordering`).
 
         Args:
-            merge: batches of an update; limit: so many batches of an epoch are used; None: all.
+            merge: batches of an update; limit: batches of an epoch that are used; None: all.
         """
         self.rewinds = tuple(rewinds)
         self.reordered_batches = merge, len(self) if limit is None else min(limit, len(self))
@@ -76,15 +76,15 @@ class TrainingSampler(ABC):
     def __len__(self) -> int:
         """Batches per epoch, the same for all workers."""
 
-    def cuts(self) -> Iterator[tuple[int, int, int]]:
-        """The epoch's global batches as :meth:`cuts_in_order` gives them, after any reordering by :meth:`reorder`."""
+    def global_batches(self) -> Iterator[tuple[int, int, int]]:
+        """The global batches of the epoch, reordered as :meth:`reorder` has asked for."""
         if not self.rewinds:
-            return self.cuts_in_order()
-        cuts, (merge, used) = list(self.cuts_in_order()), self.reordered_batches
+            return self.global_batches_in_order()
+        cuts, (merge, used) = list(self.global_batches_in_order()), self.reordered_batches
         return iter([*reordered(cuts[:used], merge, self.epoch, self.rewinds), *cuts[used:]])
 
     @abstractmethod
-    def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
+    def global_batches_in_order(self) -> Iterator[tuple[int, int, int]]:
         """For each global batch (start, stop, first): its range in the epoch's order, the worker of its first sample.
         The next worker gets the next sample, and so on in turn."""
 
@@ -94,22 +94,22 @@ class TrainingSampler(ABC):
 
     def sizes(self) -> list[int]:
         """For each of this worker's batches, the number of samples that count."""
-        return [len(self.share(*cut, self.rank)) for cut in self.cuts()]
+        return [len(self.share(*cut, self.rank)) for cut in self.global_batches()]
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield this worker's batches as arrays of indices."""
-        return (share for shares in self.everybodys([self.rank]) for share in shares)
+        return (share for shares in self.shares_of([self.rank]) for share in shares)
 
-    def everybodys(self, ranks: Sequence[int]) -> Iterator[list[np.ndarray]]:
+    def shares_of(self, ranks: Sequence[int]) -> Iterator[list[np.ndarray]]:
         """For each global batch, the shares of these workers; a share without samples has one that counts zero."""
         order = self.order()
-        for cut in self.cuts():
+        for cut in self.global_batches():
             shares = [self.share(*cut, rank) for rank in ranks]
             yield [order[s.start : s.stop : s.step] if s else order[cut[0] : cut[0] + 1] for s in shares]
 
     def even(self, merge: int, limit: int | None = None) -> bool:
         """Whether all workers get equally many samples in each update of ``merge`` batches, up to ``limit`` batches."""
-        cuts = list(self.cuts())[:limit]
+        cuts = list(self.global_batches())[:limit]
         sizes = [sum(stop - start for start, stop, _ in cuts[i : i + merge]) for i in range(0, len(cuts), merge)]
         return not any(size % self.world_size for size in sizes)
 
@@ -180,7 +180,7 @@ class DistributedBatchSampler(TrainingSampler):
         whole, rest = divmod(self.padded_length, self.world_size * self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
+    def global_batches_in_order(self) -> Iterator[tuple[int, int, int]]:
         together = self.world_size * self.batch_size
         return ((i * together, min((i + 1) * together, self.padded_length), 0) for i in range(len(self)))
 
@@ -226,10 +226,10 @@ class GlobalBatchSampler(TrainingSampler):
         return whole * self.merge + (0 if self.drop_last else self._batches(rest))
 
     def _batches(self, samples: int) -> int:
-        """Batches of an update of so many samples."""
+        """The number of batches of an update with ``samples`` samples."""
         return -(-samples * self.merge // self.global_batch_size)
 
-    def cuts_in_order(self) -> Iterator[tuple[int, int, int]]:
+    def global_batches_in_order(self) -> Iterator[tuple[int, int, int]]:
         for start in range(0, len(self.whole), self.global_batch_size):
             samples = min(self.global_batch_size, len(self.whole) - start)
             if self.drop_last and samples < self.global_batch_size:
@@ -240,7 +240,7 @@ class GlobalBatchSampler(TrainingSampler):
                 yield start + begin, start + end, begin % self.world_size
 
 
-class EverybodysBatches:
+class AllWorkersBatches:
     """Yields the batches of all workers in turn, for the one worker that reads for all (data.read=scatter)."""
 
     def __init__(self, sampler: TrainingSampler) -> None:
@@ -256,7 +256,7 @@ class EverybodysBatches:
 
     def arrays(self) -> Iterator[np.ndarray]:
         """Yield all workers' batches as arrays of indices: batch 0 of each worker, batch 1 of each, ..."""
-        return (share for shares in self.sampler.everybodys(range(self.sampler.world_size)) for share in shares)
+        return (share for shares in self.sampler.shares_of(range(self.sampler.world_size)) for share in shares)
 
 
 def training_sampler(
@@ -272,7 +272,7 @@ def training_sampler(
     order = order or epoch_order(config, samples)
     if not sampler.shard and config.mode == "train":
         return DistributedBatchSampler(
-            samples, batch_size, drop_last=sampler.drop_last, pad=False, order=Again(order, rank)
+            samples, batch_size, drop_last=sampler.drop_last, pad=False, order=UnshardedOrder(order, rank)
         )
     if together is None or config.mode != "train":
         return DistributedBatchSampler(

@@ -1,5 +1,11 @@
-"""Sends batches from reading processes through reused shared memory.
-To map new memory for each, as torch does, is a sixth of the time."""
+"""Sends batches from reading processes to the training process through reused shared memory.
+
+One memfd has ``SLOTS`` slots of ``ROOM`` bytes for each reading process; pages exist where batches were written. A
+byte per slot in ``occupied`` says whether the slot is free (0) or holds a batch (1). Only the slot's reading process
+sets 1 (``put``, after it has written the batch). Only the training process sets 0 (``take``, when the last view of the
+batch is freed). So no lock is needed, and a batch is never overwritten while a part of it is in use. A batch without a
+free slot, or larger than ``ROOM``, is sent as torch sends it, which maps new memory: a sixth of the time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ import torch
 from trainer.data.batch_inputs import Inputs
 
 SLOTS = 64
-"""Batches of one reading process that can be in memory at a time; memory is taken for those that are."""
+"""Batches of one reading process that can be in memory at a time."""
 ROOM = 2**30
 """Largest batch, in bytes."""
 ALIGNED = 64
@@ -44,8 +50,8 @@ class Parcel:
     """Sent by a reading process instead of a batch: the slot that holds the batch, and where its tensors lie there.
 
     Attributes:
-        slot: where the batch lies; size: its bytes.
-        inputs: one, or several by name; labels: (N,).
+        slot: number of the slot; size: bytes of the batch.
+        inputs: places of the inputs, one or several by name; labels: place of the labels (N,).
     """
 
     slot: int
@@ -57,14 +63,11 @@ class Parcel:
 class SharedBatches:
     """Slots of shared memory between the training process and the reading processes that it forks.
 
-    A slot is free again when nobody holds its batch, or a part of it, any more. A batch that does not fit, or comes
-    while all slots are taken, is sent as torch sends it.
-
     Args:
-        readers: reading processes, which have slots of their own.
+        readers: number of reading processes.
 
     Attributes:
-        reader: in a reading process its number.
+        reader: number of this reading process.
     """
 
     def __init__(self, readers: int) -> None:
@@ -118,7 +121,7 @@ class SharedBatches:
         return None if free < 0 else free
 
     def _mapped(self, slot: int, size: int) -> mmap.mmap:
-        """At least so many of the slot's bytes."""
+        """Map at least ``size`` bytes of a slot."""
         known = self.maps.get(slot)
         if known is None or len(known) < size:
             known = self.maps[slot] = mmap.mmap(self.file, size, offset=slot * ROOM)
@@ -126,7 +129,7 @@ class SharedBatches:
 
 
 def _placed(tensor: torch.Tensor, start: int, memory: torch.Tensor) -> Placed:
-    """Copied into the memory from there on, as it lies in its own."""
+    """Copy a tensor into the slot's memory from byte ``start`` on, with its strides."""
     if not (tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))):
         tensor = tensor.contiguous()
     where = Placed(tensor.dtype, tuple(tensor.shape), tensor.stride(), start, tensor.nbytes)
@@ -135,7 +138,7 @@ def _placed(tensor: torch.Tensor, start: int, memory: torch.Tensor) -> Placed:
 
 
 def _is_of_tensors(batch: Any) -> bool:
-    """Inputs and labels, of plain tensors in this computer's memory."""
+    """Whether a batch is (inputs, labels) of plain CPU tensors without gradients."""
     if not isinstance(batch, tuple) or len(batch) != 2:
         return False
     inputs, labels = batch

@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 
     from trainer.data.picture_preprocessing import Preprocessing
 
-Progress = Callable[[str, int, int], None]
-"""Told of long preparations: what is done, how far, of how many."""
+OnProgress = Callable[[str, int, int], None]
+"""Called during a long preparation: (what is done, number done, number of all)."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a data source before its samples are read: shapes, classes, numbers of samples.
+    """Facts about the data that are known before samples are read: shapes, classes, numbers of samples.
 
     Attributes:
         source: what the samples really are, in a few words; shown in the plan and in the run's tags.
-        kind: a word for the workers, which way the source has decided to go (e.g. ``real``, ``embedded``).
-        train_samples, val_samples, test_samples: samples of each split; without a test split 0.
-        shape: of one input, e.g. (3, 224, 224); where a sample has several inputs, name -> shape.
-        classes: number of classes; of ``multi_label``, labels that a sample may have; of ``regression``, numbers.
-        stand_in: why other data than asked for are used, shown as a warning; empty when they are what was asked for.
+        kind: word by which the source tells its workers which data it uses, e.g. ``real`` or ``embedded``.
+        train_samples, val_samples, test_samples: samples of each split; 0 without a test split.
+        shape: of one input, e.g. (3, 224, 224); of a sample with several inputs, name -> shape.
+        val_shape: of one validation input; None: the same.
+        classes: number of classes; of ``multi_label`` labels, of ``regression`` numbers of a sample.
+        stand_in: why other data than the configured ones are used, shown as a warning; empty: they are not.
         slow: samples are decoded one by one, so that reading processes pay.
         task: what labels are. ``classification``: (N,) from 0 to classes - 1. ``binary``: (N,) of 0 and 1, and the
             model makes one logit (N,). ``multi_label``: (N, classes) of 0 and 1. ``regression``: numbers (N,) or (N,
             classes).
         integers: names of the inputs that are int64 ids.
-        ceiling: metric -> the best value that any model can reach on the validation samples, where that is known.
-        streams: the training data are read in blocks that workers take turns at, not by numbers of samples; then
-            ``train_samples`` may be an estimate.
-        cache: what is kept in memory, in a few words for the plan; cached: that this is so (None: not decided yet).
-        left_out: name -> reason of samples that are broken and do not count. val_shape: of one validation input, where
-        it is another. iterable: the training data are a stream: an IterableDataset, or a function that returns an
-        iterator. ``train_samples``
-            may then be 0, where nobody knows the length, and ``val_samples`` is 0 where the validation data are a
-            stream, too.
-        measured: keys of ``data`` that were ``auto`` -> what the source has measured of the training data. A run that
-            goes on from this one, or that uses its weights, is given the same.
-        splits: where validation and test samples come from, for the plan, if that is not plain.
-        estimated: names of the splits whose numbers of samples are estimates until ``prepare`` has counted them.
-        attention: what is odd about the data and no reason to refuse them, in a sentence or two; shown with the plan.
+        ceiling: metric -> the best value that any model can reach on the validation samples, if known.
+        streams: workers lease blocks of the training data, which have no sample indices; ``train_samples`` may be an
+            estimate.
+        cache: what is kept in memory, in a few words for the plan.
+        cached: whether decoded samples are kept in memory; None: decided by ``prepare``.
+        left_out: name -> reason of broken samples, which do not count.
+        iterable: the training data are a stream, an IterableDataset or a function that returns an iterator.
+            ``train_samples`` is 0 if its length is unknown, ``val_samples`` if the validation data are a stream.
+        measured: key of ``data`` that was ``auto`` -> value measured on the training data. A resumed run, and a run
+            that uses the weights, get the same values.
+        splits: where validation and test samples come from, for the plan.
+        estimated: names of the splits with estimated numbers of samples, until ``prepare`` has counted them.
+        attention: what is odd about the data but no reason to refuse them; shown with the plan.
     """
 
     source: str
@@ -97,7 +97,7 @@ class Facts:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Facts:
-        """Make Facts of plain data that may have been JSON meanwhile, which turns tuples into lists."""
+        """Make Facts of plain data, also after JSON has turned tuples into lists."""
         made = Facts(**plain)
         return replace(
             made,
@@ -122,7 +122,7 @@ def reader_of(source: DataSource, facts: Facts) -> dict[str, Any] | None:
 
 
 READING = {f.name for f in fields(PicturesData)}
-"""Keys that say how data are read, not which."""
+"""Keys of ``data`` that change how samples are read, but not which samples there are."""
 
 
 def digest_of(*parts: Any) -> str:
@@ -136,6 +136,12 @@ def listed(folder: Path) -> list[tuple[str, int]]:
     return sorted((path.relative_to(folder).as_posix(), path.stat().st_size) for path in files)
 
 
+def held_out(options: Any, of: str, also: str = "") -> str:
+    """The sentence of ``Facts.splits`` for a source that holds out ``data.val_fraction`` of its samples."""
+    share = f"validation is {options.val_fraction:g} of {of} (data.val_fraction){also}"
+    return f"{share}, held out by data.split_seed={options.split_seed}"
+
+
 def named_sizes(paths: Sequence[str | Path]) -> list[tuple[str, int]]:
     """(name, size) of each of these files, for a :class:`DataSource`'s fingerprint; names are relative to the folder of
     all."""
@@ -146,15 +152,15 @@ def named_sizes(paths: Sequence[str | Path]) -> list[tuple[str, int]]:
 
 @dataclass
 class Splits:
-    """What a worker opens: the training, validation and test data sets, and how their images are normalised.
+    """The training, validation and test data sets of a worker, and the normalisation of their images.
 
     Attributes:
         train, val: map-style, each item (input, label); or with ``batch(indices)`` that returns a whole batch; or with
             ``augmented((seed, epoch), addresses)``, which does so for addresses modulo the set's length.
             With ``Facts.iterable`` ``train`` is a stream, and ``val`` may be one; a function may take ``epoch``.
             Inputs of type uint8 are divided by 255 and normalised on the device. Inputs may be a dict of tensors by
-            name: of these, floating ones are given the run's precision and the others stay as they are.
-        test: like ``val``; measured once, at the end of the training. None: there is none.
+            name: floating ones are converted to the run's precision, others stay as they are.
+        test: like ``val``; measured once, at the end of the training. None: there are no test samples.
         mean, std: per channel, in units of the divided input; None: no normalisation.
 
     ``val`` may be None for runs with ``validation=false``.
@@ -174,8 +180,7 @@ class DataSource(ABC):
         config: the ``data`` node of the config, resolved, without ``_target_``.
 
     Attributes:
-        options: the keys in it that the schema knows, as ``Options`` declares them; keys of one's own are in
-            ``config``.
+        options: the keys that ``Options`` declares, typed; further keys of a user's source are in ``config``.
     """
 
     Options: ClassVar[type[DataConfig]] = DataConfig
@@ -200,32 +205,31 @@ class DataSource(ABC):
     def fingerprint(self, facts: Facts) -> str:
         """A text of at most 36 characters that changes with the data, but not with augmentation or where the data lie.
 
-        By default of what was asked for and of the facts; a source of files says their names and sizes (``listed``), or
-        better what is in them. Asked after ``prepare``, but for mode=predict, which does without the data. A run that
-        resumes is refused if the fingerprint is another than before.
+        The default is a digest of config and facts. A source of files should return a digest of their names and sizes
+        (``listed``), or of their contents. Called after ``prepare``, but in mode=predict without it. A run is not
+        resumed if the fingerprint has changed.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
         return digest_of(type(self).__qualname__, asked, asdict(facts))
 
     @property
     def knows_its_data(self) -> bool:
-        """Whether the fingerprint is one of the data. The default one is not: it has no look at them, and tells where
-        they lie."""
+        """Whether the fingerprint depends on the data: the default one depends only on the config and the facts."""
         return type(self).fingerprint is not DataSource.fingerprint
 
     sees_pictures: ClassVar[bool] = False
-    """There is a ``preprocessing``, so that mode=predict can look at pictures from elsewhere."""
+    """Samples are images, and ``preprocessing`` makes a model input of any image file, for mode=predict."""
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
         """Return how a user's picture becomes a model input, as in validation. May import what it needs."""
         raise NotImplementedError(f"{type(self).__name__} sees no pictures")
 
     def image_preprocessing(self, facts: Facts) -> dict[str, Any]:
-        """What validation does to an image, as plain data for the plan and ``model.json``; empty for other samples.
+        """The preprocessing of a validation image as plain data, for the plan and ``model.json``; empty: no images.
 
-        ``resize``: the shorter side becomes so many pixels; ``crop``: height and width of the centre that is taken;
-        ``channels``: 3, or 1 for grey; ``divide``: what pixels are divided by; then ``mean`` is taken away and the rest
-        divided by ``std``, by channel. None: nothing of the kind is done. By default what ``preprocessing`` says.
+        ``resize``: pixels of the shorter side; ``crop``: height and width of the centre crop; ``channels``: 3, or 1 for
+        grey; ``divide``: divisor of the pixels; ``mean``, ``std``: subtracted, then divided by, for each channel. None:
+        not done. The default takes these values from ``preprocessing``.
         """
         if not self.sees_pictures:
             return {}
@@ -247,7 +251,7 @@ class DataSource(ABC):
         tables."""
         return None
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Download or draw the data, once per run before the workers start. Returns the facts afterwards."""
         return facts
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from trainer.data.augment.global_generators import own_randomness, seed_for_sample
 from trainer.data.batch_inputs import Inputs
 from trainer.data.checked_splits import check_labels, check_shape
+from trainer.data.reader import InOrder
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, failed, first_line
 
@@ -41,13 +42,14 @@ class Files(IterableDataset[Any]):
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which samples of a training stream a worker takes.
+class StreamShare:
+    """The share of a training stream that a worker reads.
 
     Attributes:
-        shard: ``samples``, ``files`` or ``none``, as ``data.shard``; rank, workers: of this worker, and of all.
-        update: samples of an update over all workers; epoch: of an epoch.
-        buffer: samples among which the next one is drawn; None: they come in their order.
+        shard: ``samples``, ``files`` or ``none``, as ``data.shard``.
+        rank, workers: this worker's rank, and the number of workers.
+        update, epoch: samples of an update and of an epoch, over all workers.
+        buffer: samples among which the next one is drawn (``data.shuffle_buffer``); None: the stream's order.
     """
 
     shard: str = "samples"
@@ -63,7 +65,7 @@ class Part:
         return 1 if self.shard == "samples" else self.workers
 
 
-WHOLE = Part()
+WHOLE_STREAM = StreamShare()
 
 
 def is_stream(dataset: Any) -> bool:
@@ -74,23 +76,25 @@ def is_stream(dataset: Any) -> bool:
     return not by_number and (callable(dataset) or hasattr(dataset, "__iter__"))
 
 
-class Streamed(Dataset[Any]):
-    """Makes a stream a data set, whose batches are the samples at given positions of the stream.
-    A position before the last one read starts the stream anew, and so does each epoch.
+class Streamed(InOrder):
+    """A data set of a stream: a batch is the samples at given positions, which are expected to rise.
+
+    The stream starts again for each epoch, and for a position before the last one read. A reading process starts with
+    a stream of its own, and skips the positions of the others.
 
     Args:
         stream: an iterable, or a function that returns an iterator; the function may take ``epoch``.
         name: of the stream, in messages.
         facts: of the data; shape: of an input.
-        part: what this worker takes.
+        part: this worker's share.
 
     Raises:
         RunFailed: the stream can be read once, or not by files where that is asked for.
     """
 
-    def __init__(self, stream: Any, name: str, facts: Facts, shape: Any, part: Part = WHOLE) -> None:
+    def __init__(self, stream: Any, name: str, facts: Facts, shape: Any, part: StreamShare = WHOLE_STREAM) -> None:
         self.name, self.facts, self.shape, self.part = name, facts, shape, part
-        if not callable(stream) and _iter_is_itself(stream):
+        if not callable(stream) and hasattr(stream, "__next__"):
             raise RunFailed(
                 f"{name} is an iterator, which can be read once, and each epoch reads it from its beginning. "
                 f"Return a function that makes one, or an IterableDataset"
@@ -177,8 +181,8 @@ class Streamed(Dataset[Any]):
         self.next += item is not END
         return item
 
-    def _named(self) -> Naming:
-        return Naming(f"{self.name}, at sample {self.next},", self.stream)
+    def _named(self) -> NamedErrors:
+        return NamedErrors(f"{self.name}, at sample {self.next},", self.stream)
 
     def _ended(self) -> str:
         part, read = self.part, self.next
@@ -219,15 +223,10 @@ class Streamed(Dataset[Any]):
 
 
 END = object()
-"""What comes after a stream's last sample."""
+"""Stands for the end of a stream."""
 
 
-def _iter_is_itself(stream: Any) -> bool:
-    """Whether an iterable is an iterator (e.g. a generator), which can be read only once."""
-    return hasattr(stream, "__next__")
-
-
-def _own_files(stream: Any, name: str, part: Part) -> Files:
+def _own_files(stream: Any, name: str, part: StreamShare) -> Files:
     if not isinstance(stream, Files):
         raise RunFailed(
             f"{name} ({type(stream).__name__}) has no files that could be dealt out (data.shard=files). "
@@ -255,7 +254,7 @@ def _shuffled(samples: Iterator[Any], size: int, key: tuple[int, int]) -> Iterat
 
 
 @dataclass
-class Naming:
+class NamedErrors:
     """A context manager that turns an error in the user's code into one sentence with its traceback."""
 
     name: str

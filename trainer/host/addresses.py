@@ -99,5 +99,5 @@ def _can_listen(family: int, address: Any) -> bool:
 
 
 def _plain(address: str) -> str:
-    """Without the interface that follows a link-local one: ``fe80::1%eth0``."""
+    """The address without the interface of a link-local one: ``fe80::1%eth0`` -> ``fe80::1``."""
     return address.partition("%")[0]

@@ -1,5 +1,10 @@
-"""Ends a command at a signal before its job handles signals (while torch is imported), or after the job, while nobody
-reads its last lines. Imports nothing heavy.
+"""Handles signals of a command outside of its job: before it (while torch is imported), and after it. Imports nothing
+heavy.
+
+    command starts -> ``install`` -> ``job_begins`` (the job has handlers of its own) -> ``job_ended`` -> last lines
+
+Before the job, a signal ends the process. After the job, the first signal changes nothing and a second one ends it; the
+first one ends it only if nobody reads the output.
 
 A handler that raises would do so inside of an import, where C++ or a bare ``except`` loses the exception. So this
 handler prints why, and ends the process. Nothing needs closing: before its job, a command has written only caches, and
@@ -103,7 +108,7 @@ _HERE: list[EarlyHandler] = []
 """The handler of this process, once it is installed."""
 
 
-def take() -> None:
+def install() -> None:
     """Install the handler for every signal that is not ignored; a command calls this before all other imports."""
     _HERE[:] = [EarlyHandler(os.getpid())]
     for number in (*TRY_AGAIN, *OTHERS):
@@ -111,7 +116,7 @@ def take() -> None:
             signal.signal(number, _HERE[0])
 
 
-def leave_to_job() -> None:
+def job_begins() -> None:
     """Note that the job begins, which has handlers of its own."""
     for handler in _HERE:
         handler.job_began, handler.code = True, None

@@ -1,7 +1,8 @@
 """Locks on folders of a shared cache, so that no process removes a folder that another process uses.
 
-A process holds a folder by a shared lock on a file in it, its mark. To remove the folder, a process needs an exclusive
-lock on the mark.
+A process holds a folder by a shared lock on a file in it, its mark. To remove the folder, a process takes an exclusive
+lock on the mark, which fails while another process holds it. A process that gets its lock checks that the mark still
+lies under its path: the folder may have been removed in between.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
     """Poll until ``there`` returns true, at first often.
 
     Raises:
-        NoNote: it has not within so many seconds, without the time in which this process was stopped.
+        NoNote: it did not within ``seconds``, not counting the time in which this process was stopped.
     """
     patience = Patience(seconds, time.monotonic)
     while not there():
@@ -216,10 +216,11 @@ class SealedBoard:
     def _latest(self, key: str) -> str | None:
         """The valid note under a key now; None: there is none."""
         if self.store.check([self.prefix + key]):
-            self._take(key, self.store.get(self.prefix + key))
+            self._accept(key, self.store.get(self.prefix + key))
         return self._seen[key][1] if key in self._seen else None
 
-    def _take(self, key: str, raw: bytes) -> None:
+    def _accept(self, key: str, raw: bytes) -> None:
+        """Remember a note with a valid hash that is not older than the last one; report others."""
         try:
             seal, written, value = raw.decode().split(" ", 2)
             at = int(written)

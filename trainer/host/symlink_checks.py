@@ -9,22 +9,11 @@ from pathlib import Path
 from trainer.errors import UserError
 from trainer.wording import quoted
 
-WRITTEN = (
-    "*.json",
-    "*.jsonl",
-    "*.yaml",
-    "*.png",
-    "*.csv",
-    "*.npz",
-    "*.pkl",
-    "*.gz",
-    "*.safetensors",
-    "workerlog.*",
-    "serverlog.*",
-    "checkpoints",
-    "host.*",
-    ".hydra",
-    ".lock",
+WRITTEN = tuple(
+    """
+    *.json *.jsonl *.yaml *.png *.csv *.npz *.pkl *.gz *.safetensors workerlog.* serverlog.* checkpoints host.*
+    .hydra .lock
+    """.split()
 )
 """Names that a run or a sweep writes; links with other names do not matter."""
 

@@ -141,7 +141,7 @@ def _uploading(ready: Ready, result: Result) -> AbstractContextManager[None]:
 
 def _begin_folder(own_folder: Path, ready: Ready, overrides: Sequence[str]) -> None:
     """Make or clear the run's folder, and write its config. From now on the job has to be closed."""
-    early_signals.leave_to_job()
+    early_signals.job_begins()
     make_room(own_folder, ready, overrides, say)
     _leave_config(own_folder, ready.checked.config)
     if ready.checked.config.mode == "train":

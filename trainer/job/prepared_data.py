@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from functools import partial
 
-from trainer.data.source import Facts, Progress, digest_of, named_sizes
+from trainer.data.source import Facts, OnProgress, digest_of, named_sizes
 from trainer.errors import NOTHING_NEW, AskedToLeave, RunFailed, RunPreempted, UserError, failed
 from trainer.host.signals import termination_raises
 from trainer.job.balanced_weights import weighed
@@ -58,7 +58,7 @@ def _with_measured(ready: Ready) -> Checked:
     return replace(checked, facts=replace(checked.facts, measured={**checked.facts.measured, **known}))
 
 
-def _prepared_facts(checked: Checked, show: Progress) -> Facts:
+def _prepared_facts(checked: Checked, show: OnProgress) -> Facts:
     """Call the data source's ``prepare``; returns the facts of the data.
 
     Raises:

@@ -11,15 +11,15 @@ from trainer.errors import UserError
 OTHER_TASKS = ("detection", "segmentation", "optical_flow")
 HEADS = ("aux1", "aux2", "AuxLogits")
 """GoogLeNet's and Inception's auxiliary classifiers (Szegedy et al., 2014), by the names of torchvision."""
-TURNED = ("googlenet", "inception_v3")
-"""Their pretrained weights were made with other means and deviations; torchvision turns the inputs into those."""
+OWN_NORMALISATION = ("googlenet", "inception_v3")
+"""Models with pretrained weights for inputs of another mean and deviation; their ``transform_input`` converts them."""
 
 
 def classifier(name: str, **arguments: Any) -> nn.Module:
     """Make ``torchvision.models.<name>`` with the given arguments, as a model that returns scores (N, classes) alone.
 
-    Auxiliary classifiers are left out: with them the outputs in training are three, of which the loss takes one.
-    ``aux_logits`` says otherwise.
+    Auxiliary classifiers are removed unless ``aux_logits`` is an argument: with them a model in training returns three
+    outputs, and a loss takes one.
 
     Raises:
         UserError: the name is that of a model for another task.
@@ -34,8 +34,8 @@ def classifier(name: str, **arguments: Any) -> nn.Module:
                 f"is a model of torchvision for {task.replace('_', ' ')}, whose outputs are not scores (N, classes)",
                 "model.name=resnet50",
             )
-    if name in TURNED and arguments.get("weights") is None:
-        arguments = {"init_weights": True, **arguments}  # torchvision's default, of which it warns
+    if name in OWN_NORMALISATION and arguments.get("weights") is None:
+        arguments = {"init_weights": True, **arguments}  # torchvision's default; without the argument it warns
     model: nn.Module = get_model(name, **arguments)
     if "aux_logits" not in arguments and getattr(model, "aux_logits", False):
         model.aux_logits = False  # type: ignore[assignment]
@@ -45,11 +45,11 @@ def classifier(name: str, **arguments: Any) -> nn.Module:
     return model
 
 
-def unfilled(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
-    """Make a classifier as :func:`classifier` does, without reading its weights, because others will be loaded."""
-    if weights is not None and name in TURNED:
+def without_weights(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
+    """Make a classifier as :func:`classifier` does, without its pretrained weights: others will be loaded."""
+    if weights is not None and name in OWN_NORMALISATION:
         arguments = {"transform_input": True, **arguments}
     return classifier(name, **arguments)
 
 
-classifier.without_pretrained = f"{__name__}.{unfilled.__name__}"  # type: ignore[attr-defined]
+classifier.without_pretrained = f"{__name__}.{without_weights.__name__}"  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ class RowEmbedding(nn.Embedding):
     """A sparse ``nn.Embedding`` that takes no memory until :func:`materialise` draws its rows or servers keep them.
 
     Args:
-        num_embeddings: rows; None: any id of 0..2^63-1, for parameter servers alone.
+        num_embeddings: rows; None: any id from 0 to 2^63 - 1, with parameter servers only.
         embedding_dim: columns.
         init, scale: see :class:`RowInit`.
     """
@@ -30,7 +30,7 @@ class RowEmbedding(nn.Embedding):
         self.row_init = RowInit(init, scale)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> RowEmbedding:
-        """``to()`` and its like: what has no memory cannot be moved, but takes the type."""
+        """``to()`` and the like: a table on the meta device cannot be moved, and takes only the dtype."""
         if self.weight.is_meta:
             kind = fn(torch.empty((0,), dtype=self.weight.dtype)).dtype
             self.weight = nn.Parameter(torch.empty(self.weight.shape, dtype=kind, device="meta"))

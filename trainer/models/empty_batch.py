@@ -12,15 +12,15 @@ from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
 
 def counting(model: nn.Module, samples: int) -> AbstractContextManager[None]:
-    """Context manager for a forward: without samples that count, batch norms keep their running statistics."""
-    return nullcontext() if samples else _sitting_out(model)
+    """Context manager for a forward: if ``samples`` is 0, batch norms keep their running statistics."""
+    return nullcontext() if samples else _without_statistics(model)
 
 
 @contextmanager
-def _sitting_out(model: nn.Module) -> Iterator[None]:
-    """Own batch norms rest; those over all workers take part in the exchange, with nothing in it.
+def _without_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch norms keep their running statistics; synchronised ones take part in the all-reduce with weight 0.
 
-    torch's nn.SyncBatchNorm cannot, and counts the sample.
+    torch's nn.SyncBatchNorm has no such weight: it counts the placeholder.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
     together = [m for m in norms if isinstance(m, GlooSyncBatchNorm)]

@@ -12,7 +12,7 @@ from torch import nn
 from trainer.config.schema import WEIGHT_FILES
 from trainer.errors import UserError
 from trainer.host.https import unreachable
-from trainer.models.classifiers import HEADS, unfilled
+from trainer.models.classifiers import HEADS, without_weights
 from trainer.weights import fit, paddle_files, tensor_files
 from trainer.weights.state_dicts import renamed
 from trainer.wording import quoted
@@ -24,8 +24,8 @@ def finetuned(
     """Make ``torchvision.models.<name>`` with pretrained weights, except in layers whose number of classes differs.
 
     Args:
-        weights: a name of torchvision's, ``DEFAULT`` for its best, or a file of tensors by name.
-        head: ``new``: the last layer is new even if the weights would fit, as they are for other classes.
+        weights: torchvision's name of weights, ``DEFAULT`` for its best, or a file of tensors by name.
+        head: ``new``: draw the last layer again although the weights would fit, because they are for other classes.
         freeze: ``backbone``: only the head learns; batch norms before it keep their statistics.
 
     Raises:
@@ -43,14 +43,14 @@ def architecture(
     name: str, weights: str, num_classes: int, freeze: str = "none", head: str = "auto", **arguments: Any
 ) -> nn.Module:
     """Make the same model as :func:`finetuned` with random weights, because saved ones will be loaded."""
-    return unfilled(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
+    return without_weights(name, None if _is_file(weights) else weights, num_classes=num_classes, **arguments)
 
 
 def check(name: str, weights: str, num_classes: int = 1000, freeze: str = "none", **arguments: Any) -> str:
     """Check the weights before anything starts.
 
     Returns:
-        the part of the file that is loaded; empty: all of it.
+        which part of the file is loaded, in words; empty: all of it.
 
     Raises:
         UserError: the weights are of another model, or pretrained ones are neither in the cache nor at their site.
@@ -76,7 +76,7 @@ def _check_file(name: str, weights: str, num_classes: int, arguments: dict[str, 
     with torch.device("meta"):
         model = architecture(name, weights, num_classes, **arguments)
     found = renamed(outlines, model.state_dict(), what)
-    anew = _begin_anew(model, {n: outline.shape for n, outline in found.tensors.items()}, what)
+    anew = _not_in_file(model, {n: outline.shape for n, outline in found.tensors.items()}, what)
     layers = sorted({n.rpartition(".")[0] for n in anew})
     return "; ".join(filter(None, [said, found.said, f"begins anew: {', '.join(layers)}" if layers else ""]))
 
@@ -132,12 +132,12 @@ def _tensors(name: str, weights: str) -> dict[str, torch.Tensor]:
 def _load(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
     """Load all tensors except layers for another number of classes, and auxiliary classifiers that the model lacks."""
     found = renamed(tensors, model.state_dict(), what).tensors
-    anew = _begin_anew(model, {name: tuple(tensor.shape) for name, tensor in found.items()}, what)
-    fit.into(model, {n: t for n, t in found.items() if n not in anew and not _of_a_head(n, model)}, what)
+    anew = _not_in_file(model, {name: tuple(tensor.shape) for name, tensor in found.items()}, what)
+    fit.load_tensors(model, {n: t for n, t in found.items() if n not in anew and not _of_a_head(n, model)}, what)
 
 
-def _begin_anew(model: nn.Module, there: dict[str, fit.Shape], what: str) -> list[str]:
-    """The names of the tensors that a file lacks for this model: of a missing head, or of a head for other classes.
+def _not_in_file(model: nn.Module, there: dict[str, fit.Shape], what: str) -> list[str]:
+    """The tensors of the model that the file does not fill: of a missing head, or of a head for other classes.
 
     Args:
         there: shapes in the file, under the model's names.
@@ -164,7 +164,7 @@ def _begin_anew(model: nn.Module, there: dict[str, fit.Shape], what: str) -> lis
 
 
 def _of_a_head(name: str, model: nn.Module) -> bool:
-    """Whether a tensor is of an auxiliary classifier that this model lacks."""
+    """Whether a tensor belongs to an auxiliary classifier that this model lacks."""
     return name.partition(".")[0] in HEADS and name not in model.state_dict()
 
 
@@ -207,6 +207,8 @@ def _stay_in_evaluation(module: nn.Module, inputs: Any) -> None:
     module.training = False
 
 
-finetuned.without_pretrained = f"{__name__}.architecture"  # type: ignore[attr-defined]  # and how it is built without them
-finetuned.check = check  # type: ignore[attr-defined]  # a target may say what is to be looked at before anything starts,
-finetuned.prepare = prepare  # type: ignore[attr-defined]  # and what is to be done once, before the workers do
+# Attributes that any target of ``model._target_`` may have: a target without pretrained weights, a check of the
+# arguments before anything starts, and a preparation once per host before the workers start.
+finetuned.without_pretrained = f"{__name__}.architecture"  # type: ignore[attr-defined]
+finetuned.check = check  # type: ignore[attr-defined]
+finetuned.prepare = prepare  # type: ignore[attr-defined]

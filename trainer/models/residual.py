@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,8 +30,8 @@ class _Tracer(fx.Tracer):
 def last_norms(model: nn.Module) -> list[str]:
     """The names of the norms whose output is added to a shortcut, one per residual block, in the model's order.
 
-    They are found in the traced graph: of the two branches of each addition, the one with more layers is the block's (a
-    shortcut has at most one convolution), and its last operation is the norm.
+    They are found in the traced graph. Of the two branches of an addition, the one with more layers is the block's: a
+    shortcut has at most one convolution. The last operation of that branch is the norm.
 
     Raises:
         NoResidualBlocks: there are no such blocks, or the model cannot be traced.
@@ -50,8 +49,8 @@ def last_norms(model: nn.Module) -> list[str]:
         branches = [a for a in node.args[:2] if isinstance(a, fx.Node)]
         if node.target not in ADDITIONS or len(branches) != 2:
             continue
-        one, other = (_layers(b, _before(branches[1 - n]), modules) for n, b in enumerate(branches))
-        norm = _last(branches[one < other], modules) if one != other else None
+        one, other = (_layers(b, _ancestors(branches[1 - n]), modules) for n, b in enumerate(branches))
+        norm = _final_norm(branches[one < other], modules) if one != other else None
         if norm is not None and norm not in found:
             found.append(norm)
     if not found:
@@ -71,8 +70,8 @@ def zero_last_norms(model: nn.Module) -> None:
         nn.init.zeros_(modules[name].weight)
 
 
-def _before(node: fx.Node) -> set[fx.Node]:
-    """The node and everything that it depends on."""
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    """The node and all nodes that it depends on."""
     seen, open_ = set(), [node]
     while open_:
         if (one := open_.pop()) not in seen:
@@ -83,25 +82,17 @@ def _before(node: fx.Node) -> set[fx.Node]:
 
 def _layers(branch: fx.Node, elsewhere: set[fx.Node], modules: dict[str, Any]) -> int:
     """Convolutions and linear layers of a branch that the other branch does not have."""
-    own = (n for n in _before(branch) if n not in elsewhere and n.op == "call_module")
+    own = (n for n in _ancestors(branch) if n not in elsewhere and n.op == "call_module")
     return sum(isinstance(modules[str(n.target)], WEIGHED) for n in own)
 
 
-def _last(node: fx.Node, modules: dict[str, Any]) -> str | None:
+def _final_norm(node: fx.Node, modules: dict[str, Any]) -> str | None:
     """The norm at the end of a branch, before operations without effect in evaluation."""
-    for one in _backwards(node):
-        module = modules.get(str(one.target)) if one.op == "call_module" else None
-        if isinstance(module, NORMS):
-            return str(one.target) if getattr(module, "weight", None) is not None else None
-        dropped = one.op == "call_function" and getattr(one.target, "__name__", "") in ("stochastic_depth", "dropout")
-        if not isinstance(module, PASSED) and not dropped:
-            return None
-    return None
-
-
-def _backwards(node: fx.Node) -> Iterator[fx.Node]:
     while True:
-        yield node
-        if not node.all_input_nodes:
-            return
+        module = modules.get(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, NORMS):
+            return str(node.target) if getattr(module, "weight", None) is not None else None
+        dropped = node.op == "call_function" and getattr(node.target, "__name__", "") in ("stochastic_depth", "dropout")
+        if not (isinstance(module, PASSED) or dropped) or not node.all_input_nodes:
+            return None
         node = node.all_input_nodes[0]

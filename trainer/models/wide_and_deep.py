@@ -17,7 +17,7 @@ class WideAndDeep(nn.Module):
     gets the dense features and the ids' rows.
 
     Args:
-        table_size: rows of the table; None: any id of 0..2^63-1, for parameter servers alone.
+        table_size: rows of the table; None: any id from 0 to 2^63 - 1, with parameter servers only.
         embedding_dim: columns of the table.
         dense_features, sparse_slots: numbers and ids of a sample.
         hidden: widths of the network's layers.

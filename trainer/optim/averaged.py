@@ -34,8 +34,8 @@ class AveragedWeights:
     Args:
         model: on its device, with its initial weights.
         decay: share of the average that stays in an update.
-        warmup: the decay grows with the updates: ``min(decay, 1 - (1 + n / gamma) ** -power)`` in the n-th one, n from
-            0, as in timm's ModelEmaV3.
+        warmup: the decay grows: ``min(decay, 1 - (1 + n / gamma) ** -power)`` in update n, from 0, as in timm's
+            ModelEmaV3.
 
     Attributes:
         placed: the model has the averaged weights now, and ``average`` has the model's.

@@ -25,8 +25,8 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     """The layer number of each parameter (by its first name), from 0 at the input.
 
     The layers are the model's children in the order of their definition. Each element of an ``nn.Sequential`` or
-    ``nn.ModuleList`` is a layer. A child with more than half of the model's parameters and with such a list inside (a
-    backbone, an encoder) is divided further, so that each block of a ResNet or transformer is a layer. A norm belongs
+    ``nn.ModuleList`` is a layer. A child with more than half of the model's parameters and such a list inside, as
+    a backbone or an encoder, is divided further: each block of a ResNet or transformer is a layer. A norm belongs
     to the layer before it; a norm after a list (a transformer's last norm), to the layer after it. Parameters of
     divided modules (position embeddings, class tokens) belong to layer 0, as in BEiT (Bao et al., 2022) and timm.
     """

@@ -15,7 +15,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     ),
     "sparseadam": ("takes sparse gradients alone", "optimizer.name=Adam optimizer.sparse=adam"),
 }
-"""By name in lower case: why it is refused, and what to type instead."""
+"""Name in lower case -> why the optimizer is refused, and what to type instead."""
 
 SCHEDULES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "StepLR": ("step", {"step_size": "every_epochs", "gamma": "gamma"}),

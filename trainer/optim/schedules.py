@@ -197,14 +197,14 @@ class OneCycle(Constant):
 class Plateau(Constant):
     """scheduler=plateau: multiplied by ``gamma`` when a validation metric stops getting better (ReduceLROnPlateau).
 
-    Every process that applies the schedule sees the same validations, or is told its ``scale``.
+    A process that applies the schedule observes all validations, or gets ``scale`` from a process that does.
 
     Args:
         metric: e.g. ``val/loss``; its name tells whether less is better.
-        patience: validations without a better value that are borne; one more lowers the rate.
-        min_delta: what counts as better.
-        cooldown: validations after a drop that count as neither.
-        least: the factor does not fall below it.
+        patience: validations without a better value before the rate falls: one more lowers it.
+        min_delta: least difference that counts as better.
+        cooldown: validations after a drop that are not counted.
+        least: smallest factor.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "rowwise_adagrad": {"initial_accumulator_value": 0.0, "eps": 1e-10},
     "adam": {"betas": (0.9, 0.999), "eps": 1e-8},
 }
-"""Each rule's numbers besides ``lr``; they are taken from the optimizer where that is of the same family."""
+"""Each rule's numbers besides ``lr``; those of the optimizer replace them if it is of the same family."""
 
 FAMILIES: dict[type, str] = {
     torch.optim.SGD: "sgd",
@@ -133,7 +133,7 @@ def sparse_optimizer(
     Args:
         factors: of each table, on the learning rate; none: 1 for all.
     """
-    torch.sparse.check_sparse_tensor_invariants.disable()  # as they are; torch warns of it unless it is said
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default; torch warns unless it is set
     tables = list(tables)
     by_factor: dict[float, list[torch.Tensor]] = {}
     for table, factor in zip(tables, list(factors) or [1.0] * len(tables), strict=True):
@@ -153,8 +153,8 @@ def _spelled(node: Mapping[str, Any]) -> str:
 class DenseAndSparse(torch.optim.Optimizer):
     """Wraps two optimizers that step as one, so that a loss scaler skips both or none.
 
-    Its parameter groups are those of the two themselves: a learning rate that is set here holds there. ``rule`` is that
-    of the tables.
+    Both share its parameter groups, so a learning rate that is set here holds for them. ``rule`` is the rule of the
+    tables.
     """
 
     def __init__(self, dense: torch.optim.Optimizer, sparse: torch.optim.Optimizer, rule: SparseRule) -> None:

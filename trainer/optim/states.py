@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 States = dict[str, dict[str, Any]]
-"""By the parameter's name, then by what is remembered: tensors, numbers."""
+"""Parameter name -> state key -> tensor or number."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "sgd": (),
     "adagrad": ("sum",),
     "rowwise_adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq"),
 }
-"""What each sparse rule's optimizer remembers of a row, in the order in which a server keeps it beside the row."""
+"""State keys of a row by sparse rule, in the order of the columns that a server keeps behind the row."""
 PARTS = ("dense", "sparse")
 
 
 @dataclass(frozen=True)
-class Memory:
+class OptimizerState:
     """An optimizer's ``state_dict`` as an object.
 
     Attributes:
-        state: by the parameter's number; an optimizer of one's own may have state of no parameter under other keys.
-        others: what optimizers of one's own add beside the keys of torch's, e.g. Lookahead's slow weights.
+        state: by the parameter's number; a user's optimizer may have state of no parameter under other keys.
+        others: further keys of a user's optimizer, e.g. Lookahead's slow weights.
     """
 
     state: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def of_no_parameter(saved: Mapping[str, Any], made_with: Sequence[Mapping[str, A
     of its groups.
 
     Args:
-        made_with: the settings of the groups when they were made; what came later is the optimizer's own.
+        made_with: the settings of the groups when they were made; later keys were added by the optimizer.
     """
     parts = _parts(saved)
     groups = [group for part in parts for group in part.param_groups]
@@ -95,7 +95,7 @@ def put(
     """Convert states by parameter name to a ``state_dict`` with the groups of the live optimizer's.
 
     Args:
-        source: the ``state_dict`` that what is of no parameter is taken from; None: the live one.
+        source: the ``state_dict`` from which state of no parameter is copied; None: the live one.
     """
     left, made = iter(names), []
     for part, other in zip(_parts(live), _parts(live if source is None else source), strict=True):
@@ -105,14 +105,14 @@ def put(
     return dict(zip(PARTS, made, strict=True)) if _is_pair(live) else made[0]
 
 
-def _parts(saved: Mapping[str, Any]) -> list[Memory]:
-    return [_memory(saved[part]) for part in PARTS] if _is_pair(saved) else [_memory(saved)]
+def _parts(saved: Mapping[str, Any]) -> list[OptimizerState]:
+    return [_optimizer_state(saved[part]) for part in PARTS] if _is_pair(saved) else [_optimizer_state(saved)]
 
 
 def _is_pair(saved: Mapping[str, Any]) -> bool:
     return set(saved) == set(PARTS)
 
 
-def _memory(saved: Mapping[str, Any]) -> Memory:
+def _optimizer_state(saved: Mapping[str, Any]) -> OptimizerState:
     known = {key: saved[key] for key in ("state", "param_groups") if key in saved}
-    return Memory(**known, others={key: value for key, value in saved.items() if key not in known})
+    return OptimizerState(**known, others={key: value for key, value in saved.items() if key not in known})

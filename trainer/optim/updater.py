@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.optim.carried_state import kind_of, load_by_name
 from trainer.optim.gradient_clipping import clip_norm, clip_value
 from trainer.optim.schedules import Plateau
+from trainer.optim.state_loading import kind_of, load_by_name
 from trainer.optim.states import added, groups_by_name
 
 
 @dataclass(frozen=True)
 class UpdaterState:
-    """What :meth:`Updater.state` returns."""
+    """The state of an :class:`Updater`, as :meth:`Updater.state` returns it."""
 
     steps: int
     kind: str
@@ -38,8 +38,8 @@ class Updater:
         clip_norm: greatest L2 norm of the whole gradient, that of sparse tables included, or None.
         loss_scaling: dynamic loss scaling, for fp16: an update with an inf or nan gradient is skipped.
         clip_value: greatest magnitude of each element of the gradient, or None.
-        plateau: the schedule, if it goes by validations.
-        lr: the rate that ``lr`` tells of, before the schedule; None: the first parameter group's.
+        plateau: the schedule, if it depends on validations.
+        lr: base of the property ``lr``, before the schedule; None: the first parameter group's.
         names: of the parameters, in the order of the optimizer's groups.
     """
 
@@ -133,9 +133,11 @@ class Updater:
         plateau: Mapping[str, Any] | None,
         names: Sequence[str],
     ) -> None:
-        """Restore what :meth:`state` returned, each parameter's state by its name (:mod:`trainer.optim.kept_state`);
-        the plan lists what begins anew. Settings of the optimizer (lr, betas, ...) that it was made with otherwise than
-        the one before stay as they are."""
+        """Restore what :meth:`state` returned, each parameter's state by its name.
+
+        The plan lists which state begins anew (:mod:`trainer.optim.state_transfer`). A setting of the optimizer, such
+        as lr, keeps its new value if the saved optimizer was made with another one.
+        """
         self.steps = steps
         same = load_by_name(self.optimizer, self.names, kind, optimizer, names)
         self._take_settings(groups_by_name(optimizer, names), made_with, same)
@@ -147,17 +149,17 @@ class Updater:
     def _take_settings(
         self, groups: Mapping[str, tuple[int, Mapping[str, Any]]], made_with: list[dict[str, Any]], same: bool
     ) -> None:
-        """Set what an optimizer has changed of its own settings, from the group in which a group's first parameter was.
+        """Restore settings that an optimizer has changed itself, from the saved group of each group's first parameter.
 
         Args:
             groups: by parameter name, the number of its group before, and that group.
             made_with: the settings of those groups when they were made.
-            same: class and parameters are, so that the keys that the optimizer added to a group are taken over, too.
+            same: class and parameters are the same; then keys that the optimizer added to a group are restored as well.
         """
         names = iter(self.names)
         for index, (group, own) in enumerate(zip(self.optimizer.param_groups, self.made_with, strict=True)):
             first = [next(names, "") for _ in group.get("params", ())][:1]
-            loaded = (index, dict(group)) if same else (-1, {})  # by a state_dict that hides its groups, as a wrapper's
+            loaded = (index, dict(group)) if same else (-1, {})  # a wrapper's state_dict may hide its groups
             number, saved = groups.get(first[0], loaded) if first else (-1, {})
             if 0 <= number < len(made_with):
                 made = made_with[number]
@@ -166,7 +168,7 @@ class Updater:
                 group.update({**own, **{key: saved[key] for key in (*restored, *later)}})
 
     def _settings(self) -> list[dict[str, Any]]:
-        """Of each parameter group."""
+        """The settings of each parameter group, without its parameters."""
         return [
             {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups
         ]

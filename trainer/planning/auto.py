@@ -13,7 +13,7 @@ from trainer.data.prefetch import ready_each
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
-from trainer.optim.kept_state import KeptState
+from trainer.optim.state_transfer import StateKeys
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
@@ -59,7 +59,7 @@ class ModelFacts:
     trained: int = 0
     in_tables: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    optimizer: KeptState | None = None
+    optimizer: StateKeys | None = None
     denominator: str = "samples"
     part: str = ""
 

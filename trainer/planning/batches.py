@@ -181,7 +181,7 @@ def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
         sampler = training_sampler(config, samples, config.batch_size, 0, workers)
     limits = [config.limit_train_batches, config.max_steps and config.max_steps * checked.merge]
     limit = None if checked.leased else min((one for one in limits if one), default=None)
-    cuts, ends = list(sampler.cuts())[:limit], 2 * checked.merge
+    cuts, ends = list(sampler.global_batches())[:limit], 2 * checked.merge
     shown = cuts if len(cuts) <= 2 * ends else [*cuts[:ends], *cuts[-ends:]]
     ranks = range(workers if config.sampler.shard else 1)
     shares = [[len(sampler.share(*cut, rank)) for rank in ranks] for cut in shown]

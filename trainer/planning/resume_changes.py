@@ -150,7 +150,6 @@ TRAINING_ALONE = (
     "data.transforms",
     "data.pad_crop",
     "data.block_mib",
-    "data.chunk_rows",
     "data.verify",
     "data.max_pixels",
     "data.max_label_kib",

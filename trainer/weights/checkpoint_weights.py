@@ -21,8 +21,8 @@ class WorkerWeights:
     """The weights in a worker's part of a checkpoint.
 
     Attributes:
-        model: parameters by name; ema: their average, buffers last. None: as in the first worker's part.
-        buffers: the worker's own. own: what the strategy keeps of this worker alone.
+        model: parameters by name; ema: their moving average, buffers last. None: as in the first worker's part.
+        buffers: of this worker; own: state that the strategy keeps for this worker only.
     """
 
     model: Tensors | None
@@ -92,7 +92,7 @@ def _averaged(folder: Path, parts: Sequence[WorkerWeights]) -> Tensors:
 
 
 def _shares(parts: Sequence[WorkerWeights]) -> list[float]:
-    """Of each worker's parameters in their mean."""
+    """The weight of each worker's parameters in their mean."""
     samples = [float(part.own.get("samples", 0)) for part in parts]
     total = sum(samples)
     return [one / total for one in samples] if total else [1 / len(parts)] * len(parts)

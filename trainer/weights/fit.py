@@ -21,13 +21,13 @@ def check(path: Path, model: nn.Module, called: str) -> str:
 
     Args:
         model: may be on the meta device.
-        called: what the model is called in a sentence.
+        called: the model's name in messages.
 
     Returns:
-        which part of the file is taken, and what of it is not used; empty where that is all of it.
+        which part of the file is used, and what is not; empty: all of it is used.
 
     Raises:
-        UserError: it has not, or it cannot be read; its notes are a table of what differs.
+        UserError: it does not fit, or cannot be read; the error's notes are a table of the differences.
     """
     own, what = model.state_dict(), f"weights={path}"
     wanted = {name: tuple(tensor.shape) for name, tensor in own.items()}
@@ -35,7 +35,7 @@ def check(path: Path, model: nn.Module, called: str) -> str:
     found = renamed(outlines, wanted, what)
     there = {name: outline.shape for name, outline in found.tensors.items()}
     missing = [one[0] for one in _same_tensors(model) if not any(name in there for name in one)]
-    passing = {name for name, _ in model.named_buffers()}  # a checkpoint has those too that no state_dict has
+    passing = {name for name, _ in model.named_buffers()}  # a checkpoint also has non-persistent buffers
     unknown = [name for name in there if name not in wanted and name not in passing]
     tables = [name for name in tensor_files.left_out(path) if name in missing]
     if tables:
@@ -62,7 +62,7 @@ def other_shapes(there: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> lis
 def refuse_misfit(
     what: str, why: str, count: int, missing: Sequence[str], unknown: Sequence[str], other: Sequence[str]
 ) -> None:
-    """Refuse weights that do not fit a model of so many tensors: the numbers in a sentence, names in a table below it.
+    """Refuse weights that do not fit a model of ``count`` tensors: numbers in a sentence, names in a table below it.
 
     Raises:
         UserError: any of the lists holds something.
@@ -88,16 +88,14 @@ def load(path: Path, model: nn.Module) -> None:
     check(path, model, type(model).__name__)
     own = model.state_dict()
     found = renamed(tensor_files.read(path, f"weights={path}"), own, f"weights={path}")
-    into(
-        model, found.tensors, f"weights={path}"
-    )  # of one and the same tensor under several names the file may have one
+    load_tensors(model, found.tensors, f"weights={path}")  # a shared tensor may have only one of its names in the file
 
 
 def _refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what: str) -> None:
     """Refuse complex tensors in a file of weights for real parameters.
 
     Raises:
-        UserError: those of these names should.
+        UserError: a tensor of these names is for a real parameter.
     """
     wrong = [name for name in names if name in own and not own[name].is_complex()]
     if wrong:
@@ -106,7 +104,7 @@ def _refuse_complex(names: Iterable[str], own: Mapping[str, torch.Tensor], what:
         )
 
 
-def into(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
+def load_tensors(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) -> None:
     """Load tensors of a file into the model, in its dtypes and on its device; its other tensors stay.
 
     Raises:

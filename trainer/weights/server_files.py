@@ -17,11 +17,11 @@ from trainer.weights.fresh_rows import RowInit, fresh_table
 from trainer.weights.merged_rows import MergedRows
 
 DENSE, TABLE = "dense", "table"
-"""Begin the names of tensors: of pieces of dense parameters (``dense|NAME|START``), and of rows
+"""First parts of tensor names: pieces of dense parameters (``dense|NAME|START``), rows of tables
 (``table|NAME|ids``)."""
 REMOVED, SINCE = "removed", "since"
-"""Of an increment: ids that went (``table|NAME|removed``), and the version of the full part, in what the server
-told."""
+"""In an increment: the tensor of removed ids (``table|NAME|removed``), and the metadata key with the version of the
+full part."""
 BEGAN = "began"
 """Key in the server's metadata: by table, the version at which the table's rule (Adam, ...) began."""
 BY_ROW = ("ids", "rows", "touched")
@@ -152,7 +152,7 @@ class ServerFile:
 
 Tensors = Mapping[str, torch.Tensor] | ServerFile
 Piece = tuple[int, torch.Tensor]
-"""Elements (n,) of a parameter, from an offset on."""
+"""An offset in a flat parameter, and the elements (n,) from there on."""
 
 
 def part_name(server: int | str) -> str:
@@ -188,7 +188,7 @@ def parameters(folder: Path, model: Mapping[str, torch.Tensor]) -> dict[str, tor
 
     Args:
         folder: of the checkpoint.
-        model: a worker's parameters, in the model's order; those that servers keep are replaced.
+        model: a worker's parameters, in the model's order; those of the servers replace them.
 
     Raises:
         UserError: the parts do not make the model.

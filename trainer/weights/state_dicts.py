@@ -136,7 +136,7 @@ class Renamed(Generic[T]):
 
     @property
     def said(self) -> str:
-        """What was left out of names and files, for the plan."""
+        """The removed prefix and the unused tensors in words, for the plan."""
         parts = [f"names without {self.prefix}."] if self.prefix else []
         return "; ".join([*parts, *([f"not of the model: {some_names(self.outside)}"] if self.outside else [])])
 
@@ -147,7 +147,10 @@ def renamed(by_name: Mapping[str, T], own: Container[str], what: str) -> Renamed
     Raises:
         UserError: the file holds the model several times, with different prefixes.
     """
-    bare = {name if name in own else _unwrapped(name): one for name, one in by_name.items()}
+    bare = {}
+    for name, one in by_name.items():
+        unwrapped = ".".join(part for part in name.split(".") if part not in WRAPPERS)
+        bare[name if name in own else unwrapped] = one
     if not (fits := _fits(bare, own)):
         return Renamed(bare)
     most = max(fits.values())
@@ -165,10 +168,6 @@ def renamed(by_name: Mapping[str, T], own: Container[str], what: str) -> Renamed
     inside = {name.removeprefix(f"{prefix}."): one for name, one in bare.items() if name.startswith(f"{prefix}.")}
     outside = tuple(name for name in bare if not name.startswith(f"{prefix}."))
     return Renamed(inside, prefix, outside)
-
-
-def _unwrapped(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _fits(names: Mapping[str, Any], own: Container[str]) -> Counter[str]:

@@ -21,75 +21,33 @@ from trainer.visible import one_line, shortened
 from trainer.wording import quoted
 
 CALLED = frozenset(
-    (
-        "collections.OrderedDict",
-        "collections.Counter",
-        "builtins.set",
-        "__builtin__.set",
-        "builtins.complex",
-        "__builtin__.complex",
-        "_codecs.encode",
-        "torch.Size",
-        "torch.device",
-    )
-) | {
-    f"torch._utils._rebuild_{what}"
-    for what in ("tensor", "tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
-}
+    """
+    collections.OrderedDict collections.Counter builtins.set __builtin__.set builtins.complex __builtin__.complex
+    _codecs.encode torch.Size torch.device torch._utils._rebuild_tensor torch._utils._rebuild_tensor_v2
+    torch._utils._rebuild_tensor_v3 torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
+    """.split()
+)
 """Functions whose result is no larger than their arguments, or than the file's storages."""
 LITERALS = frozenset(
-    (
-        "NONE",
-        "NEWFALSE",
-        "NEWTRUE",
-        "EMPTY_TUPLE",
-        "EMPTY_LIST",
-        "EMPTY_DICT",
-        "EMPTY_SET",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "BINFLOAT",
-        "LONG1",
-    )
+    "NONE NEWFALSE NEWTRUE EMPTY_TUPLE EMPTY_LIST EMPTY_DICT EMPTY_SET BININT BININT1 BININT2 BINFLOAT LONG1".split()
 )
 TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 ZIP = b"PK\x03\x04"
 PICKLE = b"\x80"
-HARMLESS = frozenset(
-    ("getattr", "slice", "range", "frozenset", "object", "dict", "list", "tuple", "int", "float", "str", "bool", "type")
-)
+HARMLESS = frozenset("getattr slice range frozenset object dict list tuple int float str bool type".split())
 OF_PYTHON = ("builtins", "__builtin__")
 REFUSED = frozenset(
     (
         *OF_PYTHON,
-        "os",
-        "posix",
-        "nt",
-        "sys",
-        "subprocess",
-        "shutil",
-        "socket",
-        "ctypes",
-        "importlib",
-        "runpy",
-        "pty",
-        "code",
-        "pickle",
-        "_pickle",
-        "torch",
+        *"os posix nt sys subprocess shutil socket ctypes importlib runpy pty code pickle _pickle torch".split(),
     )
 )
 """Packages that no checkpoint needs: a file that names one is refused, although nothing would be called."""
-CLASSES_OF_TORCH = (
-    "torch.nn.",
-    "torch.optim.",
-    "torch.torch_version.",
-    "torch.utils.data.",
-    "torch.amp.",
-    "torch.cuda.amp.",
-    "torch.distributed.",
-    "torch.fx.",
+CLASSES_OF_TORCH = tuple(
+    """
+    torch.nn. torch.optim. torch.torch_version. torch.utils.data. torch.amp. torch.cuda.amp. torch.distributed.
+    torch.fx.
+    """.split()
 )
 
 
@@ -187,7 +145,7 @@ def read(path: Path, what: str, mapped: bool = False) -> Any:
 
 @dataclass(slots=True)
 class StackItem:
-    """An item on torch.load's stack in :func:`follow`: its cost to copy, and its name or items."""
+    """An item on torch.load's stack in :func:`simulate`: its cost to copy, and its name or items."""
 
     size: int = 1
     name: str = ""
@@ -214,7 +172,7 @@ def check(path: Path, what: str) -> bool:
     if start != ZIP:
         raise ValueError("it is no archive as torch.save writes them")
     _refuse_packed(path, what)
-    return follow(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
+    return simulate(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl"))
 
 
 def _refuse_packed(path: Path, what: str) -> None:
@@ -261,7 +219,7 @@ def _skipped(name: str) -> bool:
     return True
 
 
-def follow(content: bytes) -> bool:
+def simulate(content: bytes) -> bool:
     """Simulate a pickle's operations as torch.load runs them, without making any object.
 
     Returns:

@@ -20,12 +20,12 @@ from trainer.data.checked_splits import opened
 from trainer.data.epoch_order import EpochOrder, epoch_order, needs_training_data
 from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.feed import Feed
-from trainer.data.leased_blocks import MapWork, StreamWork
+from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 from trainer.data.placement import Placement
-from trainer.data.reader import BlockReader, Reading
+from trainer.data.reader import Reader, Reading
 from trainer.data.sampler import EvaluationSampler, training_sampler, undivided_sampler
 from trainer.data.source import Facts, Splits
-from trainer.data.streamed import Part, Streamed, is_stream
+from trainer.data.streamed import Streamed, StreamShare, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
@@ -194,7 +194,7 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
                 f"{name}: its facts say iterable=True, and the training data ({type(train).__name__}) are no "
                 f"stream. Return an IterableDataset, or a function that returns an iterator"
             )
-        part = Part(
+        part = StreamShare(
             data.shard, seat.rank, seat.size, plan.batches.global_size, facts.train_samples, data.shuffle_buffer
         )
         train = Streamed(train, f"{name}, the training stream", facts, facts.shape, part)
@@ -212,19 +212,18 @@ def _early_stop(config: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | 
 
 def _leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: EpochOrder
-) -> MapWork | StreamWork | None:
+) -> LeasedBatches | LeasedRows | None:
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
     if not plan.batches.leased or not isinstance(strategy, LeasesWork):
         return None
     size = plan.batches.size
     if plan.data.facts.streams:
-        return StreamWork(splits.train, size, config.seed, config.sampler.shuffle, strategy.leases)
+        return LeasedRows(splits.train, size, config.seed, config.sampler.shuffle, strategy.leases)
     everything = undivided_sampler(config, plan.data.facts.train_samples, size, order)
     workers, limit = plan.topology.workers, config.limit_train_batches
     updates = config.max_steps * workers if config.max_steps else None
-    reader = BlockReader(splits.train, reading)
-    return MapWork(
-        reader,
+    return LeasedBatches(
+        Reader(splits.train, reading),
         everything,
         plan.batches.lease_batches,
         limit and limit * workers,

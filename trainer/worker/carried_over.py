@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 
 from trainer.checkpoint import store, tensor_tree
 from trainer.errors import UserError, why
-from trainer.optim.carried_state import saved_state
-from trainer.optim.kept_state import BETWEEN, KeptState, carry, named
 from trainer.optim.sparse import CLASSES
+from trainer.optim.state_loading import saved_keys
+from trainer.optim.state_transfer import BETWEEN, StateKeys, named, plan_transfer
 from trainer.optim.states import by_name, of_no_parameter
 from trainer.optim.updater import UpdaterState
 from trainer.planning.auto import ModelFacts
@@ -51,12 +51,12 @@ def begins_anew(plan: Plan, model: ModelFacts, folder: Path) -> list[str]:
             return []
         state = UpdaterState(**updater)
         others = of_no_parameter(state.optimizer, state.made_with)
-        saved = saved_state(state.kind, by_name(state.optimizer, state.names), tables, others)
+        saved = saved_keys(state.kind, by_name(state.optimizer, state.names), tables, others)
     else:
         saved = _of_servers(folder, model.optimizer)
         if plan.topology.roles.get("server"):
             _check_moved(folder, saved, model.optimizer)
-    return list(carry(saved, model.optimizer).lines(model.optimizer.keys))
+    return list(plan_transfer(saved, model.optimizer).lines(model.optimizer.keys))
 
 
 def _check_model(folder: Path, saved: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -73,7 +73,7 @@ def _check_model(folder: Path, saved: Mapping[str, Any], shapes: Mapping[str, tu
             raise UserError("resume", why_not, "the model of before")
 
 
-def _of_servers(folder: Path, live: KeptState) -> KeptState:
+def _of_servers(folder: Path, live: StateKeys) -> StateKeys:
     """What servers have saved of each parameter; of a table all that its rule keeps.
 
     Raises:
@@ -91,7 +91,7 @@ def _of_servers(folder: Path, live: KeptState) -> KeptState:
             str(folder), f"its servers' parts cannot be read ({why(error)})", "another checkpoint"
         ) from error
     sparse = next(iter(rules.values()), "")
-    return KeptState(kind + (f"{BETWEEN}{sparse}" if sparse else ""), {**keys, **dict.fromkeys(rules)}, live.tables)
+    return StateKeys(kind + (f"{BETWEEN}{sparse}" if sparse else ""), {**keys, **dict.fromkeys(rules)}, live.tables)
 
 
 def _dense_keys(part: ServerFile) -> Iterator[tuple[str, list[str]]]:
@@ -106,7 +106,7 @@ def _dense_keys(part: ServerFile) -> Iterator[tuple[str, list[str]]]:
         yield name, sorted(keys - {""})
 
 
-def _check_moved(folder: Path, saved: KeptState, live: KeptState) -> None:
+def _check_moved(folder: Path, saved: StateKeys, live: StateKeys) -> None:
     """Servers keep the parameters that are trained, and workers the others: servers cannot hand some to workers, or
     take some.
 

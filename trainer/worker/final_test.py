@@ -81,7 +81,7 @@ def measure(run: Training, model: nn.Module, of: str, settle: Callable[[], None]
 
 def _part(split: EvaluatedSplit) -> str:
     """What is said of a split that is measured in part; empty where all of it is."""
-    limit = split.addresses.limit
+    limit = split.limit
     whole = limit is None or (split.has_numbers and limit >= len(split.sampler))
     return "" if whole else f"; a part of the samples: limit_val_batches={limit}"
 

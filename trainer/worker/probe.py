@@ -21,9 +21,9 @@ from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.criterion import SAMPLES, stand_in
 from trainer.models.embedding_tables import tables
-from trainer.optim.carried_state import kept_state
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
-from trainer.optim.kept_state import BETWEEN, KeptState, named
+from trainer.optim.state_loading import state_keys
+from trainer.optim.state_transfer import BETWEEN, StateKeys, named
 from trainer.planning.auto import Buckets, ModelFacts
 from trainer.planning.batches import SingleSample
 from trainer.planning.find_checkpoint import FRESH
@@ -187,19 +187,19 @@ def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str,
 
 def _kept(
     node: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
-) -> KeptState:
+) -> StateKeys:
     """What the run's optimizer, with the one for tables, keeps of each parameter that it moves.
 
     Args:
         optimizer: of the dense parameters, with ``names`` in its order.
     """
-    kept = kept_state(optimizer, names)
+    kept = state_keys(optimizer, names)
     if not (of_tables := [f"{name}.weight" for name, _ in tables(model)]):
         return kept
     from trainer.optim.sparse import CLASSES, rule_of
 
     sparse = CLASSES[rule_of(node, optimizer).name].__name__
-    return KeptState(f"{kept.kind}{BETWEEN}{sparse}", {**kept.keys, **dict.fromkeys(of_tables)}, of_tables)
+    return StateKeys(f"{kept.kind}{BETWEEN}{sparse}", {**kept.keys, **dict.fromkeys(of_tables)}, of_tables)
 
 
 def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> tuple[torch.optim.Optimizer, list[str]]:

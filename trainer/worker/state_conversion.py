@@ -12,8 +12,8 @@ import torch
 
 from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
-from trainer.optim.kept_state import BETWEEN
 from trainer.optim.sparse import CLASSES
+from trainer.optim.state_transfer import BETWEEN
 from trainer.optim.states import COLUMNS, States, put
 from trainer.optim.updater import UpdaterState
 from trainer.strategies.replicas import HasReplicas

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,10 @@ def changed(root: Path, name: str) -> Path:
 def test_digest_is_of_images_and_labels_alone(tmp_path: Path, name: str) -> None:
     kind, source, make = MADE[name]
     if name == "cifar10":
-        pictures.borrow_drawn_flowers(**DRAWN)
+        pictures.borrow_drawn_flowers(**asdict(DRAWN))
 
-    def digest(root: Path, prepared: bool = True, **given: Any) -> str:
-        one = source(**config(kind, root=str(root), **given))
+    def digest(root: Path, prepared: bool = True, **options: Any) -> str:
+        one = source(**config(kind, root=str(root), **options))
         facts = one.facts(1)
         return one.fingerprint(one.prepare(facts, silent) if prepared else facts)
 
@@ -198,8 +199,8 @@ def test_digest_is_of_images_and_labels_alone(tmp_path: Path, name: str) -> None
 
 
 def test_digest_of_the_json_file_is_of_what_it_holds(tmp_path: Path) -> None:
-    def digest(path: Path, **given: Any) -> str:
-        source = json_source(path, **given)
+    def digest(path: Path, **options: Any) -> str:
+        source = json_source(path, **options)
         return source.fingerprint(source.prepare(source.facts(1), silent))
 
     packed = pictures.mnist_json(tmp_path / "m.json.gz")
@@ -235,11 +236,11 @@ def test_windows_are_cut_from_the_framed_image() -> None:
     places = np.linspace(0, 0.999, 5)
     for down in places:
         for right in places:
-            mine = _shifted(images, 2, np.array([down, 0.0]), np.array([right, 0.999]))
+            ours = _shifted(images, 2, np.array([down, 0.0]), np.array([right, 0.999]))
             framed = torch.nn.functional.pad(images, (2, 2, 2, 2))
             top, left = int(5 * down), int(5 * right)
-            assert torch.equal(mine[0], framed[0, :, top : top + 5, left : left + 4])
-            assert torch.equal(mine[1], framed[1, :, 0:5, 4:8])
+            assert torch.equal(ours[0], framed[0, :, top : top + 5, left : left + 4])
+            assert torch.equal(ours[1], framed[1, :, 0:5, 4:8])
 
 
 def test_batches_are_augmented_by_sample_and_epoch_alone(tmp_path: Path) -> None:
@@ -253,8 +254,8 @@ def test_batches_are_augmented_by_sample_and_epoch_alone(tmp_path: Path) -> None
     assert not torch.equal(again, whole), "a repeated sample is augmented otherwise"
 
 
-def json_source(path: Path, **given: Any) -> MnistJson:
-    return MnistJson(**config(schema.MnistJsonData, path=str(path), **given))
+def json_source(path: Path, **options: Any) -> MnistJson:
+    return MnistJson(**config(schema.MnistJsonData, path=str(path), **options))
 
 
 @pytest.mark.parametrize("val_split", ["valid", "eval"])
@@ -265,8 +266,8 @@ def test_json_file_is_read_as_by_the_json_module(tmp_path: Path, val_split: str)
     facts = source.prepare(source.facts(1), silent)
     assert (facts.train_samples, facts.val_samples) == (24, 8 if val_split == "valid" else 5)
     splits = source.open(facts)
-    for mine, (images, labels) in ((splits.train, parts[0]), (splits.val, parts[1 if val_split == "valid" else 2])):
-        images_mine, labels_mine = mine.batch(np.arange(len(mine)))
+    for ours, (images, labels) in ((splits.train, parts[0]), (splits.val, parts[1 if val_split == "valid" else 2])):
+        images_mine, labels_mine = ours.batch(np.arange(len(ours)))
         assert torch.equal(images_mine.flatten(1), torch.tensor(images)) and labels_mine.tolist() == labels
 
 
@@ -298,13 +299,13 @@ def test_images_of_bytes_are_divided_and_normalised_and_floats_are_not_divided(t
         splits = opened(one)[1]
         raw = splits.val.inputs.double().numpy() / 255
         mean, std = (np.array(v).reshape(-1, 1, 1) for v in (one.mean, one.std))
-        mine = Placement(splits, cpu, torch.float64, False)(splits.val.inputs, splits.val.labels)[0].numpy()
-        assert np.allclose(mine, (raw - mean) / std, atol=1e-12)
+        ours = Placement(splits, cpu, torch.float64, False)(splits.val.inputs, splits.val.labels)[0].numpy()
+        assert np.allclose(ours, (raw - mean) / std, atol=1e-12)
     digits = Digits(**config(schema.DigitsData))
     splits = digits.open(digits.facts(1))
     assert splits.train.inputs.max() == 1.0 and splits.train.inputs.min() == 0.0
-    mine = Placement(splits, cpu, torch.float64, False)(splits.train.inputs, splits.train.labels)[0]
-    assert abs(float(mine.mean())) < 0.01 and abs(float(mine.std()) - 1) < 0.01, (
+    ours = Placement(splits, cpu, torch.float64, False)(splits.train.inputs, splits.train.labels)[0]
+    assert abs(float(ours.mean())) < 0.01 and abs(float(ours.std()) - 1) < 0.01, (
         "normalised by its own mean and deviation"
     )
     noise = RandomImages(**config(schema.RandomImagesData, image_size=8))

@@ -23,12 +23,12 @@ def test_crops_are_distributed_as_torchvisions(size: tuple[int, int], scale: tup
     torch.manual_seed(0)
     image, theirs = torch.zeros(3, *size, dtype=torch.uint8), v2.RandomResizedCrop(32, scale)
     truth = np.array([list(theirs.make_params([image]).values()) for _ in range(4000)])
-    mine = random_crops(numbers(MANY), np.full(MANY, size[0]), np.full(MANY, size[1]), scale, (3 / 4, 4 / 3))
+    ours = random_crops(numbers(MANY), np.full(MANY, size[0]), np.full(MANY, size[1]), scale, (3 / 4, 4 / 3))
     error = 4 * truth.std(0) / 4000**0.5 + 0.02
-    assert (abs(mine.mean(0) - truth.mean(0)) < error).all(), (mine.mean(0), truth.mean(0))
-    assert np.allclose(mine.std(0), truth.std(0), rtol=0.06, atol=0.5)
-    assert (mine[:, :2] >= 0).all() and (mine[:, 2:] > 0).all()
-    assert (mine[:, 0] + mine[:, 2] <= size[0]).all() and (mine[:, 1] + mine[:, 3] <= size[1]).all()
+    assert (abs(ours.mean(0) - truth.mean(0)) < error).all(), (ours.mean(0), truth.mean(0))
+    assert np.allclose(ours.std(0), truth.std(0), rtol=0.06, atol=0.5)
+    assert (ours[:, :2] >= 0).all() and (ours[:, 2:] > 0).all()
+    assert (ours[:, 0] + ours[:, 2] <= size[0]).all() and (ours[:, 1] + ours[:, 3] <= size[1]).all()
 
 
 def test_erased_patches_are_distributed_as_torchvisions() -> None:
@@ -40,9 +40,9 @@ def test_erased_patches_are_distributed_as_torchvisions() -> None:
         if len(rows):
             found.append([rows.min(), columns.min(), len(rows), len(columns)])
     truth = np.array(found, float)
-    mine = random_patches(numbers(MANY), np.full(MANY, 48), np.full(MANY, 64), (0.02, 0.33), (0.3, 3.3))
-    mine = mine[mine[:, 2] > 0]
-    assert (abs(mine.mean(0) - truth.mean(0)) < 4 * truth.std(0) / len(truth) ** 0.5 + 0.1).all()
+    ours = random_patches(numbers(MANY), np.full(MANY, 48), np.full(MANY, 64), (0.02, 0.33), (0.3, 3.3))
+    ours = ours[ours[:, 2] > 0]
+    assert (abs(ours.mean(0) - truth.mean(0)) < 4 * truth.std(0) / len(truth) ** 0.5 + 0.1).all()
 
 
 def test_numbers_are_even_and_independent() -> None:

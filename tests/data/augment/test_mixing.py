@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trainer.data.augment.mixing import Mixing
 from trainer.data.epoch_order import EpochOrder
 from trainer.data.sample_orders import ClassBalanced, RepeatedAugmentation
-from trainer.data.sampler import DistributedBatchSampler, EverybodysBatches
+from trainer.data.sampler import AllWorkersBatches, DistributedBatchSampler
 
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 3, 16, 12), np.uint8))
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
@@ -76,8 +76,8 @@ def test_balanced_order_has_every_class_equally_often(counts: list[int], epoch: 
     assert drawn.max() - drawn.min() <= 1
     uses = np.bincount(order % len(labels), minlength=len(labels))
     for label in range(len(counts)):
-        mine = uses[labels == label]
-        assert mine.max() - mine.min() <= 1, "a class's samples take turns"
+        ours = uses[labels == label]
+        assert ours.max() - ours.min() <= 1, "a class's samples take turns"
     assert len(np.unique(order)) == len(order), "each use has an address of its own"
 
 
@@ -113,6 +113,6 @@ def test_everybodys_batches_are_those_of_each_worker(
 ) -> None:
     samplers = [DistributedBatchSampler(samples, size, r, workers, 5, True, drop_last, pad) for r in range(workers)]
     each = [[a.tolist() for a in s.arrays()] for s in samplers]
-    everybody = [a.tolist() for a in EverybodysBatches(samplers[0]).arrays()]
+    everybody = [a.tolist() for a in AllWorkersBatches(samplers[0]).arrays()]
     assert everybody == [each[rank][batch] for batch in range(len(samplers[0])) for rank in range(workers)]
-    assert len(EverybodysBatches(samplers[0])) == len(everybody)
+    assert len(AllWorkersBatches(samplers[0])) == len(everybody)

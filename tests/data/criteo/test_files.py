@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.pictures import config
 from trainer.config.schema import SyntheticCriteoData
@@ -17,7 +18,7 @@ from trainer.data.criteo.files import find
 from trainer.data.criteo.row_stream import CriteoBlocks
 from trainer.data.criteo.source import Criteo
 from trainer.data.criteo.synthetic import SyntheticCriteo
-from trainer.data.leased_blocks import StreamWork
+from trainer.data.leased_blocks import LeasedRows
 from trainer.errors import UserError
 from trainer.strategies.contract import Lease
 
@@ -27,7 +28,6 @@ CONFIG = {
     "hash_size": 1000,
     "cache": True,
     "block_mib": 1,
-    "chunk_rows": 7,
     "max_bad_fraction": 0.01,
     "num_classes": 2,
     "cache_dir": None,
@@ -64,23 +64,25 @@ def folder(tmp_path: Path) -> Path:
     return data
 
 
-def blocks(folder: Path, size: int = 1000, part: SplitRows | None = None, chunk_rows: int = 7) -> CriteoBlocks:
-    return CriteoBlocks(find(str(folder), "data.path"), 1000, part or SplitRows(), size, chunk_rows, 0.01)
+def blocks(folder: Path, size: int = 1000, part: SplitRows | None = None) -> CriteoBlocks:
+    return CriteoBlocks(find(str(folder), "data.path"), 1000, part or SplitRows(), size, 0.01)
+
+
+def read(data: CriteoBlocks, block: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """All rows of a block as one batch."""
+    nothing = {"dense": torch.zeros((0, 13)), "sparse": torch.zeros((0, 26), dtype=torch.int64)}
+    chunks = [(nothing, torch.zeros(0, dtype=torch.int64)), *data.read_chunks(block)]
+    inputs = {name: torch.cat([chunk[0][name] for chunk in chunks]) for name in nothing}
+    return inputs, torch.cat([labels for _, labels in chunks])
 
 
 @pytest.mark.parametrize("size", [1, 37, 100, 129, 1000, 10**6])
 def test_every_row_is_in_exactly_one_block(folder: Path, size: int) -> None:
     data = blocks(folder, size)
-    read = [data.read(n) for n in range(data.blocks())]
-    assert [n for inputs, _ in read for n in numbers(inputs["dense"].numpy())] == list(range(150))
-    assert all(inputs["sparse"].shape == (len(labels), 26) for inputs, labels in read)
-    assert [int(label) for _, labels in read for label in labels] == [n % 2 for n in range(150)]
-
-
-def test_chunks_have_the_size_that_was_asked_for(folder: Path) -> None:
-    data = blocks(folder, 10**6)
-    sizes = [[len(labels) for _, labels in data.read_chunks(n)] for n in range(2)]
-    assert sizes == [[7] * 14 + [2], [7] * 7 + [1]]
+    batches = [read(data, n) for n in range(data.blocks())]
+    assert [n for inputs, _ in batches for n in numbers(inputs["dense"].numpy())] == list(range(150))
+    assert all(inputs["sparse"].shape == (len(labels), 26) for inputs, labels in batches)
+    assert [int(label) for _, labels in batches for label in labels] == [n % 2 for n in range(150)]
 
 
 def test_pieces_are_cut_at_lines_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +98,11 @@ def test_pieces_are_cut_at_lines_and_bounded(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("size", [64, 1000, 10**6])
 def test_the_held_out_rows_are_the_same_however_they_are_read(folder: Path, size: int) -> None:
     held = [blocks(folder, size, SplitRows(0.3, held_out)) for held_out in (False, True)]
-    train, val = ([n for b in range(d.blocks()) for n in numbers(d.read(b)[0]["dense"].numpy())] for d in held)
+    train, val = ([n for b in range(d.blocks()) for n in numbers(read(d, b)[0]["dense"].numpy())] for d in held)
     assert sorted(train + val) == list(range(150))
     assert 20 < len(val) < 70
     whole = blocks(folder, 10**7, SplitRows(0.3, True))
-    assert val == [n for b in range(2) for n in numbers(whole.read(b)[0]["dense"].numpy())]
+    assert val == [n for b in range(2) for n in numbers(read(whole, b)[0]["dense"].numpy())]
 
 
 def test_bad_lines_of_a_stream_are_told_with_their_names_at_the_end_of_each_epoch(
@@ -111,8 +113,8 @@ def test_bad_lines_of_a_stream_are_told_with_their_names_at_the_end_of_each_epoc
         lines[bad] = b"5" + lines[bad][1:]
     path = tmp_path / "rows.txt"
     path.write_bytes(b"".join(lines))
-    whole = CriteoBlocks([path], 1000, SplitRows(), 1 << 14, 100, 0.2)
-    work = StreamWork(whole, 8, 0, False, lambda epoch, blocks: (Lease(n) for n in range(blocks)))
+    whole = CriteoBlocks([path], 1000, SplitRows(), 1 << 14, 0.2)
+    work = LeasedRows(whole, 8, 0, False, lambda epoch, blocks: (Lease(n) for n in range(blocks)))
     for epoch in (0, 1):
         read = [batch for lease in work.leases(epoch) for batch in work.read(epoch, lease)]
         assert sum(len(labels) for _, labels in read) == 2993
@@ -120,7 +122,7 @@ def test_bad_lines_of_a_stream_are_told_with_their_names_at_the_end_of_each_epoc
         assert said.startswith(f"epoch {epoch}: 7 of 3000 lines are malformed and left out, the first: {path}:42: ")
         assert f"{path}:43: " in said and said.count(f"{path}") == 5
     path.write_bytes(text(range(100)))
-    assert not [1 for lease in StreamWork(blocks(path), 8, 0, False, work.hand).leases(2) if lease is None]
+    assert not [1 for lease in LeasedRows(blocks(path), 8, 0, False, work.lease_blocks).leases(2) if lease is None]
     assert not capfd.readouterr().out
 
 
@@ -151,7 +153,7 @@ def test_streaming_and_cache_have_the_same_rows(folder: Path) -> None:
     cached, streamed = source(folder), source(folder, cache=False)
     assert streamed.facts(8).streams and not cached.facts(8).streams
     one, other = (s.open(s.prepare(s.facts(8), quiet)) for s in (cached, streamed))
-    rows = [n for b in range(other.train.blocks()) for n in numbers(other.train.read(b)[0]["dense"].numpy())]
+    rows = [n for b in range(other.train.blocks()) for n in numbers(read(other.train, b)[0]["dense"].numpy())]
     assert rows == numbers(one.train.batch(np.arange(len(one.train)))[0]["dense"].numpy())
     assert numbers(other.val.batch(np.arange(len(other.val)))[0]["dense"].numpy()) == numbers(
         one.val.batch(np.arange(len(one.val)))[0]["dense"].numpy()
@@ -197,7 +199,7 @@ def test_few_bad_lines_are_left_out_and_many_are_refused(folder: Path, cache: Pa
 def test_a_streamed_block_with_many_bad_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(text(range(50)) + b"x\n" * 60)
     with pytest.raises(UserError, match=r"60 of 110 lines.*a:51: 1 field"):
-        blocks(tmp_path / "a", 10**6).read(0)
+        read(blocks(tmp_path / "a", 10**6), 0)
 
 
 @pytest.mark.parametrize("cut", [1, 40])
@@ -258,7 +260,7 @@ def test_numbers_of_rows_are_called_estimates_until_they_are_counted(folder: Pat
     clicks = source(folder, val_path=None, val_fraction=0.3)
     guess = clicks.facts(10)
     assert guess.sizes == f"about {guess.train_samples} training and about {guess.val_samples} validation samples"
-    found = clicks.prepare(guess, lambda *told: None)
+    found = clicks.prepare(guess, lambda *progress: None)
     assert found.train_samples + found.val_samples == 150
     assert found.sizes == f"{found.train_samples} training and {found.val_samples} validation samples"
     assert clicks.facts(10) == found

@@ -159,8 +159,7 @@ def test_numbers_that_leave_their_span_are_said_and_auto_measures_them(tmp_path:
 
 def source_holds_out(made: Criteo, number: int, rows: list[list[str]]) -> bool:
     """Whether a row is one of the validation's, by its place in the file."""
-    _, parts = made._sources()
-    return bool(parts["val"].chosen(np.array([len(text(rows[:number]))]), 0)[0])
+    return bool(made._splits()["val"].rows.chosen(np.array([len(text(rows[:number]))]), 0)[0])
 
 
 def test_other_rows_are_seen_with_the_spans_of_the_run(tmp_path: Path) -> None:
@@ -168,13 +167,13 @@ def test_other_rows_are_seen_with_the_spans_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(PLAIN)
     made = source(tmp_path / "a", dense_min="auto", dense_max="auto")
     facts = made.facts(8)
-    given = {"dense_min": [0.0] * 13, "dense_max": [1000.0] * 13}
-    facts = prepared(made, Facts.of({**facts.__dict__, "measured": given}))
-    assert facts.measured == given
+    settings = {"dense_min": [0.0] * 13, "dense_max": [1000.0] * 13}
+    facts = prepared(made, Facts.of({**facts.__dict__, "measured": settings}))
+    assert facts.measured == settings
     first = made.open(facts).train.dense
     assert 0 < first.max() <= 0.019 + 1e-6
     node = reader_of(made, facts)
-    assert node is not None and node["dense_max"] == given["dense_max"]
+    assert node is not None and node["dense_max"] == settings["dense_max"]
     reader = CriteoRowReader(node["hash_size"], node["dense_min"], node["dense_max"])
     row = "\t".join(["500"] * 13 + ["a"] * 26) + "\n"
     assert reader.read(row.encode(), False).inputs["dense"].tolist() == [[0.5] * 13]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from PIL import Image
 from tests.pace import wait_for
 from trainer.data import prepared
 from trainer.data.drawn_flowers import draw
+from trainer.data.drawn_flowers.draw import Drawing
 from trainer.data.drawn_flowers.painter import paint
 from trainer.data.drawn_flowers.species import class_names, species
 
 HOME = Path(draw.__file__).resolve().parents[3]
-SMALL: dict[str, Any] = {"per_class": 2, "size": 96, "classes": 6}
-ASK = "from trainer.data.drawn_flowers import draw as f; print(f.draw({arguments}))"
+SMALL = Drawing(per_class=2, size=96, classes=6)
+ASK = "from trainer.data.drawn_flowers.draw import Drawing, draw; print(draw({arguments}))"
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +44,9 @@ def ask(arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_the_set_has_the_layout_counts_and_sizes_promised() -> None:
-    assert not draw.is_drawn(**SMALL)
-    root = draw.draw(**SMALL)
-    assert root == draw.folder(**SMALL) and draw.is_drawn(**SMALL)
+    assert not draw.is_drawn(SMALL)
+    root = draw.draw(SMALL)
+    assert root == draw.folder(SMALL) and draw.is_drawn(SMALL)
     expected = {f"{s}/{c:03d}/{i:02d}.jpg" for s in ("train", "val") for c in range(0, 102, 17) for i in range(2)}
     assert set(contents(root)) == expected
     for content in contents(root).values():
@@ -55,13 +57,13 @@ def test_the_set_has_the_layout_counts_and_sizes_promised() -> None:
 
 
 def test_the_same_bytes_come_from_any_number_of_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = contents(draw.draw(**SMALL, processes=1))
+    one = contents(draw.draw(SMALL, processes=1))
     monkeypatch.setenv("TRAINER_CACHE", str(cache / "other"))
-    assert contents(draw.draw(**SMALL, processes=3)) == one
+    assert contents(draw.draw(SMALL, processes=3)) == one
 
 
 def test_a_picture_depends_on_seed_split_class_and_index_alone() -> None:
-    root = draw.draw(**SMALL)
+    root = draw.draw(SMALL)
     label, index = 68, 1  # the fifth of six classes
     for split, name in enumerate(("train", "val")):  # drawn here on its own, out of order
         rng = np.random.default_rng([draw.VERSION, 0, split, label, index])
@@ -71,23 +73,23 @@ def test_a_picture_depends_on_seed_split_class_and_index_alone() -> None:
 
 
 def test_no_two_pictures_are_the_same() -> None:
-    first = list(contents(draw.draw(**SMALL)).values())
-    other_seed = list(contents(draw.draw(**SMALL, seed=1)).values())
+    first = list(contents(draw.draw(SMALL)).values())
+    other_seed = list(contents(draw.draw(replace(SMALL, seed=1))).values())
     assert len(set(first + other_seed)) == 2 * 24
 
 
 def test_progress_counts_up_to_the_total_and_a_whole_set_is_not_drawn_again() -> None:
     seen: list[tuple[int, int]] = []
-    draw.draw(**SMALL, processes=2, on_progress=lambda done, total: seen.append((done, total)))
+    draw.draw(SMALL, processes=2, on_progress=lambda done, total: seen.append((done, total)))
     assert seen == [(done, 24) for done in range(1, 25)]
-    draw.draw(**SMALL, on_progress=lambda done, total: seen.append((done, total)))
+    draw.draw(SMALL, on_progress=lambda done, total: seen.append((done, total)))
     assert len(seen) == 24
 
 
 def test_two_processes_asking_at_once_get_one_whole_set() -> None:
-    noisy = "classes=6, per_class=8, size=96, on_progress=lambda d, t: print('.')"
+    noisy = "Drawing(classes=6, per_class=8, size=96), on_progress=lambda d, t: print('.')"
     answers = [process.communicate(timeout=600)[0].split() for process in [ask(noisy), ask(noisy)]]
-    root = draw.folder(classes=6, per_class=8, size=96)
+    root = draw.folder(Drawing(classes=6, per_class=8, size=96))
     assert [answer[-1] for answer in answers] == [str(root)] * 2
     assert sorted(answer.count(".") for answer in answers) == [0, 96]
     assert len(contents(root)) == 96
@@ -95,34 +97,36 @@ def test_two_processes_asking_at_once_get_one_whole_set() -> None:
 
 def test_it_draws_from_a_folder_whose_files_shadow_the_libraries(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise RuntimeError('the wrong numpy')")
-    (tmp_path / "script.py").write_text(ASK.format(arguments="classes=1, per_class=1, size=32"))
+    (tmp_path / "script.py").write_text(ASK.format(arguments="Drawing(classes=1, per_class=1, size=32)"))
     environment = {**os.environ, "PYTHONPATH": str(HOME), "TRAINER_CACHE": "relative"}
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environment, check=True, timeout=600)
     assert len(contents(tmp_path / "relative")) == 2
 
 
 def test_a_half_drawn_leftover_is_replaced() -> None:
-    target = draw.folder(**SMALL)
+    target = draw.folder(SMALL)
     leftover = target.parent / f"{target.name}.part-1-dead"
     for half in (target, leftover):
         (half / "train" / "000").mkdir(parents=True)
         (half / "train" / "000" / "99.jpg").write_bytes(b"half a picture")
-    assert not draw.is_drawn(**SMALL)
-    root = draw.draw(**SMALL)
+    assert not draw.is_drawn(SMALL)
+    root = draw.draw(SMALL)
     assert len(contents(root)) == 24 and "train/000/99.jpg" not in contents(root)
     assert not leftover.exists()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_caller_that_dies_takes_its_painters_along_and_leaves_no_set(how: signal.Signals, cache: Path) -> None:
-    process = ask("size=480, processes=2, on_progress=lambda d, t: print('.', flush=True)", stderr=subprocess.DEVNULL)
+    process = ask(
+        "Drawing(size=480), processes=2, on_progress=lambda d, t: print('.', flush=True)", stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None and process.stdout.readline() == ".\n"
     painters = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(painters) == 2
     process.send_signal(how)
     process.wait(timeout=600)
     wait_for(lambda: not any(_alive(painter) for painter in painters), 10, "the painters end")
-    assert not draw.is_drawn(size=480)
+    assert not draw.is_drawn(Drawing(size=480))
     if how == signal.SIGINT:
         assert list(cache.rglob("*.jpg")) == []
     process.stdout.close()
@@ -138,16 +142,16 @@ def _alive(pid: str) -> bool:
 def test_a_cache_that_cannot_be_written_is_an_oserror_with_its_path(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     with pytest.raises(OSError, match="cache"):
-        draw.draw(**SMALL)
+        draw.draw(SMALL)
 
 
 def test_a_write_that_fails_reaches_the_caller_as_an_oserror_with_the_pictures_path(cache: Path) -> None:
     code = """
 import resource
-from trainer.data.drawn_flowers import draw as drawn_flowers
+from trainer.data.drawn_flowers.draw import Drawing, draw
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # bytes; the painters inherit it, as they would a full disk
 try:
-    drawn_flowers.draw(per_class=2, size=400, classes=6, processes=2)
+    draw(Drawing(per_class=2, size=400, classes=6), processes=2)
 except OSError as error:
     print(error.errno, error.filename)
 """
@@ -158,10 +162,10 @@ except OSError as error:
     assert list(cache.rglob("*.jpg")) == []
 
 
-@pytest.mark.parametrize("wrong", [{"seed": -1}, {"per_class": 0}, {"size": 4}, {"classes": 103}, {"processes": 0}])
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"per_class": 0}, {"size": 4}, {"classes": 103}])
 def test_an_argument_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}={next(iter(wrong.values()))}"):
-        draw.draw(**wrong)
+        Drawing(**wrong)
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_every_set_has_a_folder_of_its_own() -> None:
     variants: list[dict[str, Any]] = [{}, {"seed": 1}, {"per_class": 2}, {"size": 96}, {"classes": 6}]
-    assert len({draw.folder(**variant) for variant in variants}) == len(variants)
+    assert len({draw.folder(Drawing(**variant)) for variant in variants}) == len(variants)
 
 
 def test_the_102_names_are_distinct_and_so_are_the_classes() -> None:
@@ -192,7 +196,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 def test_the_mean_colour_does_not_tell_the_class() -> None:
     linear = pytest.importorskip("sklearn.linear_model")
-    root = draw.draw(per_class=4, size=32)
+    root = draw.draw(Drawing(per_class=4, size=32))
 
     def means(split: str) -> tuple[np.ndarray, np.ndarray]:
         paths = sorted((root / split).rglob("*.jpg"))
@@ -207,7 +211,7 @@ def test_the_mean_colour_does_not_tell_the_class() -> None:
 
 
 def test_fewer_classes_are_different_families_and_their_pictures_those_of_the_whole_set() -> None:
-    few = draw.draw(per_class=1, size=32, classes=34, processes=1)
+    few = draw.draw(Drawing(per_class=1, size=32, classes=34), processes=1)
     names = sorted(path.name for path in (few / "val").iterdir())
     assert names == [f"{number:03d}" for number in range(0, 102, 3)]  # a family has three neighbours
     kinds = species()
@@ -215,6 +219,6 @@ def test_fewer_classes_are_different_families_and_their_pictures_those_of_the_wh
     traits = ("colour", "shape", "petals", "pattern", "centre", "layers")
     assert sum(getattr(first, trait) != getattr(other, trait) for trait in traits) > 1
     assert class_names(34) == class_names()[::3]
-    fewer = draw.draw(per_class=1, size=32, classes=17, processes=1)
+    fewer = draw.draw(Drawing(per_class=1, size=32, classes=17), processes=1)
     shared = {"train/000/00.jpg", "val/096/00.jpg"}
     assert all((few / path).read_bytes() == (fewer / path).read_bytes() for path in shared)

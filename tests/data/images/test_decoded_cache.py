@@ -35,8 +35,8 @@ def run(tmp_path: Path) -> Callable[[int], Splits]:
     root = image_folder(tmp_path / "d") / "train"
 
     def run(seed: int) -> Splits:
-        given = {"image_size": 32, "cache": "ram", "val_fraction": 0.3, "split_seed": seed}
-        source = ImageFolder(**config(schema.ImageFolderData, root=str(root), **given))
+        options = {"image_size": 32, "cache": "ram", "val_fraction": 0.3, "split_seed": seed}
+        source = ImageFolder(**config(schema.ImageFolderData, root=str(root), **options))
         return source.open(source.prepare(source.facts(1), silent))
 
     return run
@@ -47,9 +47,9 @@ def first_images(splits: Splits) -> list[torch.Tensor]:
 
 
 def test_what_a_run_uses_is_not_removed_by_a_run_with_another_split(run: Callable[[int], Splits]) -> None:
-    mine = run(0)
+    ours = run(0)
     others = run(1)
-    assert all(image.any() for image in [*first_images(mine), *first_images(others)])
+    assert all(image.any() for image in [*first_images(ours), *first_images(others)])
 
 
 def test_what_no_run_uses_any_more_is_removed(run: Callable[[int], Splits], decoded: Path) -> None:
@@ -81,24 +81,24 @@ def test_of_two_runs_that_begin_together_the_second_takes_what_the_first_has_mad
 def test_what_is_removed_before_a_run_holds_it_is_made_anew(
     run: Callable[[int], Splits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_once, removed = cache.made_once, []
+    prepare_once, removed = cache.prepare_once, []
 
     def removed_at_once(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        noted = made_once(folder, make)
+        noted = prepare_once(folder, make)
         if not removed:
             removed.append(folder)
             in_use.remove_unused(folder, prepared.MARKER, folder.with_name("aside"))
             assert not folder.exists()
         return noted
 
-    monkeypatch.setattr(cache, "made_once", removed_at_once)
+    monkeypatch.setattr(cache, "prepare_once", removed_at_once)
     assert all(image.any() for image in first_images(run(0)))
 
 
 def test_a_mark_that_was_replaced_while_it_was_waited_for_is_not_held(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     mark.touch()
-    mine = in_use.InUse()
+    ours = in_use.InUse()
 
     def replaced(descriptor: int, kind: int) -> None:
         mark.unlink()
@@ -106,10 +106,10 @@ def test_a_mark_that_was_replaced_while_it_was_waited_for_is_not_held(tmp_path: 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(in_use.fcntl, "flock", replaced)
-        assert not mine.hold(mark)
-    assert mine.hold(mark)
-    mine.leave()
-    assert not mine.hold(tmp_path / "other")
+        assert not ours.hold(mark)
+    assert ours.hold(mark)
+    ours.leave()
+    assert not ours.hold(tmp_path / "other")
 
 
 def test_a_folder_stays_while_another_process_holds_it_and_after_it_was_killed_it_goes(tmp_path: Path) -> None:

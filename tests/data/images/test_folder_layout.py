@@ -38,12 +38,12 @@ def classes(root: Path, *names: str, count: int = 4) -> Path:
     return root
 
 
-def source(root: Path, **given: Any) -> ImageFolder:
-    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **{"cache": "none", **given}))
+def source(root: Path, **options: Any) -> ImageFolder:
+    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **{"cache": "none", **options}))
 
 
-def facts(root: Path, **given: Any) -> Facts:
-    return source(root, **given).facts(1)
+def facts(root: Path, **options: Any) -> Facts:
+    return source(root, **options).facts(1)
 
 
 SPLITS = [

@@ -160,8 +160,8 @@ def test_labels_and_images_that_are_left_over_are_named(tmp_path: Path) -> None:
     ]
 
 
-def source(path: Path, **given: Any) -> Shards:
-    return Shards(**config(schema.ShardsData, path=str(path), image_size=32, cache="none", **given))
+def source(path: Path, **options: Any) -> Shards:
+    return Shards(**config(schema.ShardsData, path=str(path), image_size=32, cache="none", **options))
 
 
 def test_left_over_labels_are_said_from_the_kept_index_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ from trainer.errors import RunFailed, UserError
 from trainer.host import in_use
 
 
-def folder(root: Path, **given: Any) -> ImageFolder:
-    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **given))
+def folder(root: Path, **options: Any) -> ImageFolder:
+    return ImageFolder(**config(schema.ImageFolderData, root=str(root), image_size=32, **options))
 
 
 def opened(source: DataSource) -> tuple[Facts, Splits]:
@@ -121,8 +121,8 @@ def test_validation_sees_images_of_its_own_size(tmp_path: Path) -> None:
     facts, splits = opened(folder(image_folder(tmp_path / "d"), val_size=24, val_resize=30))
     assert (facts.shape, facts.val_shape) == ((3, 32, 32), (3, 24, 24))
     assert splits.train.augmented((0, 0), np.arange(2))[0].shape == (2, 3, 32, 32)
-    for given, resize, side in (({"val_size": 24, "val_resize": 30}, 30, 24), ({"val_size": 28}, 32, 28)):
-        val = opened(folder(tmp_path / "d", **given))[1].val
+    for options, resize, side in (({"val_size": 24, "val_resize": 30}, 30, 24), ({"val_size": 28}, 32, 28)):
+        val = opened(folder(tmp_path / "d", **options))[1].val
         theirs = v2.Compose([v2.Resize(resize, antialias=True), v2.CenterCrop(side)])
         assert torch.equal(val[3][0], theirs(val.image(3)))
     assert opened(folder(tmp_path / "d"))[0].val_shape is None
@@ -170,8 +170,8 @@ def test_own_transforms_are_torchvisions_between_policy_and_erasing(tmp_path: Pa
 
     root, addresses = image_folder(tmp_path / "d"), np.arange(18)
     before = opened(folder(root, augment="randaugment"))[1].train.augmented((3, 1), addresses)[0]
-    mine = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY]))[1].train
-    after = mine.augmented((3, 1), addresses)[0]
+    ours = opened(folder(root, augment="randaugment", transforms=[JITTER, GREY]))[1].train
+    after = ours.augmented((3, 1), addresses)[0]
     drawn = uniform((3, 1), addresses, COUNT)[:, TRANSFORMS]
     assert len(set(drawn)) == 18
     for n in addresses.tolist():
@@ -228,19 +228,19 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "make"), POLICIES, ids=[" ".join(map(str, g.values())) for g, _ in POLICIES])
-def test_policies_are_torchvisions(tmp_path: Path, given: dict[str, Any], make: Any) -> None:
+@pytest.mark.parametrize(("options", "make"), POLICIES, ids=[" ".join(map(str, g.values())) for g, _ in POLICIES])
+def test_policies_are_torchvisions(tmp_path: Path, options: dict[str, Any], make: Any) -> None:
     from trainer.data.augment.draws import uniform
     from trainer.data.augment.views import COUNT, POLICY
 
     root, addresses = image_folder(tmp_path / "d"), np.arange(18)
     plain = opened(folder(root))[1].train.augmented((3, 1), addresses)[0]
-    mine = opened(folder(root, **given))[1].train.augmented((3, 1), addresses)[0]
+    ours = opened(folder(root, **options))[1].train.augmented((3, 1), addresses)[0]
     policy = make([round(255 * m) for m in images.MEAN])
-    for image, changed, number in zip(plain, mine, uniform((3, 1), addresses, COUNT)[:, POLICY], strict=True):
+    for image, changed, number in zip(plain, ours, uniform((3, 1), addresses, COUNT)[:, POLICY], strict=True):
         torch.manual_seed(int(number * 2**53))
         assert torch.equal(changed, policy(image))
-    assert sum(torch.equal(a, b) for a, b in zip(plain, mine, strict=True)) < 9
+    assert sum(torch.equal(a, b) for a, b in zip(plain, ours, strict=True)) < 9
 
 
 def test_erased_patches_are_the_mean_colour(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_decoded_cache_gives_the_same_batches_and_is_made_once(tmp_path: Path, o
     plain_facts, plain = opened(folder(root, cache="none"))
     assert facts.cached and not plain_facts.cached and "GiB decoded" in facts.cache
     for draw in ((0, 0), (1, 3)):
-        for mine, theirs in ((cached.train, plain.train), (cached.val, plain.val)):
-            addresses = np.arange(len(mine))
-            assert torch.equal(mine.augmented(draw, addresses)[0], theirs.augmented(draw, addresses)[0])
+        for ours, theirs in ((cached.train, plain.train), (cached.val, plain.val)):
+            addresses = np.arange(len(ours))
+            assert torch.equal(ours.augmented(draw, addresses)[0], theirs.augmented(draw, addresses)[0])
     made = {p: p.stat().st_mtime_ns for p in own_cache.rglob("pixels.bin")}
     assert len(made) == 2
     opened(folder(root, cache="ram"))
@@ -342,8 +342,8 @@ def test_broken_images_are_left_out_only_where_that_is_asked_for(
     assert "ATTENTION: 2 of 24" in capsys.readouterr().out
     truth = opened(folder(image_folder(tmp_path / "whole"), cache="none"))[1].train
     kept = [n for n in range(18) if n != 7]
-    for mine, theirs in enumerate(kept):
-        assert torch.equal(splits.train.image(mine), truth.image(theirs))
+    for ours, theirs in enumerate(kept):
+        assert torch.equal(splits.train.image(ours), truth.image(theirs))
     assert splits.train.labels.tolist() == [truth.labels[n] for n in kept]
 
 
@@ -353,8 +353,8 @@ def test_a_broken_image_in_training_is_named(tmp_path: Path) -> None:
         splits.train.augmented((0, 0), np.arange(18))
 
 
-def shards(**given: Any) -> Shards:
-    return Shards(**config(schema.ShardsData, image_size=32, **given))
+def shards(**options: Any) -> Shards:
+    return Shards(**config(schema.ShardsData, image_size=32, **options))
 
 
 @pytest.mark.parametrize("labels", ["cls", "json"])
@@ -405,8 +405,8 @@ def test_flowers_are_read_by_their_own_lists_and_refused_where_these_are_wrong(t
 
 
 def test_digest_of_images_in_files_does_not_depend_on_where_they_lie(tmp_path: Path) -> None:
-    def digest(root: Path, **given: Any) -> str:
-        source = folder(root, verify=True, on_bad="skip", **given)
+    def digest(root: Path, **options: Any) -> str:
+        source = folder(root, verify=True, on_bad="skip", **options)
         return source.fingerprint(source.prepare(source.facts(1), silent))
 
     one = digest(broken(tmp_path / "a"))
@@ -437,9 +437,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "says"), REFUSED, ids=[str(g["path"]) for g, _ in REFUSED])
+@pytest.mark.parametrize(("options", "says"), REFUSED, ids=[str(g["path"]) for g, _ in REFUSED])
 def test_wrong_shards_are_refused_with_the_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
 ) -> None:
     import tarfile
 
@@ -457,7 +457,7 @@ def test_wrong_shards_are_refused_with_the_place(
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
     with pytest.raises(UserError, match=says):
-        shards(**given).facts(1)
+        shards(**options).facts(1)
     assert not (tmp_path / "cache").exists(), "facts write nothing"
 
 

@@ -58,10 +58,10 @@ def test_a_transparent_pixel_has_the_colour_of_the_file(name: str) -> None:
     seen = ~UNKNOWN.get(name, np.zeros_like(ALPHA, bool))
     seen[12:20] = most == 0  # where the two colours meet, loss blurs them
     truth = np.asarray(image.convert("RGB")).astype(int)
-    mine = decode(content).permute(1, 2, 0).numpy().astype(int)
-    assert np.abs(mine - truth)[seen].max() <= most % 255
+    ours = decode(content).permute(1, 2, 0).numpy().astype(int)
+    assert np.abs(ours - truth)[seen].max() <= most % 255
     pillows = np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).astype(int)
-    assert np.abs(mine - pillows).max() <= (2 if "WebP with" in name else 0)
+    assert np.abs(ours - pillows).max() <= (2 if "WebP with" in name else 0)
     grey = np.asarray(Image.open(io.BytesIO(content)).convert("RGB").convert("L")).astype(int)
     assert np.abs(decode_grey(content)[0].numpy().astype(int) - grey).max() <= 1
 

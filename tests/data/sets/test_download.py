@@ -67,8 +67,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(download, "fetch_file", fetch_file)
     monkeypatch.setattr(download, "unreachable", lambda address: "")
-    given = {"root": str(tmp_path / "data"), "download": True, "on_missing": "error"}
-    return lambda **more: source(**config(options, **given, **more))
+    settings = {"root": str(tmp_path / "data"), "download": True, "on_missing": "error"}
+    return lambda **more: source(**config(options, **settings, **more))
 
 
 def prepared(source: DataSource) -> Facts:

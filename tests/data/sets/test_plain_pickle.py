@@ -112,10 +112,10 @@ LAYOUTS["labels of the other byte order"] = pickle.dumps({"data": PIXELS, "label
 def test_every_layout_is_read_as_by_pickle(tmp_path: Path, name: str) -> None:
     truth = pickle.loads(LAYOUTS[name], encoding="bytes" if "bytes" in name else "latin1")
     truth = {key.decode() if isinstance(key, bytes) else key: value for key, value in truth.items()}
-    mine = loads(LAYOUTS[name])
-    assert list(mine) == list(truth)
+    ours = loads(LAYOUTS[name])
+    assert list(ours) == list(truth)
     for key, value in truth.items():
-        found = mine[key].made() if isinstance(mine[key], Array) else mine[key]
+        found = ours[key].made() if isinstance(ours[key], Array) else ours[key]
         assert np.array_equal(found, value), key
     root = pictures.cifar(tmp_path)
     (root / "cifar-10-batches-py" / "data_batch_2").write_bytes(LAYOUTS[name])

@@ -1,111 +1,20 @@
-"""The typed config: every key, its type, default, unit and one line of help, in this one place; here the run as a
-whole."""
+"""The typed config: every key with type, default, unit and one line of help; here the keys of the run as a whole."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
-from trainer.config import schema
-from trainer.config.schema.data import (
-    ArraysData,
-    AugmentedData,
-    Cifar10Data,
-    CriteoData,
-    CriteoRows,
-    DataConfig,
-    DigitsData,
-    EmbeddedFlowersData,
-    Flowers102Data,
-    FlowersData,
-    ImageFolderData,
-    ImagesData,
-    MnistData,
-    MnistJsonData,
-    PicturesData,
-    RandomImagesData,
-    ShardsData,
-    SyntheticCriteoData,
-    TableData,
-)
+from trainer.config.schema.data import *
 from trainer.config.schema.declare import LONG, key
-from trainer.config.schema.model import (
-    BinaryCrossEntropyLoss,
-    ConvnetModel,
-    CrossEntropyLoss,
-    FinetuneModel,
-    HuberLoss,
-    LeNetModel,
-    LogLoss,
-    LossConfig,
-    ModelConfig,
-    MseLoss,
-    ResNet18Model,
-    ResNet50Model,
-    SquaredErrorLoss,
-    TimmModel,
-    TorchvisionModel,
-    WideAndDeepModel,
-)
-from trainer.config.schema.optim import (
-    AdagradOptimizer,
-    AdamOptimizer,
-    AdamWOptimizer,
-    CosineSchedule,
-    MomentumOptimizer,
-    MultiStepSchedule,
-    OneCycleSchedule,
-    OptimizerConfig,
-    PlateauSchedule,
-    PolynomialSchedule,
-    RMSpropOptimizer,
-    SchedulerConfig,
-    StepSchedule,
-    TorchOptimizer,
-)
-from trainer.config.schema.run import (
-    BestConfig,
-    CheckpointConfig,
-    EarlyStopConfig,
-    EmaConfig,
-    EvalConfig,
-    ExecutionConfig,
-    ForkserverLaunch,
-    InProcessLaunch,
-    LaunchConfig,
-    PredictConfig,
-    ResumeConfig,
-    TrackingConfig,
-)
-from trainer.config.schema.sampler import (
-    ClassBalancedSampler,
-    RepeatedAugmentationSampler,
-    SamplerConfig,
-    WeightedSampler,
-)
-from trainer.config.schema.strategy import (
-    AutoStrategy,
-    CollectiveStrategy,
-    FreeStrategy,
-    GroupStrategy,
-    LocalSgdStrategy,
-    PserverAsyncStrategy,
-    PserverGeoStrategy,
-    PserverSspStrategy,
-    PserverStrategy,
-    PserverSyncStrategy,
-    StaleStrategy,
-    StrategyConfig,
-)
-from trainer.config.schema.task import (
-    AutoTask,
-    BinaryTask,
-    ClassificationTask,
-    MultiLabelTask,
-    RegressionTask,
-    TaskConfig,
-)
+from trainer.config.schema.model import *
+from trainer.config.schema.optim import *
+from trainer.config.schema.run import *
+from trainer.config.schema.sampler import *
+from trainer.config.schema.strategy import *
+from trainer.config.schema.task import *
 
 
 @dataclass
@@ -124,9 +33,9 @@ class Config:
         None, "greatest number of batches per validation, and of the test", "batches", ge=1
     )
     validation: bool = key(
-        True, "measure validation samples as execution.val_every tells; false: never, data need none"
+        True, "measure the validation samples every execution.val_every epochs; false: never, and none are needed"
     )
-    test: bool = key(True, "where the data have test samples: measure them once, at the end, with the best model")
+    test: bool = key(True, "measure the test samples, if there are any, once at the end with the best model")
     seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
@@ -171,79 +80,25 @@ class Config:
     resume: ResumeConfig = key(ResumeConfig, "go on from a checkpoint instead of afresh")
 
 
+def _options(base: type) -> tuple[type, ...]:
+    """The classes of a group's options: the base class, and its subclasses in the order of their file."""
+    return tuple(c for c in vars(sys.modules[base.__module__]).values() if isinstance(c, type) and issubclass(c, base))
+
+
 GROUPS: dict[str, tuple[type, ...]] = {
-    "model": (
-        ModelConfig,
-        LeNetModel,
-        ConvnetModel,
-        ResNet18Model,
-        ResNet50Model,
-        TorchvisionModel,
-        FinetuneModel,
-        TimmModel,
-        WideAndDeepModel,
-    ),
-    "data": (
-        DataConfig,
-        DigitsData,
-        RandomImagesData,
-        PicturesData,
-        AugmentedData,
-        ImagesData,
-        FlowersData,
-        Flowers102Data,
-        EmbeddedFlowersData,
-        ImageFolderData,
-        TableData,
-        ShardsData,
-        ArraysData,
-        Cifar10Data,
-        MnistData,
-        MnistJsonData,
-        CriteoRows,
-        CriteoData,
-        SyntheticCriteoData,
-    ),
-    "sampler": (SamplerConfig, ClassBalancedSampler, RepeatedAugmentationSampler, WeightedSampler),
-    "task": (TaskConfig, AutoTask, ClassificationTask, BinaryTask, MultiLabelTask, RegressionTask),
-    "loss": (LossConfig, CrossEntropyLoss, SquaredErrorLoss, BinaryCrossEntropyLoss, LogLoss, MseLoss, HuberLoss),
-    "optimizer": (
-        OptimizerConfig,
-        MomentumOptimizer,
-        RMSpropOptimizer,
-        AdamOptimizer,
-        AdamWOptimizer,
-        AdagradOptimizer,
-        TorchOptimizer,
-    ),
-    "scheduler": (
-        SchedulerConfig,
-        StepSchedule,
-        MultiStepSchedule,
-        CosineSchedule,
-        OneCycleSchedule,
-        PolynomialSchedule,
-        PlateauSchedule,
-    ),
-    "strategy": (
-        StrategyConfig,
-        GroupStrategy,
-        CollectiveStrategy,
-        AutoStrategy,
-        LocalSgdStrategy,
-        PserverStrategy,
-        PserverSyncStrategy,
-        FreeStrategy,
-        StaleStrategy,
-        PserverAsyncStrategy,
-        PserverSspStrategy,
-        PserverGeoStrategy,
-    ),
-    "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch),
-    "execution": (ExecutionConfig,),
-    "tracking": (TrackingConfig,),
-    "predict": (PredictConfig,),
-    "checkpoint": (CheckpointConfig,),
+    "model": _options(ModelConfig),
+    "data": _options(DataConfig),
+    "sampler": _options(SamplerConfig),
+    "task": _options(TaskConfig),
+    "loss": _options(LossConfig),
+    "optimizer": _options(OptimizerConfig),
+    "scheduler": _options(SchedulerConfig),
+    "strategy": _options(StrategyConfig),
+    "launch": _options(LaunchConfig),
+    "execution": _options(ExecutionConfig),
+    "tracking": _options(TrackingConfig),
+    "predict": _options(PredictConfig),
+    "checkpoint": _options(CheckpointConfig),
 }
 
 
@@ -251,18 +106,16 @@ OPEN_GROUPS = ("model", "data", "sampler", "task", "loss", "optimizer", "schedul
 """Groups whose option names a class by ``_target_``: a user's own class may take further keys."""
 
 CONSTRUCTED = ("model", "loss", "optimizer")
-"""Of these, the ones whose further keys are arguments of a constructor that is not ours."""
+"""Of these, the groups whose further keys are arguments of a constructor outside of this project."""
 
 NOT_ARGUMENTS = {
     "optimizer": ("sparse", "decay_norms_and_biases", "lr_factors", "layer_decay", "lr_scaling", "lr_base_batch"),
     "model": ("zero_init_residual",),
 }
-"""Keys of these that the constructor does not get."""
+"""By group: keys that the constructor does not get."""
 UNLESS_NULL = {"loss": ("weight", "pos_weight")}
-"""Keys of these that the constructor gets unless they are null: a class of the user's own need not take them."""
-STARTED = tuple(
-    declared._target_ for declared in (LeNetModel, ConvnetModel, ResNet18Model, ResNet50Model, WideAndDeepModel)
-)
+"""By group: keys that the constructor gets only if they are not null, as a user's own class need not take them."""
+STARTED = tuple(str(getattr(model, "_target_", "")) for model in GROUPS["model"] if hasattr(model, "init"))
 """The models of the reference's examples, which have ``model.init``."""
 
 
@@ -272,7 +125,7 @@ def not_arguments(key: str, node: Mapping[str, Any], required: Collection[str] =
     Args:
         required: arguments without which its class cannot be called.
     """
-    # what a recipe has left over a model of the user's own
+    # a recipe sets model.init, and the user has replaced its model by a class without this argument
     own_class = node.get("init") == "default" and "init" not in required
     started = key == "model" and (node.get("_target_") in STARTED or own_class)
     unset = [name for name in UNLESS_NULL.get(key, ()) if node.get(name) is None]
@@ -280,10 +133,10 @@ def not_arguments(key: str, node: Mapping[str, Any], required: Collection[str] =
 
 
 WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar", ".th")
-"""What the name of a file of weights ends with."""
+"""Suffixes of files of weights."""
 
 
 def option_of(group: str, target: str) -> type:
     """The schema class for a config group's ``_target_``; for a user's own target, the group's first class."""
-    options = schema.GROUPS[group]
+    options = GROUPS[group]
     return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])

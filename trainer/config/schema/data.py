@@ -8,11 +8,23 @@ from typing import Any, List, Optional  # OmegaConf reads them
 from trainer.config.schema.declare import AUTO, LONG, MOST_PROCESSES, WIDEST, key
 
 
+def _source(target: str) -> Any:
+    return key(target, "class, a trainer.data.source.DataSource")
+
+
+def _classes(number: int) -> Any:
+    return key(number, "number of classes", "classes", ge=1, le=10_000_000)
+
+
+def _seed(what: str) -> Any:
+    return key(0, f"seed of {what}", ge=0, le=LONG)
+
+
 @dataclass
 class DataConfig:
     """data: what is learnt from, and in which portions."""
 
-    _target_: str = key("???", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("???")
     num_classes: Optional[int] = key(
         None, "number of classes (null: as many as the data have)", "classes", ge=1, le=10_000_000
     )
@@ -40,7 +52,7 @@ class DataConfig:
     )
     num_workers: Optional[Any] = key(
         "auto",
-        "processes that read data, per worker (auto, null: from the cores, and more where first updates wait)",
+        "processes that read data, per worker (auto, null: by the cores, and more if the first updates wait)",
         "processes",
         ge=0,
         le=MOST_PROCESSES,
@@ -51,7 +63,7 @@ class DataConfig:
     )
     work: str = key(
         "auto",
-        "split beforehand, or leased in blocks while the epoch lasts (auto: where strategy and sampler can)",
+        "split before the epoch, or leased in blocks during it (auto: leased if strategy and sampler can)",
         choices=("auto", "static", "leased"),
     )
     lease_batches: Optional[int] = key(
@@ -70,7 +82,7 @@ class DataConfig:
     )
     shuffle_buffer: Optional[int] = key(
         None,
-        "of a stream: the next sample is drawn from so many (null: the stream's own order)",
+        "of a stream: samples among which the next one is drawn (null: the stream's own order)",
         "samples",
         ge=2,
         le=100_000_000,
@@ -90,7 +102,7 @@ class DataConfig:
 
 @dataclass
 class PicturesData(DataConfig):
-    """data: what may come from outside as pictures, of which mode=predict looks at any."""
+    """data: limits and normalisation of images, also of those that mode=predict reads."""
 
     max_pixels: int = key(
         150_000_000, "greatest width x height of an image; a larger one counts as broken", "pixels", ge=1
@@ -111,21 +123,21 @@ class PicturesData(DataConfig):
 class DigitsData(PicturesData):
     """data=digits: the 1,797 handwritten digits that scikit-learn ships, (1, 8, 8)."""
 
-    _target_: str = key("trainer.data.sets.digits.Digits", "class, a trainer.data.source.DataSource")
-    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    _target_: str = _source("trainer.data.sets.digits.Digits")
+    num_classes: Optional[int] = _classes(10)
     val_fraction: float = key(0.2, "share held out for validation", gt=0, le=0.9)
     test_fraction: float = key(0.0, "share held out for the test (0: none)", ge=0, le=0.5)
-    split_seed: int = key(0, "seed of the split", ge=0, le=LONG)
+    split_seed: int = _seed("the split")
 
 
 @dataclass
 class RandomImagesData(DataConfig):
     """data=random_images: noise of (3, S, S) with random labels, for throughput."""
 
-    _target_: str = key("trainer.data.sets.random_images.RandomImages", "class, a trainer.data.source.DataSource")
-    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+    _target_: str = _source("trainer.data.sets.random_images.RandomImages")
+    num_classes: Optional[int] = _classes(102)
     image_size: int = key(224, "height and width", "pixels", ge=1, le=WIDEST)
-    fresh: bool = key(False, "each sample is new numbers of numpy's in every epoch; false: 64 images in turn")
+    fresh: bool = key(False, "new noise for each sample in every epoch; false: the same 64 images in turn")
     labels_below: Optional[int] = key(
         None, "labels are drawn below this (null: num_classes)", "classes", ge=1, le=10_000_000
     )
@@ -137,7 +149,7 @@ class RandomImagesData(DataConfig):
 
 @dataclass
 class AugmentedData(PicturesData):
-    """data: what all sets of images can do to their training images."""
+    """data: augmentation of training images."""
 
     flip: float = key(0.5, "probability of a horizontal flip", ge=0, le=1)
     augment: str = key(
@@ -153,7 +165,7 @@ class AugmentedData(PicturesData):
 
 @dataclass
 class ImagesData(AugmentedData):
-    """data: what all sets of image files can do. Training images are (3, S, S) uint8 until they are on the device."""
+    """data: sources of image files. Training images are (3, S, S) uint8 until they are on the device."""
 
     image_size: int = key(224, "height and width of a training image", "pixels", ge=16, le=WIDEST)
     val_size: Optional[int] = key(
@@ -188,7 +200,7 @@ class ImagesData(AugmentedData):
 class FlowersData(ImagesData):
     """data=flowers102 and data=embedded_flowers: 102 classes of flowers, (3, S, S)."""
 
-    num_classes: Optional[int] = key(102, "number of classes", "classes", ge=1, le=10_000_000)
+    num_classes: Optional[int] = _classes(102)
     order: str = key(
         "listed",
         "order of the training images: of the official list, or as in 102flowers.tgz beside them",
@@ -196,7 +208,7 @@ class FlowersData(ImagesData):
     )
     train_split: str = key(
         "trnid",
-        "lists to train on; validation is valid, with trnid+valid tstid; the test is the one left",
+        "lists to train on; validation uses valid (with trnid+valid: tstid), the test the list that is left",
         choices=("trnid", "tstid", "trnid+valid"),
     )
 
@@ -205,7 +217,7 @@ class FlowersData(ImagesData):
 class Flowers102Data(FlowersData):
     """data=flowers102: Oxford Flowers-102, or the embedded flowers where it cannot be had."""
 
-    _target_: str = key("trainer.data.sets.flowers.Flowers102", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.sets.flowers.Flowers102")
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds flowers-102/ as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
@@ -215,8 +227,8 @@ class Flowers102Data(FlowersData):
 class EmbeddedFlowersData(FlowersData):
     """data=embedded_flowers: procedurally drawn flowers, the same on every machine."""
 
-    _target_: str = key("trainer.data.sets.flowers.EmbeddedFlowers", "class, a trainer.data.source.DataSource")
-    draw_seed: int = key(0, "seed of the drawing", ge=0, le=LONG)
+    _target_: str = _source("trainer.data.sets.flowers.EmbeddedFlowers")
+    draw_seed: int = _seed("the drawing")
     per_class: int = key(10, "images per class and split", "images", ge=1, le=10_000)
     drawn_size: int = key(500, "shorter side of the drawn images", "pixels", ge=16, le=4096)
     num_classes: Optional[int] = key(
@@ -227,7 +239,7 @@ class EmbeddedFlowersData(FlowersData):
     )
     labels: str = key(
         "class",
-        "what is learnt of a flower: its class, the red, green and blue of its petals, or its traits",
+        "label of a flower: its class, the red, green and blue of its petals, or its traits",
         choices=("class", "colour", "traits"),
     )
 
@@ -236,7 +248,7 @@ class EmbeddedFlowersData(FlowersData):
 class ImageFolderData(ImagesData):
     """data=imagefolder: any folder of class folders, with train/ and val/ or without."""
 
-    _target_: str = key("trainer.data.sets.image_folder.ImageFolder", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.sets.image_folder.ImageFolder")
     root: str = key(
         "???", "folder that holds train/CLASS/ and val/CLASS/ (in any case, and their usual other names), or CLASS/"
     )
@@ -244,14 +256,14 @@ class ImageFolderData(ImagesData):
         None, "name of the validation folder in root (null: found by its name, such as val or dev)"
     )
     val_fraction: float = key(0.2, "share of each class held out, where there is no validation folder", gt=0, le=0.9)
-    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+    split_seed: int = _seed("that split")
 
 
 @dataclass
 class TableData(ImagesData):
     """data=table: images by the paths in a column of a CSV or Parquet file, labels by another column."""
 
-    _target_: str = key("trainer.data.sets.table.Table", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.sets.table.Table")
     path: str = key("???", "CSV (commas, semicolons or tabs; UTF-8) or Parquet file of the training images")
     image: str = key("image", "column of the paths of images")
     label: Any = key("label", "column of the labels, or a list of columns of numbers", texts=True)
@@ -260,20 +272,22 @@ class TableData(ImagesData):
         "classes or numbers (auto: whole numbers and texts are classes, other numbers are numbers)",
         choices=("auto", "class", "number"),
     )
-    label_separator: Optional[str] = key(None, "labels are sets of names with this between them", example="'|'")
+    label_separator: Optional[str] = key(
+        None, "separator between the names of a set (null: labels are no sets)", example="'|'"
+    )
     root: Optional[str] = key(None, "folder from which the paths of images lead (null: the table's)")
     split: Optional[str] = key(None, "column that says train, val or test (null: there is none)")
     val_path: Optional[str] = key(None, "table of the validation images (null: data.split, else val_fraction)")
     test_path: Optional[str] = key(None, "table of the test images (null: data.split, else none)")
     val_fraction: float = key(0.2, "share of each class held out, where nothing names validation images", gt=0, le=0.9)
-    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+    split_seed: int = _seed("that split")
 
 
 @dataclass
 class ShardsData(ImagesData):
     """data=shards: tar files in WebDataset's layout (NAME.jpg with NAME.cls or NAME.json)."""
 
-    _target_: str = key("trainer.data.sets.shards.Shards", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.sets.shards.Shards")
     max_label_kib: int = key(1024, "greatest size of a label (NAME.cls, NAME.json)", "KiB", ge=1)
     max_depth: int = key(64, "greatest depth of lists and mappings in NAME.json", "levels", ge=1)
     path: Any = key("???", "a tar file, a pattern such as DIR/train-{000..099}.tar, or a list of these", texts=True)
@@ -286,25 +300,25 @@ class ShardsData(ImagesData):
         None, "the same, for the test (null: files of path by their names, such as test-*.tar; else none)", texts=True
     )
     val_fraction: float = key(0.1, "share of each class held out, where there are no validation files", gt=0, le=0.9)
-    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+    split_seed: int = _seed("that split")
 
 
 @dataclass
 class ArraysData(AugmentedData):
     """data=cifar10 and data=mnist: small images in memory, augmented a whole batch at a time."""
 
-    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    num_classes: Optional[int] = _classes(10)
     pad_crop: int = key(
         0, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024
     )
     val_fraction: Optional[float] = key(
         None,
-        "share of the training images held out for validation (null: it is on the set's test images)",
+        "share of the training images held out for validation (null: the set's test images validate)",
         gt=0,
         le=0.9,
         example=0.1,
     )
-    split_seed: int = key(0, "seed of that split", ge=0, le=LONG)
+    split_seed: int = _seed("that split")
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))
@@ -314,7 +328,7 @@ class ArraysData(AugmentedData):
 class Cifar10Data(ArraysData):
     """data=cifar10: CIFAR-10, (3, 32, 32); where it cannot be had, small drawn flowers."""
 
-    _target_: str = key("trainer.data.sets.cifar.Cifar10", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.sets.cifar.Cifar10")
     pad_crop: int = key(
         4, "zeros around the image, from which a window of the image's size is cut", "pixels", ge=0, le=1024
     )
@@ -324,7 +338,7 @@ class Cifar10Data(ArraysData):
 class MnistData(ArraysData):
     """data=mnist: MNIST, (1, 28, 28); where it cannot be had, scikit-learn's digits drawn larger."""
 
-    _target_: str = key("trainer.data.sets.mnist.Mnist", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.sets.mnist.Mnist")
     flip: float = key(0.0, "probability of a horizontal flip", ge=0, le=1)
 
 
@@ -332,8 +346,8 @@ class MnistData(ArraysData):
 class MnistJsonData(DataConfig):
     """data=mnist_json: MNIST as one JSON file, plain or .gz, of three parts [[images, labels], ...]."""
 
-    _target_: str = key("trainer.data.sets.mnist_json.MnistJson", "class, a trainer.data.source.DataSource")
-    num_classes: Optional[int] = key(10, "number of classes", "classes", ge=1, le=10_000_000)
+    _target_: str = _source("trainer.data.sets.mnist_json.MnistJson")
+    num_classes: Optional[int] = _classes(10)
     path: str = key("${oc.env:TRAINER_DATA,data}/mnist.json.gz", "the file")
     max_file_mib: int = key(4096, "greatest size of the file, unpacked", "MiB", ge=1)
     val_split: str = key(
@@ -345,16 +359,15 @@ class MnistJsonData(DataConfig):
 class CriteoRows(DataConfig):
     """data=criteo and data=synthetic_criteo: rows of a label, 13 integers and 26 tokens, any of which may be empty."""
 
-    num_classes: Optional[int] = key(2, "number of classes", "classes", ge=1, le=10_000_000)
+    num_classes: Optional[int] = _classes(2)
     hash_size: Optional[int] = key(
         1000001, "slot and token are hashed to ids below this (null: of 63 bits)", "ids", ge=2, le=LONG
     )
     cache: bool = key(True, "convert the text once into arrays in the user's cache; false: read it anew in every epoch")
     cache_dir: Optional[str] = key(None, "folder of these arrays (null: in the user's cache, $TRAINER_CACHE)")
     block_mib: int = key(
-        16, "piece of a text file that a worker takes at a time, without cache", "MiB", ge=1, le=1_000_000
+        16, "block of a text file that a worker leases at a time, without cache", "MiB", ge=1, le=1_000_000
     )
-    chunk_rows: int = key(8192, "rows that are parsed at a time, without cache", "rows", ge=1, le=100_000_000)
     max_bad_fraction: float = key(0.01, "share of rows that may be malformed; they are left out", ge=0, le=1)
 
 
@@ -362,7 +375,7 @@ class CriteoRows(DataConfig):
 class CriteoData(CriteoRows):
     """data=criteo: Criteo's click logs as text, plain or .gz."""
 
-    _target_: str = key("trainer.data.criteo.source.Criteo", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.criteo.source.Criteo")
     path: Any = key("???", "a file, a folder, a pattern such as day_*.gz, or a list of these", texts=True)
     val_path: Optional[Any] = key(None, "the same, for validation (null: val_fraction of the rows)", texts=True)
     test_path: Optional[Any] = key(None, "the same, for the test at the end (null: none)", texts=True)
@@ -393,7 +406,7 @@ class CriteoData(CriteoRows):
 class SyntheticCriteoData(CriteoRows):
     """data=synthetic_criteo: rows in Criteo's format drawn by a teacher whose AUC is known."""
 
-    _target_: str = key("trainer.data.criteo.synthetic.SyntheticCriteo", "class, a trainer.data.source.DataSource")
+    _target_: str = _source("trainer.data.criteo.synthetic.SyntheticCriteo")
     train_rows: int = key(500000, "rows for training", "rows", ge=100, le=10**11)
     val_rows: int = key(100000, "rows for validation", "rows", ge=100, le=10**11)
-    draw_seed: int = key(0, "seed of the teacher and of the rows", ge=0, le=LONG)
+    draw_seed: int = _seed("the teacher and of the rows")

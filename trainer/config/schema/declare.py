@@ -26,11 +26,15 @@ def key(
 ) -> Any:
     """Declare a config key: its default, one line of help, its unit, and the values it accepts.
 
-    ``not_yet``: words that people may expect among the choices, and that a later version has. Limits of a list hold for
-    each of its items; ``length``: how many it has (None: one or more). ``texts``: a text or a list of texts;
-    ``or_auto``: a whole number (with ``length``, a list of numbers) or the word auto; ``or_range``: or two of them, as
-    1:4; ``or_word``: numbers, or that word. The annotation of these is Any. ``example``: what is proposed instead of a
-    refused value (None: the default).
+    Args:
+        ge, gt, le, lt: limits of a number, or of each item of a list.
+        choices: accepted words; not_yet: words of a later version, refused with a sentence of their own.
+        texts: a text or a list of texts.
+        or_auto: a whole number (with ``length`` a list of numbers) or ``auto``; annotated as Any, like the next two.
+        or_range: a whole number or a range of them, such as 1:4.
+        or_word: numbers, or this word.
+        length: number of items of a list; None: one or more.
+        example: value that is proposed instead of a refused one; None: the default.
     """
     metadata = {
         "help": help,

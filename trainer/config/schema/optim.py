@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional  # OmegaConf reads them
+from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
 from trainer.config.schema.declare import key
+
+
+def _optimizer(target: str) -> Any:
+    return key(target, "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+
+
+def _schedule(target: str) -> Any:
+    return key(target, "class with factor(step) -> float")
 
 
 @dataclass
 class OptimizerConfig:
     """optimizer: how a gradient becomes a step. Further keys are arguments of the constructor."""
 
-    _target_: str = key("torch.optim.SGD", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    _target_: str = _optimizer("torch.optim.SGD")
     lr: float = key(0.01, "learning rate that the scheduler multiplies", gt=0)
     weight_decay: float = key(0.0, "L2 decay; never of sparse embedding tables", ge=0)
     decay_norms_and_biases: bool = key(False, "weight decay also of norms, biases and all else that has one dimension")
@@ -48,7 +56,7 @@ class MomentumOptimizer(OptimizerConfig):
 class RMSpropOptimizer(OptimizerConfig):
     """optimizer=rmsprop: steps are divided by a running mean of the gradient's size."""
 
-    _target_: str = key("torch.optim.RMSprop", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    _target_: str = _optimizer("torch.optim.RMSprop")
     alpha: float = key(0.99, "decay of the running mean of the squared gradient", ge=0, le=1)
     eps: float = key(1e-8, "added to the denominator", ge=0)
     momentum: float = key(0.0, "share of the last step that is kept", ge=0)
@@ -59,7 +67,7 @@ class RMSpropOptimizer(OptimizerConfig):
 class AdamOptimizer(OptimizerConfig):
     """optimizer=adam."""
 
-    _target_: str = key("torch.optim.Adam", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    _target_: str = _optimizer("torch.optim.Adam")
     lr: float = key(0.001, "learning rate that the scheduler multiplies", gt=0)
     betas: List[float] = key(
         [0.9, 0.999], "decay of the running means of gradient and squared gradient", ge=0, lt=1, length=2
@@ -71,7 +79,7 @@ class AdamOptimizer(OptimizerConfig):
 class AdamWOptimizer(AdamOptimizer):
     """optimizer=adamw: Adam with decoupled weight decay."""
 
-    _target_: str = key("torch.optim.AdamW", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    _target_: str = _optimizer("torch.optim.AdamW")
     weight_decay: float = key(0.01, "decoupled decay; never of sparse embedding tables", ge=0)
 
 
@@ -79,7 +87,7 @@ class AdamWOptimizer(AdamOptimizer):
 class AdagradOptimizer(OptimizerConfig):
     """optimizer=adagrad: steps shrink with what a parameter has moved, which suits features that are rare."""
 
-    _target_: str = key("torch.optim.Adagrad", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    _target_: str = _optimizer("torch.optim.Adagrad")
     initial_accumulator_value: float = key(0.0, "sum of squared gradients at the start", ge=0)
     eps: float = key(1e-10, "added to the denominator", ge=0)
 
@@ -88,7 +96,7 @@ class AdagradOptimizer(OptimizerConfig):
 class TorchOptimizer(OptimizerConfig):
     """optimizer=torch: any of torch.optim's classes."""
 
-    _target_: str = key("trainer.optim.by_name.by_name", "torch.optim.Optimizer called with (parameters, lr=..., ...)")
+    _target_: str = _optimizer("trainer.optim.by_name.by_name")
     name: str = key("???", "its name in torch.optim, e.g. RMSprop")
 
 
@@ -96,7 +104,7 @@ class TorchOptimizer(OptimizerConfig):
 class SchedulerConfig:
     """scheduler: a factor on optimizer.lr at every update."""
 
-    _target_: str = key("trainer.optim.schedules.Constant", "class with factor(step) -> float")
+    _target_: str = _schedule("trainer.optim.schedules.Constant")
     warmup_epochs: float = key(0.0, "linear warm-up before the schedule", "epochs", ge=0, le=1e9)
     warmup_steps: Optional[int] = key(None, "linear warm-up, instead of warmup_epochs", "updates", ge=0)
     warmup_start: float = key(0.0, "factor at the first update of the warm-up", ge=0, le=1)
@@ -104,9 +112,9 @@ class SchedulerConfig:
 
 @dataclass
 class StepSchedule(SchedulerConfig):
-    """scheduler=step: drops by gamma every so many epochs."""
+    """scheduler=step: drops by gamma at regular intervals."""
 
-    _target_: str = key("trainer.optim.schedules.Step", "class with factor(step) -> float")
+    _target_: str = _schedule("trainer.optim.schedules.Step")
     every_epochs: float = key(30.0, "epochs between two drops", "epochs", gt=0, le=1e9)
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
 
@@ -115,17 +123,16 @@ class StepSchedule(SchedulerConfig):
 class MultiStepSchedule(SchedulerConfig):
     """scheduler=multistep: drops by gamma at given epochs."""
 
-    _target_: str = key("trainer.optim.schedules.MultiStep", "class with factor(step) -> float")
+    _target_: str = _schedule("trainer.optim.schedules.MultiStep")
     milestones: List[float] = key([30.0, 60.0, 90.0], "epochs of the drops, from the start of the run", gt=0, le=1e9)
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
 
 
 @dataclass
-class PolynomialSchedule(SchedulerConfig):
-    """scheduler=polynomial: a power of what is left of the run; power 1 is a straight line."""
+class CosineSchedule(SchedulerConfig):
+    """scheduler=cosine: half a cosine down to final at the last update."""
 
-    _target_: str = key("trainer.optim.schedules.Polynomial", "class with factor(step) -> float")
-    power: float = key(1.0, "power of the share of updates that are left", gt=0, le=1000)
+    _target_: str = _schedule("trainer.optim.schedules.Cosine")
     final: float = key(0.0, "factor at the last update", ge=0, le=1)
 
 
@@ -133,7 +140,7 @@ class PolynomialSchedule(SchedulerConfig):
 class OneCycleSchedule(SchedulerConfig):
     """scheduler=one_cycle: up to lr and down again; optimizer.lr is the peak."""
 
-    _target_: str = key("trainer.optim.schedules.OneCycle", "class with factor(step) -> float")
+    _target_: str = _schedule("trainer.optim.schedules.OneCycle")
     rise: float = key(0.3, "share of the updates that lead up", ge=0, le=1)
     initial: float = key(0.04, "factor at the first update", ge=0, le=1)
     final: float = key(4e-6, "factor at the last update", ge=0, le=1)
@@ -141,21 +148,22 @@ class OneCycleSchedule(SchedulerConfig):
 
 
 @dataclass
+class PolynomialSchedule(SchedulerConfig):
+    """scheduler=polynomial: a power of what is left of the run; power 1 is a straight line."""
+
+    _target_: str = _schedule("trainer.optim.schedules.Polynomial")
+    power: float = key(1.0, "power of the share of updates that are left", gt=0, le=1000)
+    final: float = key(0.0, "factor at the last update", ge=0, le=1)
+
+
+@dataclass
 class PlateauSchedule(SchedulerConfig):
     """scheduler=plateau: drops by gamma when a validation metric has stopped getting better."""
 
-    _target_: str = key("trainer.optim.schedules.Plateau", "class with factor(step) -> float")
+    _target_: str = _schedule("trainer.optim.schedules.Plateau")
     metric: str = key("val/loss", "validation metric that is watched")
     gamma: float = key(0.1, "factor of each drop", gt=0, le=1)
     patience: int = key(10, "validations without a better value before the rate falls", "validations", ge=0)
     min_delta: float = key(1e-4, "a value counts as better only when it is better by more than this", ge=0)
     cooldown: int = key(0, "validations after a drop that do not count", "validations", ge=0)
     least: float = key(0.0, "the factor does not fall below this", ge=0, le=1)
-
-
-@dataclass
-class CosineSchedule(SchedulerConfig):
-    """scheduler=cosine: half a cosine down to final at the last update."""
-
-    _target_: str = key("trainer.optim.schedules.Cosine", "class with factor(step) -> float")
-    final: float = key(0.0, "factor at the last update", ge=0, le=1)

@@ -56,7 +56,7 @@ class LaunchConfig:
     )
     env: Optional[str] = key(
         "auto",
-        "auto: refuse to be one of several copies (srun, mpirun, ...); none; paddle: role and endpoints of Fleet",
+        "auto: refuse to be one of several copies (srun, mpirun, ...); none: allow; paddle: Fleet's variables",
         choices=("auto", "none", "paddle"),
         not_yet=("slurm", "mpi", "pmi", "kubernetes"),
     )
@@ -71,7 +71,7 @@ class LaunchConfig:
     )
     hang_timeout_s: Optional[float] = key(
         1800.0,
-        "no worker does anything for so long: it is named, its stack is logged, and it counts as dead (null: never)",
+        "no worker makes progress for this time: one is named, its stack logged, and it counts as dead (null: never)",
         "seconds",
         gt=0,
         le=LONGEST_S,
@@ -95,7 +95,7 @@ class ForkserverLaunch(LaunchConfig):
 
 @dataclass
 class ExecutionConfig:
-    """execution: how the arithmetic is done and how often it is looked at."""
+    """execution: how the model is computed, and how often the run logs and validates."""
 
     channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
@@ -127,7 +127,7 @@ class ExecutionConfig:
 
 @dataclass
 class CheckpointConfig:
-    """checkpoint: when a run saves what it can go on from, and how many of these stay."""
+    """checkpoint: when a run saves checkpoints, and how many of them stay."""
 
     every_steps: Optional[int] = key(None, "updates between two checkpoints (null: no such rhythm)", "updates", ge=1)
     every_minutes: Optional[float] = key(
@@ -141,7 +141,7 @@ class CheckpointConfig:
     to: Optional[str] = key(
         None, "fsspec address to which checkpoints are copied, e.g. s3://BUCKET/RUNS; each run has a folder there"
     )
-    background: bool = key(True, "written while the training goes on, which waits for the copy alone")
+    background: bool = key(True, "write while the training goes on; it waits only for the copy in memory")
     grace_s: float = key(
         30.0, "after SIGTERM or SIGUSR1: longest wait for the last checkpoint", "seconds", gt=0, le=LONGEST_S
     )
@@ -155,7 +155,7 @@ class ResumeConfig:
     path: Optional[str] = key(
         None, "auto (the newest checkpoint of hydra.run.dir), fresh, a checkpoint, a run's folder, or an MLflow run id"
     )
-    allow_changes: bool = key(False, "go on although the config has changed in what matters to the numbers")
+    allow_changes: bool = key(False, "resume although keys have changed that change the numbers")
 
 
 @dataclass
@@ -170,12 +170,16 @@ class TrackingConfig:
     run_name: Optional[str] = key(None, "MLflow run name (null: what differs from the recipe)")
     tags: Dict[str, str] = key({}, "further tags of the MLflow run")
     flush_timeout_s: float = key(
-        60.0, "longest wait at the end for what is not sent yet, the model included", "seconds", ge=0, le=LONGEST_S
+        60.0,
+        "longest wait at the end for what trackers have not sent yet, the model included",
+        "seconds",
+        ge=0,
+        le=LONGEST_S,
     )
     log_model: bool = key(True, "the best model becomes an MLflow model, for mlflow.pyfunc.load_model")
     log_last_model: bool = key(False, "beside the best model, the one at the end becomes an MLflow model")
     registered_model: Optional[str] = key(
-        None, "both become versions of this model in MLflow's registry, with the aliases best and last"
+        None, "model of MLflow's registry that gets best and last model as versions, with the aliases best and last"
     )
     system_every_s: Optional[float] = key(
         10.0, "between two measurements of each host's load (null: none)", "seconds", gt=0, le=LONGEST_S
@@ -184,10 +188,10 @@ class TrackingConfig:
 
 @dataclass
 class PredictConfig:
-    """predict: which images or rows mode=predict looks at, and where it writes what they show."""
+    """predict: which images or rows mode=predict reads, and where it writes the predictions."""
 
     input: Optional[str] = key(None, "folder of images, with all folders in it; of rows a file, folder or pattern")
-    output: Optional[str] = key(None, "CSV file of the guesses (null: predictions.csv in the run's folder)")
+    output: Optional[str] = key(None, "CSV file of the predictions (null: predictions.csv in the run's folder)")
 
 
 @dataclass

@@ -25,10 +25,12 @@ class SamplerConfig:
     )
     padding: str = key(
         "strided",
-        "how samples are repeated and split: as by PyTorch's sampler, or in blocks as by Paddle's",
+        "how samples are repeated and split: as PyTorch's sampler does, or in blocks as Paddle's does",
         choices=("strided", "contiguous"),
     )
-    shard: bool = key(True, "each worker its own samples; false: each worker all of them in one order, augmented apart")
+    shard: bool = key(
+        True, "workers share out the samples; false: each reads all of them in one order, with its own augmentation"
+    )
 
 
 @dataclass

@@ -8,6 +8,10 @@ from typing import Any, Optional  # OmegaConf reads them
 from trainer.config.schema.declare import AUTO, LONG, LONGEST_S, key
 
 
+def _declaration(target: str) -> Any:
+    return key(target, "class, a trainer.strategies.contract.Declaration")
+
+
 @dataclass
 class GradientMerge:
     """strategy.gradient_merge: several batches make one update."""
@@ -20,9 +24,7 @@ class GradientMerge:
 class StrategyConfig:
     """strategy: how the workers' gradients become shared parameters (Fleet's DistributedStrategy)."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.SingleDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.SingleDeclaration")
     gradient_merge: GradientMerge = key(GradientMerge, "several batches make one update")
     clip_norm: Optional[float] = key(None, "greatest L2 norm of the whole gradient of an update", gt=0)
     clip_value: Optional[float] = key(None, "greatest magnitude of each element of an update's gradient", gt=0)
@@ -30,9 +32,9 @@ class StrategyConfig:
 
 @dataclass
 class GroupStrategy(StrategyConfig):
-    """strategy: what each one with a process group declares."""
+    """strategy: keys of all strategies with a process group."""
 
-    _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = _declaration("???")
     timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
     init: str = key(
         "broadcast",
@@ -57,9 +59,7 @@ class PowerSgdOptions:
 class CollectiveStrategy(GroupStrategy):
     """strategy=collective: DDP, gradients averaged over all workers at every update."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.CollectiveDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.CollectiveDeclaration")
     bucket_cap_mb: float = key(
         25.0, "size of a gradient bucket that is reduced while backward goes on", "MiB", gt=0, le=1_000_000
     )
@@ -87,9 +87,7 @@ class AutoStrategy(CollectiveStrategy):
 class LocalSgdStrategy(GroupStrategy):
     """strategy=local_sgd: workers train apart and average their parameters."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.LocalSgdDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.LocalSgdDeclaration")
     k_steps: int = key(4, "updates between two averages of the parameters", "updates", ge=1)
     begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
 
@@ -104,9 +102,9 @@ class Entry:
 
 @dataclass
 class PserverStrategy(StrategyConfig):
-    """strategy=pserver_*: what all parameter-server modes declare."""
+    """strategy=pserver_*: keys of all parameter-server modes."""
 
-    _target_: str = key("???", "class, a trainer.strategies.contract.Declaration")
+    _target_: str = _declaration("???")
     timeout_s: float = key(600.0, "longest wait at a meeting point of the workers", "seconds", gt=0, le=LONGEST_S)
     transport: str = key(
         "auto",
@@ -117,12 +115,16 @@ class PserverStrategy(StrategyConfig):
         10.0, "silence after which a worker is ended and counts as lost", "seconds", gt=0, le=LONGEST_S
     )
     handshake_s: float = key(
-        10.0, "servers close a connection that has not said by then who it is", "seconds", gt=0, le=LONGEST_S
+        10.0,
+        "time for a new connection to identify itself, after which the server closes it",
+        "seconds",
+        gt=0,
+        le=LONGEST_S,
     )
     ledger: bool = key(False, "servers write each piece of work that they apply to ledger.N.tsv")
     on_nonfinite: str = key(
         "refuse",
-        "values of a push or the start that are NaN or infinite: end the run, or apply them",
+        "NaN or infinity in a push or in the initial parameters: end the run, or apply it",
         choices=("refuse", "apply"),
     )
     split_method: str = key(
@@ -161,9 +163,7 @@ class PserverStrategy(StrategyConfig):
 class PserverSyncStrategy(PserverStrategy):
     """strategy=pserver_sync: one global step of all workers, equal to one process on the global batch."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.PserverSyncDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.PserverSyncDeclaration")
     on_lost_worker: str = key(
         "stop", "when a worker dies: end with an error, or go on with the other workers", choices=("stop", "continue")
     )
@@ -194,9 +194,7 @@ class StaleStrategy(FreeStrategy):
 class PserverAsyncStrategy(StaleStrategy):
     """strategy=pserver_async: servers apply each push at once."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.PserverAsyncDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.PserverAsyncDeclaration")
     max_merge_var_num: int = key(1, "gradients that are added up to one push while the queue is full", "batches", ge=1)
     send_wait_times: int = key(0, "batches for which a push that could go waits for more gradients", "batches", ge=0)
     independent_recv_thread: Any = key(
@@ -211,9 +209,7 @@ class PserverAsyncStrategy(StaleStrategy):
 class PserverSspStrategy(StaleStrategy):
     """strategy=pserver_ssp: asynchronous with a bound."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.PserverSspDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.PserverSspDeclaration")
     staleness: int = key(4, "most steps between the fastest and the slowest worker", "steps", ge=0)
 
 
@@ -221,8 +217,6 @@ class PserverSspStrategy(StaleStrategy):
 class PserverGeoStrategy(FreeStrategy):
     """strategy=pserver_geo: local training, differences exchanged."""
 
-    _target_: str = key(
-        "trainer.strategies.builtin.PserverGeoDeclaration", "class, a trainer.strategies.contract.Declaration"
-    )
+    _target_: str = _declaration("trainer.strategies.builtin.PserverGeoDeclaration")
     k_steps: int = key(100, "updates between two exchanges", "updates", ge=1)
     overlap: bool = key(True, "train while an exchange is under way; false: wait for it")

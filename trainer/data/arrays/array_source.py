@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import ArraysData
 from trainer.data.arrays.npy_files import Pair, digest, keep, mapped
+from trainer.data.download import Site, absent, fetch
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Channels, Preprocessing, normalisation
-from trainer.data.prepared import known, made_once, place_of
-from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.data.prepared import cache_folder, known, prepare_once
+from trainer.data.source import DataSource, Facts, OnProgress, Splits, digest_of, held_out
 from trainer.errors import UserError
 
 SPLITS = ("train", "val")
@@ -22,7 +24,13 @@ SPLITS = ("train", "val")
 class ArraySource(DataSource):
     """Base class of data sources of small images of one size, kept as arrays in the user's cache, once per host.
 
+    ``Facts.kind`` is ``real`` if the set's files are there, ``download`` until they are, and ``embedded`` for the
+    stand-in. ``prepare`` turns ``download`` into one of the others.
+
     Attributes:
+        site, top: where the set is fetched from, and the name of its folder in ``data.root``.
+        samples: training and test samples of the whole set.
+        shape: (C, H, W) of an image; classes: number of classes.
         mean, std: of the training images, by channel.
         val_file: the file that the validation images are read from, in its order.
     """
@@ -30,13 +38,43 @@ class ArraySource(DataSource):
     Options = ArraysData
     options: ArraysData
 
+    site: Site
+    top: str
+    samples: tuple[int, int]
+    shape: tuple[int, int, int]
+    classes = 10
     mean: tuple[float, ...]
     std: tuple[float, ...]
     val_file: str
 
+    def facts(self, global_batch_size: int) -> Facts:
+        if (place := self.found_in()) is not None:
+            return self._facts(f"{self.site.name} in {place}", "real", self._counted())
+        if reason := absent(self.options, self.site, Path(self.options.root) / self.top):
+            return self._stand_in(reason)
+        return self._facts(f"{self.site.name}, to be downloaded into {self.options.root}", "download", self.samples)
+
+    def _facts(self, source: str, kind: str, counts: Sequence[int], stand_in: str = "") -> Facts:
+        size = f"{sum(counts) * math.prod(self.shape) / 2**20:.0f} MiB as uint8"
+        if kind == "embedded":
+            cache = f"{size}, in memory of each worker"
+        else:
+            cache = f"{size}, mapped by all workers of a host" + (f" ({self._place()})" if kind == "real" else "")
+        train, second = counts
+        facts = Facts(source, kind, train, second, self.shape, self.classes, stand_in, cache=cache)
+        return self._with_splits(facts)
+
+    def _stand_in(self, reason: str) -> Facts:
+        source, counts, warning = self.stand_in()
+        return self._facts(source, "embedded", counts, self.site.stand_in(reason, warning))
+
+    @abstractmethod
+    def found_in(self) -> Path | None:
+        """The folder in which all files of the set are; None: some are missing."""
+
     @abstractmethod
     def files(self) -> list[Path]:
-        """The paths of the files that this data set is read from; the set is there if all of them exist."""
+        """The paths of the files that this data set is read from."""
 
     @abstractmethod
     def read(self) -> tuple[Pair, Pair]:
@@ -47,6 +85,10 @@ class ArraySource(DataSource):
         """
 
     @abstractmethod
+    def stand_in(self) -> tuple[str, tuple[int, int], str]:
+        """The embedded stand-in: what it is, its training and validation samples, and a clause for the warning."""
+
+    @abstractmethod
     def embedded(self) -> tuple[Pair, Pair]:
         """The samples of the embedded stand-in, used where this data set's files cannot be had."""
 
@@ -54,7 +96,7 @@ class ArraySource(DataSource):
         """The parameters from which the embedded stand-in is drawn, for its fingerprint."""
         return ()
 
-    def counted(self) -> list[int]:
+    def _counted(self) -> list[int]:
         """The number of samples in each split. Reads files that are not in the cache, so that damaged ones are refused.
 
         Raises:
@@ -63,9 +105,9 @@ class ArraySource(DataSource):
         noted = known(self._place())
         return noted["samples"] if noted else [len(labels) for _, labels in self.read()]
 
-    def divided(self, facts: Facts) -> Facts:
-        """The facts with a part of the training images as validation, where ``data.val_fraction`` asks for it.
-        The set's own second part is the test then."""
+    def _with_splits(self, facts: Facts) -> Facts:
+        """The facts with a part of the training images held out for validation, if ``data.val_fraction`` is set.
+        The set's own test images are the test then."""
         share = self.options.val_fraction
         if share is None:
             said = (
@@ -74,24 +116,17 @@ class ArraySource(DataSource):
             )
             return replace(facts, splits=said)
         val = min(facts.train_samples - 1, max(1, round(share * facts.train_samples)))
-        said = (
-            f"validation is {share:g} of the training images (data.val_fraction), held out by "
-            f"data.split_seed={self.options.split_seed}; the test is on the set's test images"
-        )
+        said = f"{held_out(self.options, 'the training images')}; the test is on the set's test images"
         train, test = facts.train_samples - val, facts.val_samples
         return replace(facts, splits=said, train_samples=train, val_samples=val, test_samples=test)
 
-    def kept(self, kind: str, samples: int, *shape: int) -> str:
-        """A sentence for the plan about the memory that the arrays take."""
-        size = f"{samples * math.prod(shape) / 2**20:.0f} MiB as uint8"
-        if kind == "embedded":
-            return f"{size}, in memory of each worker"
-        return f"{size}, mapped by all workers of a host" + (f" ({self._place()})" if kind == "real" else "")
-
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        """Before the workers start: write this source's images as arrays to the user's cache, unless they are there."""
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
+        """Download the set if it is missing, and write its images as arrays to the user's cache unless they exist."""
+        if facts.kind == "download":
+            reason = fetch(self.options, self.site, lambda: self.found_in() is not None)
+            facts = self._stand_in(reason) if reason else self.facts(0)
         if facts.kind == "real":
-            made_once(self._place(), self._write)
+            prepare_once(self._place(), self._write)
         return facts
 
     def fingerprint(self, facts: Facts) -> str:
@@ -99,7 +134,7 @@ class ArraySource(DataSource):
         held = [] if self.options.val_fraction is None else [self.options.val_fraction, self.options.split_seed]
         if facts.kind == "embedded":
             return digest_of(facts.source, *self.drawing(), *held)
-        if facts.kind != "real":  # mode=predict looks at other files, and fetches nothing
+        if facts.kind != "real":  # mode=predict reads other files, and fetches nothing
             return super().fingerprint(facts)
         noted = known(self._place())
         return digest_of(*(noted["digests"] if noted else [digest(*pair) for pair in self.read()]), *held)
@@ -107,9 +142,9 @@ class ArraySource(DataSource):
     sees_pictures = True
 
     def preprocessing(self, facts: Facts) -> Preprocessing:
-        channels, _, side = facts.shape
+        channels, _, side = self.shape
         limits = Limits.of(self.options)
-        return Preprocessing(Centre(side, side, channels, limits), *self.normalisation(), limits)  # type: ignore[arg-type]
+        return Preprocessing(Centre(side, side, channels, limits), *self.normalisation(), limits)
 
     def normalisation(self) -> tuple[Channels | None, Channels | None]:
         """The mean and the standard deviation by which this source's images are normalised."""
@@ -134,7 +169,7 @@ class ArraySource(DataSource):
         crops = AugmentedArrays(*train, self.options.pad_crop, Augmentation.of(self.options, self.mean))
         return Splits(crops, evaluated, *self.normalisation(), test)
 
-    def refuse_labels(self, labels: dict[Path, Any], classes: int) -> None:
+    def refuse_labels(self, labels: dict[Path, Any]) -> None:
         """Refuse a data set that has labels outside 0 to ``classes`` - 1.
 
         Raises:
@@ -144,7 +179,7 @@ class ArraySource(DataSource):
             (path, n, v)
             for path, values in labels.items()
             for n, v in enumerate(values.tolist())
-            if not 0 <= v < classes
+            if not 0 <= v < self.classes
         ]
         if wrong:
             path, number, value = wrong[0]
@@ -152,17 +187,16 @@ class ArraySource(DataSource):
             raise UserError(
                 f"data.root={self.options.root}",
                 (
-                    f"{len(wrong)} of {total} labels are wrong, which should be 0 to {classes - 1}; the first is "
+                    f"{len(wrong)} of {total} labels are wrong, which should be 0 to {self.classes - 1}; the first is "
                     f"{value}, of image {number} in {path}"
                 ),
                 "fetch it anew",
             )
 
     def _place(self) -> Path:
-        return place_of(type(self).__name__.lower(), self.files())
+        return cache_folder(type(self).__name__.lower(), self.files())
 
     def _write(self, folder: Path) -> dict[str, Any]:
-        folder.mkdir(parents=True)
         pairs = self.read()
         for split, pair in zip(SPLITS, pairs, strict=True):
             keep(folder, split, *pair)

@@ -14,8 +14,8 @@ class AugmentedArrays(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """A training set of images (N, C, H, W) uint8 and labels (N,) in memory, augmented a whole batch at a time.
 
     Args:
-        pad_crop: a window of the image's size is cut from the image in a frame of so many zero pixels.
-        augmentation: what follows.
+        pad_crop: zero pixels around an image, from which a window of the image's size is cut.
+        augmentation: the changes after that.
     """
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, pad_crop: int, augmentation: Augmentation) -> None:

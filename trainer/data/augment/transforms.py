@@ -12,7 +12,7 @@ from trainer.data.augment.global_generators import own_randomness, seed_cpu
 from trainer.errors import RunFailed, UserError, first_line
 
 TRIES = 8
-"""Of each transform before the start: what it draws decides what it does."""
+"""Calls of each transform before the start, with other seeds: a transform may do something else each time."""
 
 Nodes = Sequence[Mapping[str, Any]]
 
@@ -34,7 +34,7 @@ class Transforms:
         """The changed image.
 
         Args:
-            number: in [0, 1), from which everything that is drawn follows, by whichever generator.
+            number: in [0, 1); the seed of torch's, Python's and numpy's generators follows from it.
 
         Raises:
             RunFailed: an image of another shape or type came out.

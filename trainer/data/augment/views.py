@@ -21,7 +21,7 @@ ERASED, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
 """Share of the area and aspect ratio of an erased patch, as in the paper and in torchvision."""
 
 LONGEST = 20
-"""Times the shorter side: what is longer is cut before it is resized."""
+"""Longest side in multiples of the shorter one; a longer image is cut before it is resized."""
 
 FIRST, FLIP, ERASE, POLICY = slice(0, NUMBERS), NUMBERS, NUMBERS + 1, NUMBERS + 2
 PATCH = slice(NUMBERS + 3, 2 * NUMBERS + 3)
@@ -132,7 +132,7 @@ class WindowView:
     def __call__(
         self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray
     ) -> torch.Tensor:
-        """As ``TrainView``; every place of the window is equally likely."""
+        """Return the views, as ``TrainView`` does; every place of the window is equally likely."""
         numbers = uniform(draw, addresses, COUNT)
         windows = []
         for image, (down, right) in zip(images, numbers[:, :2].tolist(), strict=True):
@@ -154,7 +154,7 @@ class CentreView:
     def __call__(
         self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray
     ) -> torch.Tensor:
-        """As ``TrainView``; nothing is random here."""
+        """Return the views, as ``TrainView`` does, without randomness."""
         return _stacked([self.one(image) for image in images])
 
     def one(self, image: torch.Tensor) -> torch.Tensor:
@@ -165,8 +165,8 @@ class CentreView:
 def _shorter_side(image: torch.Tensor, resize: int) -> torch.Tensor:
     """Resize an image (C, H, W) uint8 so that its shorter side is ``resize``.
 
-    Of an image that is more than ``LONGEST`` times as long as wide, what lies further out is cut off before: a strip of
-    1 x 60,000 pixels would become one of 12 GB.
+    An image that is more than ``LONGEST`` times as long as wide is cut to that length first: a strip of 1 x 60,000
+    pixels would take 12 GB.
     """
     short = min(image.shape[-2:])
     height, width = (min(side, LONGEST * short) for side in image.shape[-2:])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -15,15 +13,15 @@ import numpy as np
 
 from trainer.data.criteo.format_diagnosis import EMPTY_WORDS, diagnose
 from trainer.data.criteo.parse import DENSE, FIELDS, REFERENCE, Parsed, Spans, parse
-from trainer.data.regular_files import open_regular
+from trainer.data.regular_files import is_packed, open_unpacked
 from trainer.errors import UserError, why
 from trainer.hashing import mixed
 
 PIECE = 1 << 20
 LONGEST_LINE = 16 << 20
 MOST_NAMED = 5
-GZIP, MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
-"""How a packed file begins; the mark at the beginning of a text in UTF-8, which is no part of a row."""
+BOM = b"\xef\xbb\xbf"
+"""Byte-order mark at the beginning of a UTF-8 text, which is no part of a row."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +32,6 @@ class Block:
     number: int
     start: int
     end: int | None
-
-
-def is_packed(path: Path) -> bool:
-    """Whether gzip has packed a file, by its first bytes, whatever it is called.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with open_regular(path) as file:
-        return file.read(len(GZIP)) == GZIP
 
 
 def blocks_of(files: list[Path], size: int) -> list[Block]:
@@ -68,18 +56,10 @@ def pieces(block: Block, key: str = "data.path") -> Iterator[tuple[int, bytes]]:
         UserError: the file is broken, or has no lines.
     """
     try:
-        with _opened(block.path) as file:
+        with open_unpacked(block.path) as file:
             yield from _lines(file, block, key)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{key}={block.path}", f"cannot be read: {why(error)}") from error
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    with open_regular(path) as raw:
-        packed = raw.read(len(GZIP)) == GZIP
-        raw.seek(0)
-        yield gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[misc]
 
 
 def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes]]:
@@ -91,8 +71,8 @@ def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes
     while block.end is None or place < block.end:
         got = file.read(PIECE)
         text = rest + got
-        if place == 0 and text.startswith(MARK):
-            place, text = len(MARK), text[len(MARK) :]
+        if place == 0 and text.startswith(BOM):
+            place, text = len(BOM), text[len(BOM) :]
         cut = _cut(text, place, block.end, last=not got)
         if cut:
             lines = text[:cut]
@@ -108,7 +88,7 @@ def _lines(file: IO[bytes], block: Block, key: str) -> Iterator[tuple[int, bytes
 
 
 def _cut(text: bytes, place: int, end: int | None, last: bool) -> int:
-    """Up to where ``text`` is whole lines that begin before ``end``; ``last``: the file ends here."""
+    """The bytes of ``text`` that are whole lines which begin before ``end``; ``last``: the file ends here."""
     if end is not None and place + len(text) >= end:
         newline = text.find(b"\n", max(0, end - place - 1))
         if newline >= 0:
@@ -184,6 +164,14 @@ class SplitRows:
         share = (mixed(offsets.astype(np.uint64) ^ key) >> np.uint64(11)) * 2.0**-53
         chosen: np.ndarray = (share < self.fraction) == self.held_out
         return chosen
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows of a split: some or all rows of its files."""
+
+    files: list[Path]
+    rows: SplitRows = SplitRows()
 
 
 def rows_of(

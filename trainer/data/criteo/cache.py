@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainer.data.criteo.blocks import RowCounts, SplitRows, blocks_of, rows_of
+from trainer.data.criteo.blocks import RowCounts, Split, blocks_of, rows_of
 from trainer.data.criteo.parse import DENSE, REFERENCE, SLOTS, Parsed, Spans
-from trainer.data.prepared import known, made_once
+from trainer.data.prepared import known, prepare_once
 
 VERSION = 2
 WHOLE = 1 << 40
@@ -23,7 +23,7 @@ WHOLE = 1 << 40
 
 @dataclass(frozen=True)
 class Converted:
-    """What a finished conversion notes: rows of each split, bad lines and the first few of them, files with a
+    """The note of a finished conversion: rows of each split, bad lines and the first few of them, files with a
     header."""
 
     rows: dict[str, int]
@@ -37,27 +37,26 @@ class Conversion:
     """The conversion of click-log files into cached arrays; files and options together name a folder of the cache.
 
     Attributes:
-        files: of each part, its rows' source; parts: which rows of these; names of both are those of the parts.
+        splits: files and rows of each split, by its name.
         hash_size: ids are below it; None: below 2^63.
         root: folder of all conversions.
         spans: of the integers.
     """
 
-    files: dict[str, list[Path]]
-    parts: dict[str, SplitRows]
+    splits: dict[str, Split]
     hash_size: int | None
     root: Path
     spans: Spans = REFERENCE
 
     def folder(self) -> Path:
         """The cache folder for the arrays, whether or not they exist; it changes when a source file changes."""
-        stats = {str(p): p.stat() for files in self.files.values() for p in files}
+        stats = {str(p): p.stat() for split in self.splits.values() for p in split.files}
         known = {
             "version": VERSION,
             "hash_size": self.hash_size,
-            "files": {name: [str(p) for p in files] for name, files in self.files.items()},
+            "files": {name: [str(p) for p in split.files] for name, split in self.splits.items()},
             "stats": {name: (s.st_size, s.st_mtime_ns) for name, s in stats.items()},
-            "parts": {name: asdict(part) for name, part in self.parts.items()},
+            "parts": {name: asdict(split.rows) for name, split in self.splits.items()},
             "spans": asdict(self.spans),
         }
         digest = hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=12).hexdigest()
@@ -73,26 +72,26 @@ class Conversion:
 
         Args:
             most_bad: greatest share of malformed lines.
-            on_progress: told MiB done and in all.
+            on_progress: called with the MiB done and in all.
 
         Raises:
             UserError: too many lines are malformed, or a file is broken; nothing is left then.
         """
-        found = Converted(**made_once(self.folder(), lambda part: asdict(self._write(part, most_bad, on_progress))))
+        found = Converted(**prepare_once(self.folder(), lambda part: asdict(self._write(part, most_bad, on_progress))))
         RowCounts(sum(found.rows.values()), found.bad, found.named).check(most_bad)
         return found
 
     def _write(self, folder: Path, most_bad: float, on_progress: Callable[[int, int], None]) -> Converted:
-        """One pass over each list of files, all parts of it written side by side."""
-        sources = list(dict.fromkeys(tuple(files) for files in self.files.values()))
-        writers = {name: RowWriter(folder / name, self.hash_size) for name in self.files}
+        """One pass over each list of files, all splits of it written side by side."""
+        sources = list(dict.fromkeys(tuple(split.files) for split in self.splits.values()))
+        writers = {name: RowWriter(folder / name, self.hash_size) for name in self.splits}
         tally, done, total = RowCounts(), 0, sum(p.stat().st_size for files in sources for p in files)
         for source in sources:
-            names = [name for name, files in self.files.items() if tuple(files) == source]
+            names = [name for name, split in self.splits.items() if tuple(split.files) == source]
             for block in blocks_of(list(source), WHOLE):
                 for parsed, start in rows_of(block, self.hash_size, tally, self.spans):
                     for name in names:
-                        writers[name].add(parsed, self.parts[name].chosen(parsed.offsets + start, block.number))
+                        writers[name].add(parsed, self.splits[name].rows.chosen(parsed.offsets + start, block.number))
                     unpacked = block.end is None
                     now = done if unpacked else done + start
                     on_progress(now >> 20, max(1, total >> 20))
@@ -112,7 +111,7 @@ class RowWriter:
     """Appends click rows to the three array files (label, dense, sparse) of a split."""
 
     def __init__(self, folder: Path, hash_size: int | None) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir()
         self.ids = _id_type(hash_size)
         self.rows = 0
         self.files: list[IO[bytes]] = [(folder / name).open("wb") for name in ("label", "dense", "sparse")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.folder_walk import distinct
-from trainer.data.regular_files import open_regular
+from trainer.data.regular_files import GZIP, open_regular
 from trainer.errors import UserError, why
 from trainer.wording import some, typed
 
@@ -24,7 +24,7 @@ def find(paths: Any, key: str) -> list[Path]:
     return found
 
 
-def other_names(*paths: Any) -> str:
+def duplicate_names(*paths: Any) -> str:
     """Return a sentence about Criteo files that are given under several names, or '' if there are none."""
     others = [name for one in paths if one is not None for name in distinct(_meant(one, "data.path"))[1]]
     return f"{len(others)} names of the same files are passed over: {some(others)}" if others else ""
@@ -48,12 +48,12 @@ def _meant(paths: Any, key: str) -> list[Path]:
 def _check(path: Path, key: str) -> None:
     try:
         with open_regular(path) as file:
-            magic = file.read(2)
+            start = file.read(len(GZIP))
     except OSError as error:
         raise UserError(f"{key}={path}", why(error)) from error
-    if not magic:
+    if not start:
         raise UserError(f"{key}={path}", "is empty")
-    if path.suffix == ".gz" and magic != b"\x1f\x8b":
+    if path.suffix == ".gz" and start != GZIP:
         raise UserError(
             f"{key}={path}", "ends in .gz and is no gzip file", f"{typed(key, path.with_suffix(''))} if it is text"
         )

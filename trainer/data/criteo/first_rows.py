@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.criteo.blocks import Block, RowCounts, SplitRows, is_packed, pieces, sampled
+from trainer.data.criteo.blocks import Block, RowCounts, Split, pieces, sampled
 from trainer.data.criteo.format_diagnosis import diagnose
 from trainer.data.criteo.parse import DENSE
+from trainer.data.regular_files import is_packed
 from trainer.errors import UserError
 
 SAMPLE = 1 << 18
@@ -24,10 +25,10 @@ MOST_BAD = 0.1
 
 @dataclass
 class FirstRows:
-    """What the first rows of some files tell.
+    """The first rows of some files.
 
     Attributes:
-        tally: of the parsed lines; counts: about how many rows each file has; integers: (N, 13), NaN where empty.
+        tally: counts of good and bad lines; counts: estimated rows of each file; integers: (N, 13), NaN where empty.
     """
 
     tally: RowCounts = field(default_factory=RowCounts)
@@ -55,12 +56,12 @@ def _rows(path: Path, text: bytes) -> float:
     return (1.0 if len(text) < LONG_ENOUGH else max(1.0, size / packed)) * lines
 
 
-def estimate(found: FirstRows, files: Mapping[str, Sequence[Path]], parts: Mapping[str, SplitRows]) -> dict[str, int]:
-    """About how many rows each part has, from the sizes of the files and the length of their first lines."""
+def estimate(found: FirstRows, splits: Mapping[str, Split]) -> dict[str, int]:
+    """About how many rows each split has, from the sizes of the files and the length of their first lines."""
     rows = {}
-    for name, paths in files.items():
-        share = parts[name].fraction if parts[name].held_out else 1.0 - parts[name].fraction
-        rows[name] = max(1, round(share * sum(found.counts[path] for path in paths)))
+    for name, split in splits.items():
+        share = split.rows.fraction if split.rows.held_out else 1.0 - split.rows.fraction
+        rows[name] = max(1, round(share * sum(found.counts[path] for path in split.files)))
     return rows
 
 

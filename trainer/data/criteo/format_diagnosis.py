@@ -1,8 +1,7 @@
-"""What is wrong with files that are no click rows in Criteo's format, and the command that mends them."""
+"""Finds what is wrong with files that are not in Criteo's format, and the command that repairs them."""
 
 from __future__ import annotations
 
-import gzip
 import re
 import shlex
 import zlib
@@ -10,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.regular_files import open_regular
+from trainer.data.regular_files import is_packed, open_unpacked
 
 HEAD = 1 << 18
 """Bytes at the beginning of a file that are looked at."""
@@ -71,13 +70,13 @@ MENDS = {
     ),
     "spaces": ("numbers have spaces around them", _each('gsub(/ /,"",$i)')),
 }
-"""What most bad lines have in common, as a clause, and the commands that mend it."""
+"""Kind of bad lines -> what is wrong, as a clause, and the commands that repair it."""
 NO_LABEL = "rows have 39 fields: is it the label that they lack? mode=predict takes rows without one"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a file is instead of click rows, as a clause, and what to type so that it can be read ('' if nothing)."""
+    """What a file holds instead of click rows, as a clause, and what to type so that it can be read ('': nothing)."""
 
     what: str
     remedy: str = ""
@@ -86,10 +85,9 @@ class Diagnosis:
 def diagnose(path: Path) -> Diagnosis | None:
     """Say what most bad lines at the beginning of a file have in common; None if nothing is known."""
     try:
-        with open_regular(path) as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            head = gzip.GzipFile(fileobj=file).read(HEAD) if packed else file.read(HEAD)
+        packed = is_packed(path)
+        with open_unpacked(path) as file:
+            head = file.read(HEAD)
     except (OSError, EOFError, zlib.error):
         return None
     what, command = _of_file(head) or _of_lines(head)
@@ -108,7 +106,7 @@ def diagnose(path: Path) -> Diagnosis | None:
 
 
 def _of_file(head: bytes) -> tuple[str, str] | None:
-    """What a whole file is: packed otherwise, of another encoding, without ends of line. And the command."""
+    """The format of a whole file (packed, of another encoding, without ends of line), and the command; None: text."""
     for magic, (what, command) in PACKED.items():
         if head.startswith(magic):
             return f"the file is {what}", command

@@ -166,7 +166,7 @@ def _integers(
 
 
 def _up_to_eight(words: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Up to eight digits in a little-endian word by three multiplications (Lemire, 2022, "parsing series of
+    """Parse up to eight digits in a little-endian word by three multiplications (Lemire, 2022, "parsing series of
     integers")."""
     bits = (WORD - lengths).astype(np.uint64) << np.uint64(3)
     zeros = np.uint64(0x3030303030303030)

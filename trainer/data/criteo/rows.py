@@ -29,7 +29,9 @@ class CriteoRowReader(RowReader):
         self.spans = spans_of(dense_min, dense_max)
 
     def labelled(self, text: bytes) -> bool | None:
-        fields = np.diff(_cumulated(text), prepend=0) + 1
+        symbols = np.frombuffer(text, np.uint8)
+        tabs = np.cumsum(symbols == ord("\t"))[symbols == ord("\n")]  # (N,) tabs up to the end of each line
+        fields = np.diff(tabs, prepend=0) + 1
         rows = fields[(fields == FIELDS) | (fields == FIELDS - 1)]
         return bool(rows[0] == FIELDS) if len(rows) else None
 
@@ -39,10 +41,3 @@ class CriteoRowReader(RowReader):
         bad = sorted([*parsed.bad, *((line, "an empty line") for line in parsed.blank)])
         good[[line for line, _ in bad]] = False
         return Rows({"dense": parsed.dense, "sparse": parsed.sparse}, good, bad)
-
-
-def _cumulated(text: bytes) -> np.ndarray:
-    """(N,) tabs up to the end of each line."""
-    symbols = np.frombuffer(text, np.uint8)
-    tabs: np.ndarray = np.cumsum(symbols == ord("\t"))[symbols == ord("\n")]
-    return tabs

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.schema import CriteoData, CriteoRows
-from trainer.data.prepared import cache_root, known, made_once
-from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of, named_sizes
+from trainer.data.prepared import cache_root, known, prepare_once
+from trainer.data.source import DataSource, Facts, OnProgress, Splits, digest_of, named_sizes
 from trainer.errors import UserError
 from trainer.wording import some
 
 if TYPE_CHECKING:
+    from trainer.data.criteo.blocks import Split
     from trainer.data.criteo.cache import Conversion
     from trainer.data.criteo.parse import Spans
 
@@ -46,16 +46,17 @@ class RowFiles(DataSource):
     def fingerprint(self, facts: Facts) -> str:
         """A fingerprint of the files' names and sizes, of the rows that are held out, and of ``hash_size``."""
         try:
-            files, parts = self._sources()
-        except UserError:  # mode=predict looks at other files, and these need not be there
+            splits = self._splits()
+        except UserError:  # mode=predict reads other files, and these need not be there
             return super().fingerprint(facts)
-        content = {name: (named_sizes(paths), asdict(parts[name])) for name, paths in files.items() if name != "test"}
+        content = {name: (named_sizes(split.files), asdict(split.rows)) for name, split in splits.items()}
+        content.pop("test", None)
         return digest_of(self.options.hash_size, content)
 
     def row_reader(self) -> dict[str, Any]:
         return {"_target_": "trainer.data.criteo.rows.CriteoRowReader", "hash_size": self.options.hash_size}
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Before the workers start: convert the text into arrays; with data.cache=false, only the validation rows.
 
         Raises:
@@ -94,22 +95,15 @@ class RowFiles(DataSource):
         test: Any = CriteoArrays(folder / "test", facts.test_samples, size) if facts.test_samples else None
         if self.options.cache:
             return Splits(CriteoArrays(folder / "train", facts.train_samples, size), val, test=test)
-        files, parts = self._sources()
-        options = self.options
+        rows, options = self._splits()["train"], self.options
         train: Any = CriteoBlocks(
-            files["train"],
-            size,
-            parts["train"],
-            options.block_mib << 20,
-            options.chunk_rows,
-            options.max_bad_fraction,
-            conversion.spans,
+            rows.files, size, rows.rows, options.block_mib << 20, options.max_bad_fraction, conversion.spans
         )
         return Splits(train, val, test=test)
 
     @abstractmethod
-    def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
-        """Files and parts of them for training and for validation."""
+    def _splits(self) -> dict[str, Split]:
+        """Files and rows for training, for validation, and for the test where there is one."""
 
     def _spans(self, facts: Facts) -> Spans:
         """The spans of the 13 integers, where they are known."""
@@ -118,16 +112,16 @@ class RowFiles(DataSource):
         return REFERENCE
 
     def _conversion(self, facts: Facts) -> Conversion:
-        """What is kept as arrays: both parts, or without cache the validation rows."""
+        """The rows that are kept as arrays: all, or without cache those of validation and test."""
         from trainer.data.criteo.cache import Conversion
 
-        files, parts = self._sources()
-        wanted = [name for name in files if self.options.cache or name != "train"]
-        files, parts = {n: files[n] for n in wanted}, {n: parts[n] for n in wanted}
-        return Conversion(files, parts, self.options.hash_size, self._place() / "criteo", self._spans(facts))
+        splits = self._splits()
+        if not self.options.cache:
+            del splits["train"]
+        return Conversion(splits, self.options.hash_size, self._place() / "criteo", self._spans(facts))
 
     def _place(self) -> Path:
-        """Where arrays, and rows that are drawn, are kept."""
+        """The folder for arrays and drawn rows."""
         return Path(self.options.cache_dir).expanduser().absolute() if self.options.cache_dir else cache_root()
 
 
@@ -148,21 +142,21 @@ class Criteo(RowFiles):
             UserError: there are no files, or what they hold is not in Criteo's format.
         """
         from trainer.data.criteo import first_rows, spans
-        from trainer.data.criteo.files import other_names
+        from trainer.data.criteo.files import duplicate_names
 
         options = self.options
         spans.check(options.dense_min, options.dense_max)
-        files, parts = self._sources()
+        splits = self._splits()
         facts = replace(self._facts(f"Criteo rows in {options.path}", 0, 0), measured=self._known_spans())
         note = self._conversion(facts).done() if self._are_known(facts) else None
         rows = note.rows if note else {}
-        paths = list(dict.fromkeys(path for several in files.values() for path in several))
-        first = first_rows.read(paths if len(rows) < len(files) else paths[:MOST_LOOKED_AT])
-        if len(rows) < len(files):
+        paths = list(dict.fromkeys(path for split in splits.values() for path in split.files))
+        first = first_rows.read(paths if len(rows) < len(splits) else paths[:MOST_LOOKED_AT])
+        if len(rows) < len(splits):
             first_rows.check(first, options.path, options.max_bad_fraction)
-            rows = {**first_rows.estimate(first, files, parts), **rows}
-        far = spans.far_from(first.integers, self._spans(facts)) if self._are_known(facts) else ""
-        odd = filter(None, (other_names(options.path, options.val_path), far))
+            rows = {**first_rows.estimate(first, splits), **rows}
+        far = spans.outliers(first.integers, self._spans(facts)) if self._are_known(facts) else ""
+        odd = filter(None, (duplicate_names(options.path, options.val_path), far))
         train, val, test = rows["train"], rows["val"], rows.get("test", 0)
         said = (
             "validation is data.val_path"
@@ -173,7 +167,7 @@ class Criteo(RowFiles):
             )
         )
         said += ", the test data.test_path" if options.test_path else ""
-        guessed = tuple(name for name in files if note is None or name not in note.rows)
+        guessed = tuple(name for name in splits if note is None or name not in note.rows)
         return replace(
             facts,
             train_samples=train,
@@ -184,7 +178,7 @@ class Criteo(RowFiles):
             splits=said,
         )
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Measure the spans of the integers where they are ``auto``, then convert the text.
 
         Facts that have spans keep them: those of the run that left the weights, or that a resumed run began with.
@@ -192,14 +186,8 @@ class Criteo(RowFiles):
         if not self._are_known(facts):
             from trainer.data.criteo import spans
 
-            files, parts = self._sources()
-            known = made_once(
-                self._spans_folder(),
-                lambda folder: _measure(
-                    folder,
-                    lambda: spans.measured(files["train"], parts["train"], self.options.max_bad_fraction, progress),
-                ),
-            )
+            train, most_bad = self._splits()["train"], self.options.max_bad_fraction
+            known = prepare_once(self._spans_folder(), lambda _: spans.measured(train, most_bad, progress))
             facts = replace(facts, measured={key: known[key] for key in self._automatic()})
             spans.refuse_empty(self._spans(facts), self.options.dense_min, self.options.dense_max)
         return super().prepare(facts, progress)
@@ -222,7 +210,7 @@ class Criteo(RowFiles):
         return spans_of(*(facts.measured.get(key, getattr(self.options, key)) for key in KEYS))
 
     def _known_spans(self) -> dict[str, list[float]]:
-        """What was measured of these training rows before; empty where ``prepare`` may refuse it beside typed spans."""
+        """The spans that were measured of these training rows before; empty if only one of the two keys is ``auto``."""
         from trainer.data.criteo.spans import KEYS
 
         automatic = self._automatic()
@@ -233,27 +221,19 @@ class Criteo(RowFiles):
         """The folder of the cache for the spans of the training rows."""
         from trainer.data.criteo.cache import Conversion
 
-        files, parts = self._sources()
-        train = Conversion({"train": files["train"]}, {"train": parts["train"]}, None, self._place() / "criteo-spans")
-        return train.folder()
+        train = {"train": self._splits()["train"]}
+        return Conversion(train, None, self._place() / "criteo-spans").folder()
 
-    def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
-        """Files and parts of them for training, validation, and the test where there is one."""
-        from trainer.data.criteo.blocks import SplitRows
+    def _splits(self) -> dict[str, Split]:
+        from trainer.data.criteo.blocks import Split, SplitRows
         from trainer.data.criteo.files import find
 
         options, files = self.options, find(self.options.path, "data.path")
-        held, share = files, options.val_fraction
-        train, val = SplitRows(share), SplitRows(share, held_out=True)
-        if options.val_path is not None:
-            held, train, val = find(options.val_path, "data.val_path"), SplitRows(), SplitRows()
-        if options.test_path is None:
-            return {"train": files, "val": held}, {"train": train, "val": val}
-        test = find(options.test_path, "data.test_path")
-        return {"train": files, "val": held, "test": test}, {"train": train, "val": val, "test": SplitRows()}
-
-
-def _measure(folder: Path, measure: Callable[[], dict[str, list[float]]]) -> dict[str, Any]:
-    """Make the folder of a prepared note, which is all that is in it."""
-    folder.mkdir(parents=True)
-    return measure()
+        if options.val_path is None:
+            share = options.val_fraction
+            splits = {"train": Split(files, SplitRows(share)), "val": Split(files, SplitRows(share, held_out=True))}
+        else:
+            splits = {"train": Split(files), "val": Split(find(options.val_path, "data.val_path"))}
+        if options.test_path is not None:
+            splits["test"] = Split(find(options.test_path, "data.test_path"))
+        return splits

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainer.data.criteo.blocks import RowCounts, SplitRows, blocks_of, rows_of
+from trainer.data.criteo.blocks import RowCounts, Split, blocks_of, rows_of
 from trainer.data.criteo.parse import DENSE, REFERENCE, Spans
-from trainer.data.source import Progress
+from trainer.data.source import OnProgress
 from trainer.errors import UserError
 from trainer.wording import some
 
@@ -77,16 +76,16 @@ def refuse_empty(spans: Spans, dense_min: Any, dense_max: Any) -> None:
     )
 
 
-def measured(files: list[Path], part: SplitRows, most_bad: float, progress: Progress) -> dict[str, list[float]]:
+def measured(split: Split, most_bad: float, progress: OnProgress) -> dict[str, list[float]]:
     """Read the rows of a split once, and return the least and the greatest value of each integer.
 
     An integer that is always the same gets the span 1, and one that is always empty the span from 0 to 1.
     """
     least, most = np.full(DENSE, np.inf), np.full(DENSE, -np.inf)
-    tally, total, done = RowCounts(), max(1, sum(path.stat().st_size for path in files) >> 20), 0
-    for block in blocks_of(files, 1 << 40):
+    tally, total, done = RowCounts(), max(1, sum(path.stat().st_size for path in split.files) >> 20), 0
+    for block in blocks_of(split.files, 1 << 40):
         for parsed, start in rows_of(block, None, tally):
-            rows = parsed.integers[part.chosen(parsed.offsets + start, block.number)]
+            rows = parsed.integers[split.rows.chosen(parsed.offsets + start, block.number)]
             least = np.fmin(least, np.fmin.reduce(rows, axis=0, initial=np.inf))
             most = np.fmax(most, np.fmax.reduce(rows, axis=0, initial=-np.inf))
             progress("measuring the spans, MiB", min(total, (done + (start if block.end else 0)) >> 20), total)
@@ -98,7 +97,7 @@ def measured(files: list[Path], part: SplitRows, most_bad: float, progress: Prog
     return dict(zip(KEYS, (least.tolist(), most.tolist()), strict=True))
 
 
-def far_from(integers: np.ndarray, spans: Spans) -> str:
+def outliers(integers: np.ndarray, spans: Spans) -> str:
     """Return a sentence about columns of (N, 13) integers that leave their spans by far; '' if none does."""
     if not len(integers):
         return ""

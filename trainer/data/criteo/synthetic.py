@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.schema import SyntheticCriteoData
 from trainer.data.criteo.source import RowFiles
-from trainer.data.prepared import known, made_once
-from trainer.data.source import Facts, Progress, digest_of
+from trainer.data.prepared import known, prepare_once
+from trainer.data.source import Facts, OnProgress, digest_of
+
+if TYPE_CHECKING:
+    from trainer.data.criteo.blocks import Split
 
 VERSION = 1
 CHUNK = 20_000
@@ -37,18 +40,18 @@ class SyntheticCriteo(RowFiles):
             "synthetic Criteo rows", VERSION, options.draw_seed, options.train_rows, options.val_rows, options.hash_size
         )
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Draw the files unless they exist, then prepare them as Criteo's own."""
-        drawn = made_once(self._folder(), lambda part: self._write(part, progress))
+        drawn = prepare_once(self._folder(), lambda part: self._write(part, progress))
         facts = super().prepare(facts, progress)
         return self._facts(_name(drawn), facts.train_samples, facts.val_samples, drawn["auc"])
 
-    def _write(self, folder: Path, progress: Progress) -> dict[str, Any]:
+    def _write(self, folder: Path, progress: OnProgress) -> dict[str, Any]:
         import numpy as np
 
         from trainer.data.criteo.teacher import Teacher, area_under_curve, write
 
-        (folder / "train").mkdir(parents=True)
+        (folder / "train").mkdir()
         seed, total = self.options.draw_seed, self.options.train_rows + self.options.val_rows
         teacher, done, drawn = Teacher(seed), 0, []
         names = [f"train/part-{n}.txt" + (".gz" if n == FILES - 1 else "") for n in range(FILES)]
@@ -72,13 +75,13 @@ class SyntheticCriteo(RowFiles):
         name = f"v{VERSION}-seed{options.draw_seed}-{options.train_rows}-{options.val_rows}"
         return self._place() / "synthetic-criteo" / name
 
-    def _sources(self) -> tuple[dict[str, list[Path]], dict[str, Any]]:
-        from trainer.data.criteo.blocks import SplitRows
+    def _splits(self) -> dict[str, Split]:
+        from trainer.data.criteo.blocks import Split
         from trainer.data.criteo.files import find
 
         folder = self._folder()
-        files = {"train": find(folder / "train", "data.path"), "val": find(folder / "val.txt", "data.val_path")}
-        return files, {"train": SplitRows(), "val": SplitRows()}
+        train, val = find(folder / "train", "data.path"), find(folder / "val.txt", "data.val_path")
+        return {"train": Split(train), "val": Split(val)}
 
 
 def _name(drawn: dict[str, Any] | None) -> str:

@@ -105,7 +105,7 @@ _KINDS: dict[str, tuple[Callable[[_Canvas], None], float]] = {
     "stamens": (_stamens, 0.36),
     "column": (_column, 0.52),
 }
-"""What draws each kind, and its radius as a fraction of the petals' length."""
+"""Kind of centre -> the function that draws it, and its radius as a fraction of the petals' length."""
 
 
 def centre(kind: str, pixels: int, rng: np.random.Generator) -> tuple[Image.Image, float]:

@@ -10,70 +10,52 @@ import os
 import selectors
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from trainer.data.drawn_flowers.species import CLASSES, VERSION, chosen
-from trainer.data.drawn_flowers.worker import SPLITS, Job
-from trainer.data.prepared import MARKER, beside, cache_root, known, locked
+from trainer.data.drawn_flowers.worker import SPLITS, Drawing, Job
+from trainer.data.prepared import MARKER, cache_root, known, locked, replacing_folder
+from trainer.host.hardware import cores
 
-__all__ = ["CLASSES", "VERSION", "draw", "folder", "is_drawn"]
+__all__ = ["CLASSES", "VERSION", "Drawing", "draw", "folder", "is_drawn"]
 
 _MOST_PROCESSES = 16
 _WORTH_A_PROCESS = 24  # pictures; below that, starting an interpreter costs more than it saves
 
 
-def folder(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> Path:
+def folder(drawing: Drawing) -> Path:
     """The cache folder for the flowers drawn with these parameters, whether or not they exist."""
-    name = f"v{VERSION}-seed{seed}-{per_class}x{size}px"
-    return cache_root() / "drawn-flowers" / (name if classes == CLASSES else f"{name}-{classes}classes")
+    name = f"v{VERSION}-seed{drawing.seed}-{drawing.per_class}x{drawing.size}px"
+    return cache_root() / "drawn-flowers" / (name if drawing.classes == CLASSES else f"{name}-{drawing.classes}classes")
 
 
-def is_drawn(seed: int = 0, per_class: int = 10, size: int = 500, classes: int = CLASSES) -> bool:
+def is_drawn(drawing: Drawing) -> bool:
     """Whether all flowers with these parameters were drawn. Reads one small file, so it misses deleted pictures."""
-    return known(folder(seed, per_class, size, classes)) is not None
+    return known(folder(drawing)) is not None
 
 
-def draw(
-    seed: int = 0,
-    per_class: int = 10,
-    size: int = 500,
-    classes: int = CLASSES,
-    processes: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Path:
-    """Draw all flowers with these parameters unless they exist; returns their folder.
+def draw(drawing: Drawing, processes: int | None = None, on_progress: Callable[[int, int], None] | None = None) -> Path:
+    """Draw all flowers with these parameters unless they exist; returns their folder. An error leaves no set.
 
-    `per_class` pictures for each of `classes` classes (`species.chosen`) in each of train and val, shorter side `size`
-    pixels. A picture of a class is the same whatever the number of classes is.
-    The same arguments give the same bytes whatever `processes` is (default: one for each usable core, at most 16).
-    `on_progress(done, total)` counts pictures, from the calling thread; it is not called when the set is there already
-    or another process has drawn it while this one waited.
+    Args:
+        processes: drawing processes, 1 or more; None: one for each usable core, at most 16. The bytes do not depend
+            on it.
+        on_progress: called in this thread with the numbers of drawn and of all pictures; not called if the set exists,
+            or if another process has drawn it while this one waited.
 
-    Raises ValueError for an argument out of range, UserError when the cache cannot be written or another user can write
-    there, OSError with the path when it is full, and RuntimeError when a drawing process dies of something else. In
-    each case the set stays absent.
+    Raises:
+        UserError: the cache cannot be written, or another user can write there.
+        OSError: the disk is full; with the path.
+        RuntimeError: a drawing process died of something else.
     """
-    _check(seed, per_class, size, classes, processes)
-    target = folder(seed, per_class, size, classes)
-    if is_drawn(seed, per_class, size, classes):
+    target = folder(drawing)
+    if is_drawn(drawing):
         return target
     with _naming(target.parent), locked(target):
-        if not is_drawn(seed, per_class, size, classes):
-            _draw_in_place(target, seed, per_class, size, classes, processes, on_progress)
+        if not is_drawn(drawing):
+            _draw_in_place(drawing, target, processes, on_progress)
     return target
-
-
-def _check(seed: int, per_class: int, size: int, classes: int, processes: int | None) -> None:
-    if seed < 0:
-        raise ValueError(f"seed={seed}: must be 0 or more")
-    if not 1 <= per_class <= 10_000:
-        raise ValueError(f"per_class={per_class}: must be 1 to 10000")
-    if not 16 <= size <= 4096:
-        raise ValueError(f"size={size}: must be 16 to 4096 pixels")
-    if not 1 <= classes <= CLASSES:
-        raise ValueError(f"classes={classes}: must be 1 to {CLASSES}")
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes={processes}: must be 1 or more")
 
 
 @contextlib.contextmanager
@@ -88,31 +70,19 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _draw_in_place(
-    target: Path,
-    seed: int,
-    per_class: int,
-    size: int,
-    classes: int,
-    processes: int | None,
-    on_progress: Callable[[int, int], None] | None,
+    drawing: Drawing, target: Path, processes: int | None, on_progress: Callable[[int, int], None] | None
 ) -> None:
     """With the lock held: removes what a killed process left, draws beside the target, and renames."""
-    total = len(SPLITS) * classes * per_class
-    workers = min(processes, total) if processes else _default_processes(total)
-    with beside(target) as part:
-        jobs = [Job(str(part), seed, per_class, size, classes, n, workers, parent=os.getpid()) for n in range(workers)]
+    by_default = min(cores(), _MOST_PROCESSES, drawing.total // _WORTH_A_PROCESS)
+    workers = max(1, min(processes or by_default, drawing.total))
+    with replacing_folder(target) as part:
+        jobs = [Job(drawing, str(part), worker, workers, parent=os.getpid()) for worker in range(workers)]
         for split in SPLITS:
-            for number in chosen(classes):
+            for number in chosen(drawing.classes):
                 (part / split / f"{number:03d}").mkdir(parents=True)
-        _run(jobs, total, on_progress)
-        marker = {"version": VERSION, "seed": seed, "per_class": per_class, "size": size, "classes": classes}
+        _run(jobs, drawing.total, on_progress)
         with _naming(part / MARKER):
-            (part / MARKER).write_text(json.dumps(marker) + "\n")
-
-
-def _default_processes(total: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
-    return max(1, min(cores, _MOST_PROCESSES, total // _WORTH_A_PROCESS))
+            (part / MARKER).write_text(json.dumps({"version": VERSION, **asdict(drawing)}) + "\n")
 
 
 def _run(jobs: list[Job], total: int, on_progress: Callable[[int, int], None] | None) -> None:

@@ -1,7 +1,7 @@
 """Draws the parts of a flower as small RGBA pictures: a petal and a leaf, shaded from a class's parameters.
 
-Every part lies in its own frame, base at the top edge and tip at the bottom edge, and is later placed by an affine map
-(`flower_painter`), so that a flower of twenty petals costs one petal's shading.
+Every part lies in its own frame, base at the top edge and tip at the bottom edge. `painter` places it by an affine map,
+so a flower of twenty petals costs one petal's shading.
 """
 
 from typing import Any

@@ -13,20 +13,48 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.data.drawn_flowers.species import VERSION, chosen, species
+from trainer.data.drawn_flowers.species import CLASSES, VERSION, chosen, species
 
 SPLITS = ("train", "val")
+LIMITS = {"seed": (0, 2**63 - 1), "per_class": (1, 10_000), "size": (16, 4096), "classes": (1, CLASSES)}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The parameters of a set of drawn flowers; the same parameters give the same bytes.
+
+    A picture of a class is the same whatever the number of classes is.
+
+    Attributes:
+        per_class: pictures of each class in each of train and val.
+        size: shorter side of a picture, in pixels.
+
+    Raises:
+        ValueError: a parameter is out of range.
+    """
+
+    seed: int = 0
+    per_class: int = 10
+    size: int = 500
+    classes: int = CLASSES
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in LIMITS.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)}: must be {least} to {most}")
+
+    @property
+    def total(self) -> int:
+        """The number of pictures in all splits."""
+        return len(SPLITS) * self.classes * self.per_class
 
 
 @dataclass(frozen=True)
 class Job:
     """A drawing process's share of the pictures: every `workers`-th one, beginning with number `worker`."""
 
+    drawing: Drawing
     folder: str
-    seed: int
-    per_class: int
-    size: int
-    classes: int
     worker: int
     workers: int
     parent: int  # the process id of the caller
@@ -37,16 +65,11 @@ class Job:
 
     def pictures(self) -> Iterator[tuple[int, int, int]]:
         """Yield the share's pictures as (split, number of the species, index), in the order of drawing."""
-        numbers = chosen(self.classes)
-        for picture in range(self.worker, len(SPLITS) * self.classes * self.per_class, self.workers):
-            split_and_class, index = divmod(picture, self.per_class)
-            split, label = divmod(split_and_class, self.classes)
+        numbers = chosen(self.drawing.classes)
+        for picture in range(self.worker, self.drawing.total, self.workers):
+            split_and_class, index = divmod(picture, self.drawing.per_class)
+            split, label = divmod(split_and_class, self.drawing.classes)
             yield split, numbers[label], index
-
-
-def _picture_path(folder: Path, split: int, number: int, index: int) -> Path:
-    """The path of one drawn flower picture, in the folder layout of torchvision's ImageFolder."""
-    return folder / SPLITS[split] / f"{number:03d}" / f"{index:02d}.jpg"
 
 
 def _draw(job: Job) -> None:
@@ -59,9 +82,9 @@ def _draw(job: Job) -> None:
         if os.getppid() != job.parent:
             raise SystemExit(3)
         # the generator depends on the picture alone, so neither order nor number of processes can show in it
-        rng = np.random.default_rng([VERSION, job.seed, split, number, index])
-        content = jpeg(paint(kinds[number], job.size, rng))
-        path = _picture_path(Path(job.folder), split, number, index)
+        rng = np.random.default_rng([VERSION, job.drawing.seed, split, number, index])
+        content = jpeg(paint(kinds[number], job.drawing.size, rng))
+        path = Path(job.folder, SPLITS[split], f"{number:03d}", f"{index:02d}.jpg")
         try:
             path.write_bytes(content)
         except OSError as error:
@@ -73,7 +96,8 @@ def _draw(job: Job) -> None:
 def main() -> None:
     """Draw the share of the flowers that the command line names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the caller ends us in order
-    _draw(Job(**json.loads(sys.argv[1])))
+    job = json.loads(sys.argv[1])
+    _draw(Job(Drawing(**job.pop("drawing")), **job))
 
 
 if __name__ == "__main__":

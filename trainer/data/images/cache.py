@@ -1,4 +1,11 @@
-"""The cache of decoded images: one file of uint8 pixels that all workers of a host map into memory."""
+"""The cache of decoded images: one file of uint8 pixels that all workers of a host map into memory.
+
+A folder is named OWNER-DIGEST: OWNER follows from split and first file, DIGEST from the listing with sizes and times of
+its files (:mod:`trainer.data.prepared` makes the folder). It is made in two passes, on all cores: headers give the
+sizes, then the file is allocated and the pixels are filled in. The parent of a run holds the folder by a shared lock
+until the run ends. Whoever makes a folder removes those of the same OWNER that nobody holds. If a folder is removed
+between its making and its holding, it is made again.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +21,15 @@ import torch
 from trainer.data.images.decode import decode
 from trainer.data.images.header import BadImage, size_of
 from trainer.data.images.listing import Listing
-from trainer.data.prepared import MARKER, made_once
+from trainer.data.prepared import MARKER, prepare_once
 from trainer.errors import RunFailed, why
 from trainer.host import hardware, in_use
 
 PIXELS, SIZES = "pixels.bin", "sizes.npy"
 AT_A_TIME = 256
 
-Tell = Callable[[int, int], None]
-"""Told how many of how many images are done."""
+OnDone = Callable[[int, int], None]
+"""Called with the numbers of finished and of all images."""
 
 
 class Decoded:
@@ -55,14 +62,14 @@ def _damaged(folder: Path, error: Exception) -> RunFailed:
     )
 
 
-def verified(listing: Listing, tell: Tell) -> dict[str, str]:
+def verified(listing: Listing, on_done: OnDone) -> dict[str, str]:
     """Decode every image of a listing without keeping the pixels. Returns the broken ones: name -> reason."""
     bad: dict[str, str] = {}
-    _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number), listing.limits), bad, tell)
+    _each(listing, np.arange(len(listing)), lambda number: decode(listing.read(number), listing.limits), bad, on_done)
     return bad
 
 
-def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
+def keep_decoded(listing: Listing, folder: Path, on_done: OnDone) -> dict[str, str]:
     """Decode a listing's images into the cache folder unless they are there. Returns the broken ones: name -> reason.
 
     This process holds the folder. Decoded images of another state of the same data, which lie beside the folder, are
@@ -71,11 +78,11 @@ def keep_decoded(listing: Listing, folder: Path, tell: Tell) -> dict[str, str]:
 
     def make(part: Path) -> dict[str, dict[str, str]]:
         _remove_others(folder)
-        return _write(listing, part, tell)
+        return _write(listing, part, on_done)
 
-    noted = made_once(folder, make)
+    noted = prepare_once(folder, make)
     while not in_use.HERE.hold(folder / MARKER):
-        noted = made_once(folder, make)
+        noted = prepare_once(folder, make)
     return dict(noted["bad"])
 
 
@@ -86,8 +93,7 @@ def _remove_others(folder: Path) -> None:
             in_use.remove_unused(other, MARKER, other.with_name(f"{prefix}-{secrets.token_hex(12)}"))
 
 
-def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, str]]:
-    folder.mkdir(parents=True)
+def _write(listing: Listing, folder: Path, on_done: OnDone) -> dict[str, dict[str, str]]:
     bad: dict[str, str] = {}
     sizes = np.zeros((len(listing), 2), np.int64)
 
@@ -106,16 +112,16 @@ def _write(listing: Listing, folder: Path, tell: Tell) -> dict[str, dict[str, st
             raise BadImage(f"its header says {tuple(sizes[number])}, but it has {tuple(image.shape[-2:])} pixels")
         pixels[starts[number] : starts[number + 1]] = image.permute(1, 2, 0).reshape(-1).numpy()
 
-    _each(listing, np.flatnonzero(sizes.prod(1)), fill, bad, tell)
+    _each(listing, np.flatnonzero(sizes.prod(1)), fill, bad, on_done)
     pixels.flush()
     np.save(folder / SIZES, sizes)
     return {"bad": bad}
 
 
 def _each(
-    listing: Listing, numbers: np.ndarray, work: Callable[[int], object], bad: dict[str, str], tell: Tell
+    listing: Listing, numbers: np.ndarray, work: Callable[[int], object], bad: dict[str, str], on_done: OnDone
 ) -> None:
-    """The work for each number, on all cores; what is broken is noted with its reason."""
+    """Do the work for each index, on all cores; broken images go into ``bad`` with their reason."""
 
     def one(number: int) -> tuple[int, str]:
         try:
@@ -129,4 +135,4 @@ def _each(
             for number, reason in threads.map(one, numbers[start : start + AT_A_TIME].tolist()):
                 if reason:
                     bad[listing.names[number]] = reason
-            tell(min(start + AT_A_TIME, len(numbers)), len(numbers))
+            on_done(min(start + AT_A_TIME, len(numbers)), len(numbers))

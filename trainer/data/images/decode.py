@@ -11,7 +11,7 @@ from trainer.data.images.header import BadImage, opened, reason
 from trainer.data.limits import DEFAULTS, Limits
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 BY_TORCHCODEC = ("JPEG", "MPO", "PNG", "WEBP", "AVIF")
 """Formats as Pillow calls them. GIF is not among them: torchcodec decodes all frames of an animation."""
@@ -32,7 +32,8 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
         BadImage: the bytes are no image, are damaged, have numbers whose range is not known, or too many pixels.
     """
     image = opened(content, limits)
-    if image.format not in BY_TORCHCODEC or getattr(image, "is_animated", False) or _is_multiplied(image):
+    multiplied = image.format == "AVIF" and "A" in image.getbands()  # torchcodec would multiply colours by the alpha
+    if image.format not in BY_TORCHCODEC or getattr(image, "is_animated", False) or multiplied:
         return torch.from_numpy(_pixels(image, "RGB")).permute(2, 0, 1)
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
@@ -41,11 +42,6 @@ def decode(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
     except Exception as error:  # whatever a decoder breaks with: the image is named
         raise BadImage(reason(error)) from error
     return decoded if decoded.dim() == 3 else decoded[0]
-
-
-def _is_multiplied(image: Image) -> bool:
-    """Whether torchcodec would multiply the colours of an image by its transparency, which it does of AVIF alone."""
-    return image.format == "AVIF" and "A" in image.getbands()
 
 
 def decode_grey(content: bytes, limits: Limits = DEFAULTS) -> torch.Tensor:
@@ -85,14 +81,15 @@ def _scaled(values: np.ndarray, image: Any) -> np.ndarray:
         kind = "floating-point numbers" if image.mode == "F" else "signed numbers or such of 32 bits"
         raise BadImage(f"holds {kind}, whose range is not known; save it with 8 or 16 bits")
     most = 2**bits - 1
-    if _is_negative(image):
+    tags = getattr(image, "tag_v2", None)
+    if tags is not None and tags.get(PHOTOMETRIC) == 0:  # 0 is white, which Pillow leaves as it is in 16 bits
         values = most - values
     scaled: np.ndarray = np.round(values.astype(np.float64) * (255 / most)).clip(0, 255).astype(np.uint8)
     return scaled
 
 
 def _bits(image: Any) -> int:
-    """Of each number, where they are whole and not negative; else 0."""
+    """The bits of each number of an image with whole numbers from 0 on; 0: its numbers are others."""
     if image.mode == "F":
         return 0
     tags = getattr(image, "tag_v2", None)
@@ -100,9 +97,3 @@ def _bits(image: Any) -> int:
         return 16 if image.mode.startswith("I;16") or image.format == "PPM" else 0
     bits = int(tags.get(BITS_PER_SAMPLE, (1,))[0])
     return bits if image.mode.startswith("I;16") and bits <= 16 and tags.get(SAMPLE_FORMAT, (1,))[0] == 1 else 0
-
-
-def _is_negative(image: Any) -> bool:
-    """A TIFF in which 0 is white; of 16 bits Pillow leaves that as it is."""
-    tags = getattr(image, "tag_v2", None)
-    return tags is not None and tags.get(PHOTOMETRIC) == 0

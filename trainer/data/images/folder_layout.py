@@ -20,26 +20,12 @@ TABLES = (".csv", ".tsv", ".json", ".jsonl", ".xlsx", ".xls", ".parquet", ".txt"
 """Suffixes of files that may say which image has which label."""
 
 
-NO_CLASSES = {
-    "image",
-    "images",
-    "img",
-    "imgs",
-    "jpg",
-    "jpeg",
-    "jpegimages",
-    "png",
-    "photos",
-    "pictures",
-    "pics",
-    "frames",
-    "mask",
-    "masks",
-    "label",
-    "labels",
-    "annotations",
-    "bbox",
-}
+NO_CLASSES = set(
+    """
+    image images img imgs jpg jpeg jpegimages png photos pictures pics frames mask masks label labels annotations
+    bbox
+    """.split()
+)
 """Names of folders that hold all images, or what belongs to them, and are hardly classes."""
 
 
@@ -53,7 +39,7 @@ class FolderLayout:
         val: the folder of validation images; None: a part of the training images.
         test: the folder of test images with classes; None: there is none.
         classes: the names of the folders in ``train``, each a class.
-        said: what lies beside these folders and is not used, in sentences.
+        said: sentences about what lies beside these folders and is not used.
     """
 
     root: Path
@@ -146,7 +132,7 @@ def _tables(root: Path, train: Path) -> str:
 
 
 def _strange_names(root: Path, train: Path, classes: tuple[str, ...]) -> Iterator[str]:
-    """What the names of the classes say against their being classes."""
+    """Sentences about folders that are hardly classes, by their names."""
     if strange := [one_line(name) for name in classes if name.lower() in NO_CLASSES]:
         yield f"the folder {some(strange)} in {_shown(train)} counts as a class{_tables(root, train)}"
     by_letters: dict[str, list[str]] = {}
@@ -201,7 +187,7 @@ def _folded(name: str) -> str:
 
 
 def _beside(root: Path, found: SplitFolders) -> Iterator[str]:
-    """What lies beside the folders of splits and is not used."""
+    """Sentences about what lies beside the folders of splits and is not used."""
     if found.train:
         others = [_shown(root / name) for name in found.others if _holds_images(root / name)]
         if others:
@@ -210,7 +196,7 @@ def _beside(root: Path, found: SplitFolders) -> Iterator[str]:
 
 
 def _without_class(folder: Path) -> Iterator[str]:
-    """Images that lie beside the class folders."""
+    """A sentence about images that lie beside the class folders."""
     if flat := sum(map(is_image, _files(folder))):
         yield (
             f"{counted(flat, 'image')} directly in {_shown(folder)} {'is' if flat == 1 else 'are'} of no class, "

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
-"""As Pillow calls them; MPO comes with JPEG. Others run programs (EPS) or unpack before they say their size (ICO,
-ICNS)."""
+"""Pillow's names of the formats that are read; MPO comes with JPEG. Other formats make Pillow run programs (EPS), or
+unpack pixels to find the size (ICO, ICNS)."""
 
 
 class BadImage(Exception):

@@ -10,111 +10,25 @@ from trainer.visible import one_line, shortened
 from trainer.wording import counted, some
 
 JPEG = (".jpg", ".jpeg", ".jpe", ".jfif", ".jfi", ".jif", ".pjpeg", ".pjp", ".mpo")
-EXTENSIONS = (
-    *JPEG,
-    ".png",
-    ".apng",
-    ".webp",
-    ".bmp",
-    ".dib",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-    ".pbm",
-    ".pnm",
-    ".gif",
-    ".avif",
-)
-"""Of files that are read; whether they are what they say is known when they are opened."""
+EXTENSIONS = (*JPEG, *".png .apng .webp .bmp .dib .tif .tiff .ppm .pgm .pbm .pnm .gif .avif".split())
+"""Suffixes of images that are read. Their contents are checked when a file is opened."""
 HEIC = (".heic", ".heif", ".hif")
 UNREAD = (
     *HEIC,
-    ".jp2",
-    ".j2k",
-    ".jpf",
-    ".jpx",
-    ".jxl",
-    ".svg",
-    ".svgz",
-    ".ico",
-    ".icns",
-    ".cur",
-    ".tga",
-    ".psd",
-    ".eps",
-    ".ai",
-    ".exr",
-    ".hdr",
-    ".pcx",
-    ".dds",
-    ".pfm",
-    ".xbm",
-    ".xcf",
-    ".fits",
-    ".dcm",
-    ".dicom",
-    ".nii",
-    ".emf",
-    ".wmf",
-    ".raw",
-    ".dng",
-    ".cr2",
-    ".cr3",
-    ".nef",
-    ".arw",
-    ".orf",
-    ".rw2",
-    ".raf",
-    ".pef",
-    ".srw",
+    *"""
+    .jp2 .j2k .jpf .jpx .jxl .svg .svgz .ico .icns .cur .tga .psd .eps .ai .exr .hdr .pcx .dds .pfm .xbm .xcf .fits
+    .dcm .dicom .nii .emf .wmf .raw .dng .cr2 .cr3 .nef .arw .orf .rw2 .raf .pef .srw
+    """.split(),
 )
-"""Of images that are not read."""
+"""Suffixes of images that cannot be read."""
 HEIC_HELP = "the package pillow-heif opens them for Pillow, which saves them as JPEG"
-OTHERS = (
-    ".txt",
-    ".xml",
-    ".json",
-    ".jsonl",
-    ".csv",
-    ".tsv",
-    ".md",
-    ".html",
-    ".htm",
-    ".yaml",
-    ".yml",
-    ".toml",
-    ".ini",
-    ".db",
-    ".log",
-    ".py",
-    ".ipynb",
-    ".npy",
-    ".npz",
-    ".mat",
-    ".pt",
-    ".pth",
-    ".pkl",
-    ".parquet",
-    ".xlsx",
-    ".xls",
-    ".pdf",
-    ".url",
-    ".lnk",
-    ".cls",
-    ".zip",
-    ".tar",
-    ".gz",
-    ".tgz",
-    ".mp4",
-    ".mov",
-    ".avi",
-    ".mp3",
-    ".wav",
-    ".sqlite",
-    ".lock",
+OTHERS = frozenset(
+    """
+    .txt .xml .json .jsonl .csv .tsv .md .html .htm .yaml .yml .toml .ini .db .log .py .ipynb .npy .npz .mat .pt
+    .pth .pkl .parquet .xlsx .xls .pdf .url .lnk .cls .zip .tar .gz .tgz .mp4 .mov .avi .mp3 .wav .sqlite .lock
+    """.split()
 )
-"""Of files that are no images; they are not opened to find that out."""
+"""Suffixes of files that are no images, and are not opened."""
 MAGIC = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -128,7 +42,7 @@ MAGIC = {
 }
 """First bytes of an image -> its kind."""
 HEADER = 16
-"""Bytes that tell an image's kind."""
+"""First bytes of a file by which the kind of an image is known."""
 
 
 def suffix(name: str) -> str:

@@ -16,7 +16,7 @@ from trainer.data.regular_files import read_regular
 from trainer.visible import one_line
 
 DECODED_AS = b"2: AVIF without its transparency"
-"""Other bytes where images are decoded to other pixels than before: kept pixels are made anew."""
+"""Part of the digest: another text when decoding gives other pixels, so that kept pixels are made again."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Listing:
         spans: (N, 2) first byte and length within it; length -1: the whole file.
         labels: (N,) int64.
         names: (N,) a short name of each image, for messages.
-        number: (N,) its number in the whole listing, from which some may have been left out.
+        number: (N,) index of each image in the whole listing, before broken images were left out.
         limits: of one image.
-        passed_over: names that are not listed although they look like images, and why.
+        passed_over: sentences about files that look like images and are not listed.
         missing: links to images that are not there.
-        linked: some of the files may have other names as well.
-        root: folder that people know the images by; '' for none.
+        linked: some files may have several names (links).
+        root: folder from which names in messages lead; '': names are whole paths.
         table: the rows of a table that the images come from; None: they come from no table.
-        said: what is in the same places and not used, in sentences.
+        said: sentences about files in the same folders that are not used.
     """
 
     files: list[str]
@@ -91,29 +91,29 @@ class Listing:
         )
 
     def without(self, names: set[str]) -> Listing:
-        """A copy of this listing without the images with these indices."""
+        """A copy of this listing without the images of these names."""
         if not names:
             return self
-        return self._only(np.array([name not in names for name in self.names], bool))
+        return self.subset(np.flatnonzero([name not in names for name in self.names]))
 
     def split(self, fraction: float, seed: int) -> tuple[Listing, Listing]:
         """Divide this listing into training and validation; ``fraction`` of each class is held out for validation."""
         classes = self.labels if self.labels.dtype == np.int64 else np.zeros(len(self), np.int64)
         out = _held_out(classes, fraction, seed)
-        return self._only(~out).renumbered(), self._only(out).renumbered()
+        return self.subset(np.flatnonzero(~out)).renumbered(), self.subset(np.flatnonzero(out)).renumbered()
 
     def renumbered(self) -> Listing:
         """A copy of this listing whose samples are numbered from 0, as a whole data set of their own."""
         return replace(self, number=np.arange(len(self)))
 
-    def _only(self, chosen: np.ndarray) -> Listing:
-        names = [name for name, keep in zip(self.names, chosen, strict=True) if keep]
+    def subset(self, chosen: np.ndarray) -> Listing:
+        """A copy of this listing with the images of these indices (N,), in their order."""
         return replace(
             self,
             file=self.file[chosen],
             spans=self.spans[chosen],
             labels=self.labels[chosen],
-            names=names,
+            names=[self.names[index] for index in chosen.tolist()],
             number=self.number[chosen],
             table=self.table and replace(self.table, rows=self.table.rows[chosen]),
         )

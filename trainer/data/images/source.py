@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from trainer.data.images.listing import Listing
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
 from trainer.data.prepared import cache_root
-from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of, named_sizes
+from trainer.data.source import DataSource, Facts, OnProgress, Splits, digest_of, named_sizes
 from trainer.errors import UserError
 from trainer.hashing import hash_of
 from trainer.host.cache import check_data
@@ -28,14 +29,14 @@ from trainer.visible import shortened
 from trainer.wording import some
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's training images."""
+"""Mean and standard deviation of ImageNet's training images, by channel."""
 
 SPLITS = ("train", "val", "test")
-"""The last one is not always there."""
+"""In the order of ``listings``, which may have no test images."""
 MEASURED = 48
 """Images whose headers are read to estimate the decoded size of all."""
 SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
-"""What ``data.cache=auto`` may take of the memory and of the disk space that are free."""
+"""Largest shares of the free memory and of the free disk space that ``data.cache=auto`` uses."""
 
 
 class ImageSource(DataSource):
@@ -52,8 +53,14 @@ class ImageSource(DataSource):
             OSError: the images are not there yet.
         """
 
-    def sized(self, facts: Facts, listings: tuple[Listing, ...] | None = None) -> Facts:
-        """Return the facts with the validation images' size, and how the images will be cached, if they are here."""
+    def facts_of(self, source: str, kind: str, listings: Sequence[Listing], classes: int, splits: str) -> Facts:
+        """Return the facts of listings of training, validation, and test images where there are some."""
+        train, val, *tests = map(len, listings)
+        test = sum(tests)
+        return Facts(source, kind, train, val, self.shape(), classes, slow=True, test_samples=test, splits=splits)
+
+    def with_cache(self, facts: Facts, listings: tuple[Listing, ...] | None = None) -> Facts:
+        """Return the facts with the validation images' size, and with the decision on the cache if the images exist."""
         side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
         if resize is not None and resize < wide:
             raise UserError(
@@ -95,14 +102,14 @@ class ImageSource(DataSource):
             facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})"
         )
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Decode the images that are to be cached or checked; broken images end the run, or are left out.
 
         Raises:
             UserError: images are broken and ``data.on_bad`` is ``error``.
         """
         if facts.cached is None:
-            facts = self.sized(facts)
+            facts = self.with_cache(facts)
         if not facts.cached and not self.options.verify:
             return facts
         from trainer.data.images.cache import keep_decoded, verified
@@ -176,7 +183,7 @@ class ImageSource(DataSource):
         return digest_of(*content)
 
     def _centre(self) -> tuple[int, int]:
-        """What validation resizes the shorter side to, and the side of the centre that it takes."""
+        """Sides of a validation image: of the shorter side after resizing, and of the centre crop."""
         val_size = self.options.val_size or self.options.image_size
         return max(self.options.val_resize or round(val_size * 8 / 7), val_size), val_size
 
@@ -191,7 +198,7 @@ class ImageSource(DataSource):
         return Path(self.options.cache_dir or cache_root() / "decoded")
 
     def _place(self, split: str, listing: Listing) -> Path:
-        """Where the decoded images of a split lie; another place when a file has changed."""
+        """The folder for the decoded images of a split; it has another name after a file has changed."""
         owner = hash_of(f"{listing.files[0] if listing.files else ''}/{split}")
         return self._cache_folder() / f"{owner:016x}-{listing.digest()}"
 

@@ -13,47 +13,46 @@ from trainer.visible import one_line
 from trainer.wording import some
 
 COMPARED, CANDIDATES = 64, 64
-"""Validation images that are compared with training images of the same size, and so many of these each."""
+"""Validation images that are compared with training images, and training images of the same size for each."""
 HEAD = 4096
 """Bytes that are compared first."""
 
 
-def _without(listing: Listing, names: Sequence[str]) -> list[str]:
+def _empty_classes(listing: Listing, names: Sequence[str]) -> list[str]:
     """The names of the classes that have no image in a split; none where labels are no classes."""
     if not names:
         return []
     return [names[n] for n in np.flatnonzero(np.bincount(listing.labels, minlength=len(names)) == 0).tolist()]
 
 
-def refuse_untrained(
-    what: str, train: Listing, val: Listing, names: Sequence[str], folders: bool, which: str = "validation"
-) -> None:
-    """Refuse data with a class that has validation images but no training images; of ``folders``, any class without.
+def refuse_empty_folders(what: str, train: Listing, names: Sequence[str]) -> None:
+    """Refuse folders of classes of which some have no training images.
 
     Raises:
         UserError: some have none.
     """
-    untrained = _without(train, names)
-    if not folders:
-        absent = set(_without(val, names))
-        untrained = [name for name in untrained if name not in absent]
-    if not untrained:
-        return
-    others = [*train.said, *train.passed_over]
-    why = f" ({some(others)})" if others else ""
-    if folders:
+    if untrained := _empty_classes(train, names):
+        others = [*train.said, *train.passed_over]
+        why = f" ({some(others)})" if others else ""
         raise UserError(
             what,
             f"{len(untrained)} of {len(names)} classes have no training images: {some(untrained)}{why}",
             "put images into these folders, or remove them",
         )
-    raise UserError(
-        what,
-        (
-            f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'} in the {which} images and not in "
-            f"the training images: {some(untrained)}"
-        ),
-    )
+
+
+def refuse_untrained(what: str, listings: Sequence[Listing], names: Sequence[str]) -> None:
+    """Refuse data with a class that has validation or test images but no training images.
+
+    Raises:
+        UserError: some have none.
+    """
+    train, *others = listings
+    for which, listing in zip(("validation", "test"), others, strict=False):
+        absent = set(_empty_classes(listing, names))
+        if untrained := [name for name in _empty_classes(train, names) if name not in absent]:
+            count = f"{len(untrained)} class{'es are' if len(untrained) > 1 else ' is'}"
+            raise UserError(what, f"{count} in the {which} images and not in the training images: {some(untrained)}")
 
 
 def refuse_one_label(what: str, train: Listing) -> None:
@@ -78,19 +77,24 @@ def unused_labels(train: Listing, val: Listing, classes: int) -> list[str]:
     return [f"{len(unused)} of {classes} labels are of no sample: {some(unused)}{first}"] if unused else []
 
 
-def attention(train: Listing, val: Listing, names: Sequence[str], layout: Sequence[str] = ()) -> str:
-    """Return a warning about a split of images that is odd but usable, or ''.
+def attention(
+    listings: Sequence[Listing], names: Sequence[str], layout: Sequence[str] = (), labels: Sequence[str] = ()
+) -> str:
+    """Return a warning about splits of images that are odd but usable, or ''.
 
     Args:
-        layout: sentences about what else is in the data's folder.
+        listings: of training, validation, and test where there is one.
+        layout: sentences about what else is in the data's folder; labels: about labels.
     """
-    said = [*layout, *train.said, *(sentence for sentence in val.said if sentence not in train.said)]
-    if passed := [*train.passed_over, *(name for name in val.passed_over if name not in train.passed_over)]:
+    train, val, *tests = listings
+    leaks = [text for test in tests if (text := _leaks(test, {"training": train, "validation": val}))]
+    said = [*layout, *leaks, *labels, *dict.fromkeys([*train.said, *val.said])]
+    if passed := list(dict.fromkeys([*train.passed_over, *val.passed_over])):
         said.append(f"{len(passed)} name{'s are' if len(passed) > 1 else ' is'} passed over: {some(passed)}")
-    if missing := [*train.missing, *(name for name in val.missing if name not in train.missing)]:
+    if missing := list(dict.fromkeys([*train.missing, *val.missing])):
         what = "images are links that lead" if len(missing) > 1 else "image is a link that leads"
         said.append(f"{len(missing)} {what} nowhere: {some(missing)}")
-    if unseen := _without(val, names):
+    if unseen := _empty_classes(val, names):
         said.append(f"{len(unseen)} of {len(names)} classes have no validation images: {some(unseen)}")
     if both := _in_both(train, val):
         said.append(f"{len(both)} of {len(val)} validation images are training images as well: {some(both)}")
@@ -119,7 +123,7 @@ def _copies(train: Listing, val: Listing) -> list[str]:
 
 
 def _same(train: Listing, one: int, val: Listing, other: int) -> bool:
-    """Whether two images of one size are the same bytes; of one file, it is told elsewhere."""
+    """Whether two images of the same size have the same bytes; False for two names of one file (``_in_both``)."""
     place, there = (
         (train.files[train.file[one]], train.spans[one, 0]),
         (val.files[val.file[other]], val.spans[other, 0]),
@@ -141,14 +145,12 @@ def _sizes(listing: Listing) -> list[int]:
     ]
 
 
-def tested(test: Listing | None, others: dict[str, Listing]) -> str:
+def _leaks(test: Listing, others: dict[str, Listing]) -> str:
     """Return a warning about test images that are training or validation images as well, or copies of these, or ''.
 
     Args:
         others: name of another split -> its images.
     """
-    if test is None:
-        return ""
     said: list[str] = []
     for name, listing in others.items():
         if both := _in_both(listing, test):

@@ -103,7 +103,7 @@ def _read(name: str) -> tuple[str, tuple[str, ...]]:
     return (splits[0], tuple(rest)) if len(splits) == 1 else ("", ())
 
 
-def held_out(name: str) -> str:
+def held_out_split(name: str) -> str:
     """Which of ``val`` and ``test`` a name alone means, whatever other names there are; '': none of them."""
     split = _read(name)[0]
     return {"val": "val", "test": "test", "holdout": "test"}.get(split, "")
@@ -111,7 +111,7 @@ def held_out(name: str) -> str:
 
 def split_named(name: str) -> str:
     """Which of ``train``, ``val`` and ``test`` a name means; '': none of them."""
-    return "train" if _read(name)[0] == "train" else held_out(name)
+    return "train" if _read(name)[0] == "train" else held_out_split(name)
 
 
 def _split_of(word: str) -> str:

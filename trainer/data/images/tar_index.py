@@ -1,8 +1,8 @@
 """Finds where the files in a plain tar archive lie, by reading headers alone in one forward pass.
 
-A parser of its own instead of ``tarfile``, which reads headers of any length, follows chains of them by recursion, goes
-back where a size is negative, takes sparse files for whole ones, and ends without a word at a damaged header. Formats:
-ustar, GNU's long names, pax's ``path`` and ``size``.
+``tarfile`` is not used: it reads headers of any length, follows chains of headers by recursion, and goes back if a size
+is negative. It also reads sparse files as whole ones, and ends at a damaged header without an error. Formats: ustar,
+GNU's long names, pax's ``path`` and ``size``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKED = {
 """First bytes of a packed file -> the program that unpacks it."""
 ZIP = b"PK\3\4"
 WITH_DATA = FILES + b"LKxgXSDMVN"
-"""Kinds of members after whose header so many bytes follow as it says."""
+"""Kinds of members with contents after their header."""
 
 
 class NotTar(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,14 @@ import numpy as np
 from trainer.config.schema import Cifar10Data
 from trainer.data.arrays.array_source import ArraySource
 from trainer.data.arrays.npy_files import Pair
-from trainer.data.download import File, Site, absent, fetch
-from trainer.data.drawn_flowers.draw import VERSION, draw, folder
+from trainer.data.download import File, Site
+from trainer.data.drawn_flowers.draw import VERSION, Drawing, draw, folder
 from trainer.data.drawn_flowers.species import class_names
 from trainer.data.images.listing import class_folders, folder_of_classes
 from trainer.data.limits import DEFAULTS, Limits
 from trainer.data.regular_files import read_regular
 from trainer.data.sets.plain_pickle import Array, NotPlain, loads
-from trainer.data.source import Facts, Progress
+from trainer.data.source import Facts, OnProgress
 from trainer.errors import UserError, why
 from trainer.host.cache import check_data
 from trainer.visible import LONGEST_NAME
@@ -30,7 +32,7 @@ SITE = Site(
     "",
     (File("cifar-10-python.tar.gz", 170498071, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),),
 )
-DRAWN = {"classes": 10, "per_class": 100, "size": 32}
+DRAWN = Drawing(classes=10, per_class=100, size=32)
 SIDE, CLASSES = 32, 10
 
 
@@ -41,38 +43,24 @@ class Cifar10(ArraySource):
     Options = Cifar10Data
     options: Cifar10Data
 
+    site, top, samples, shape = SITE, FOLDER, (50000, 10000), (3, SIDE, SIDE)
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     val_file = VAL[0]
 
-    def facts(self, global_batch_size: int) -> Facts:
-        if self._present():
-            return self._facts(f"CIFAR-10 in {self.options.root}", "real", self.counted())
-        reason = absent(self.options, SITE, self._folder())
-        if not reason:
-            return self._facts(f"CIFAR-10, to be downloaded into {self.options.root}", "download", [50000, 10000])
-        return self._instead(reason)
+    def found_in(self) -> Path | None:
+        return Path(self.options.root) if all(path.is_file() for path in self.files()) else None
 
-    def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
-        kept = self.kept(kind, sum(counts), 3, SIDE, SIDE)
-        return self.divided(Facts(source, kind, counts[0], counts[1], (3, SIDE, SIDE), CLASSES, stand_in, cache=kept))
+    def stand_in(self) -> tuple[str, tuple[int, int], str]:
+        check_data(folder(DRAWN))
+        samples = DRAWN.classes * DRAWN.per_class
+        what = "embedded drawn flowers of 10 species, 32 pixels"
+        return what, (samples, samples), "2,000 drawn flowers of 10 species are used"
 
-    def _instead(self, reason: str) -> Facts:
-        check_data(folder(**DRAWN))
-        samples = DRAWN["classes"] * DRAWN["per_class"]
-        return self._facts(
-            "embedded drawn flowers of 10 species, 32 pixels",
-            "embedded",
-            [samples, samples],
-            SITE.stand_in(reason, "2,000 drawn flowers of 10 species are used"),
-        )
-
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        if facts.kind == "download":
-            reason = fetch(self.options, SITE, self._present)
-            facts = self._instead(reason) if reason else self.facts(0)
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
+        facts = super().prepare(facts, progress)
         if facts.kind == "embedded":
-            draw(**DRAWN, on_progress=lambda done, total: progress("drawing small flowers", done, total))
-        return super().prepare(facts, progress)
+            draw(DRAWN, on_progress=partial(progress, "drawing small flowers"))
+        return facts
 
     def files(self) -> list[Path]:
         return [self._folder() / name for name in [*TRAIN, *VAL]]
@@ -81,12 +69,12 @@ class Cifar10(ArraySource):
         return _drawn("train"), _drawn("val")
 
     def drawing(self) -> tuple[Any, ...]:
-        return VERSION, DRAWN
+        return VERSION, asdict(DRAWN)
 
     def class_names(self, facts: Facts) -> list[str]:
         """The names of the ten classes."""
         if facts.kind == "embedded":
-            return class_names(DRAWN["classes"])
+            return class_names(DRAWN.classes)
         path = self._folder() / "batches.meta"
         names = _unpickled(path, Limits.of(self.options)).get("label_names")
         if (
@@ -100,12 +88,9 @@ class Cifar10(ArraySource):
     def _folder(self) -> Path:
         return Path(self.options.root) / FOLDER
 
-    def _present(self) -> bool:
-        return all((self._folder() / name).is_file() for name in [*TRAIN, *VAL])
-
     def read(self) -> tuple[Pair, Pair]:
         pairs = {path: self._one(path) for path in self.files()}
-        self.refuse_labels({path: labels for path, (_, labels) in pairs.items()}, CLASSES)
+        self.refuse_labels({path: labels for path, (_, labels) in pairs.items()})
         every = list(pairs.values())
         return _joined(every[: len(TRAIN)]), _joined(every[len(TRAIN) :])
 
@@ -150,7 +135,7 @@ def _drawn(split: str) -> Pair:
     from trainer.data.augment.views import CentreView
     from trainer.data.images.decode import decode
 
-    root = folder(**DRAWN) / split
+    root = folder(DRAWN) / split
     listing = folder_of_classes(root, class_folders(root))
     centre = CentreView(SIDE, SIDE)
     return np.stack([centre.one(decode(listing.read(n))).numpy() for n in range(len(listing))]), listing.labels

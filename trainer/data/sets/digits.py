@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config.schema import DigitsData
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
-from trainer.data.source import DataSource, Facts, Splits
+from trainer.data.source import DataSource, Facts, Splits, held_out
 from trainer.errors import UserError
 
 SAMPLES = 1797
@@ -31,10 +31,6 @@ class Digits(DataSource):
                 "data.test_fraction=0.1",
             )
         tested = f", the test {self.options.test_fraction:g} (data.test_fraction)" if test else ""
-        said = (
-            f"validation is {self.options.val_fraction:g} of the digits (data.val_fraction){tested}, held out by "
-            f"data.split_seed={self.options.split_seed}"
-        )
         return Facts(
             "scikit-learn's handwritten digits",
             "real",
@@ -43,7 +39,7 @@ class Digits(DataSource):
             (1, 8, 8),
             10,
             test_samples=test,
-            splits=said,
+            splits=held_out(self.options, "the digits", tested),
         )
 
     def open(self, facts: Facts) -> Splits:

@@ -6,23 +6,24 @@ import errno
 import lzma
 import tarfile
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from trainer.config.schema import EmbeddedFlowersData, Flowers102Data, FlowersData
 from trainer.data.download import File, Site, absent, fetch
-from trainer.data.drawn_flowers.draw import CLASSES, VERSION, draw, is_drawn
+from trainer.data.drawn_flowers.draw import CLASSES, VERSION, Drawing, draw, is_drawn
 from trainer.data.drawn_flowers.draw import folder as drawn_folder
 from trainer.data.drawn_flowers.species import class_names, colours, trait_names, traits
 from trainer.data.images.listing import Listing, class_folders, folder_of_classes
 from trainer.data.images.source import ImageSource
 from trainer.data.limits import Limits
-from trainer.data.prepared import made_once, place_of
+from trainer.data.prepared import cache_folder, prepare_once
 from trainer.data.regular_files import open_regular, read_regular
 from trainer.data.sets.matlab import NotMatlab, arrays
-from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.data.source import DataSource, Facts, OnProgress, Splits, digest_of
 from trainer.errors import UserError, why
 from trainer.wording import some
 
@@ -47,17 +48,7 @@ SIZES = {"trnid": 1020, "valid": 1020, "tstid": 6149}
 
 
 TASKS = {"colour": "regression", "traits": "multi_label"}
-"""Of data.labels of the drawn flowers, what kind of labels they are."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """Parameters of a set of drawn flowers (``drawn_flowers.draw``)."""
-
-    seed: int
-    per_class: int
-    size: int  # of the shorter side, in pixels
-    classes: int = CLASSES
+"""``data.labels`` of the drawn flowers -> ``Facts.task``."""
 
 
 class DrawnFlowers(ImageSource):
@@ -73,17 +64,17 @@ class DrawnFlowers(ImageSource):
 
     def _embedded(self, stand_in: str) -> Facts:
         drawing = self._drawing()
-        is_drawn(**asdict(drawing))  # refused where another user could have put pictures there
+        is_drawn(drawing)  # refused where another user could have put pictures there
         samples, name = drawing.classes * drawing.per_class, "embedded drawn flowers"
         facts = Facts(name, "embedded", samples, samples, self.shape(), drawing.classes, stand_in, slow=True)
-        return self.sized(replace(facts, attention=self._shuffled()))
+        return self.with_cache(replace(facts, attention=self._shuffled()))
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         self._draw(progress)
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts) -> tuple[Listing, ...]:
-        root = drawn_folder(**asdict(self._drawing()))
+        root = drawn_folder(self._drawing())
         classes = class_folders(root / "train")
         limits = Limits.of(self.options)
         train, val = (folder_of_classes(root / split, classes, limits) for split in ("train", "val"))
@@ -112,27 +103,19 @@ class DrawnFlowers(ImageSource):
         order = np.random.default_rng(0).permutation(len(train))
         archive = self._archive() if kind == "real" else None
         if archive is not None and archive.is_file():
-            places = made_once(place_of("flowers-order", [archive]), lambda folder: _members(archive, folder))
+            places = prepare_once(cache_folder("flowers-order", [archive]), lambda folder: _members(archive))
             place = dict(zip(places["names"], range(len(places["names"])), strict=True))
             names = [Path(train.files[file]).name for file in train.file]
             if lacks := [name for name in names if name not in place]:
                 raise _no_order(archive, f"lacks {len(lacks)} of {len(names)} training images: {some(lacks)}")
             order = np.array(sorted(range(len(train)), key=lambda n: place[names[n]]))
-        return replace(
-            train,
-            file=train.file[order],
-            spans=train.spans[order],
-            labels=train.labels[order],
-            names=[train.names[n] for n in order],
-        )
+        return replace(train.subset(order), number=train.number)
 
     def _drawing(self) -> Drawing:
         return Drawing(EmbeddedFlowersData.draw_seed, EmbeddedFlowersData.per_class, EmbeddedFlowersData.drawn_size)
 
-    def _draw(self, progress: Progress) -> None:
-        drawing = asdict(self._drawing())
-        if not is_drawn(**drawing):
-            draw(**drawing, on_progress=lambda done, total: progress("drawing the embedded flowers", done, total))
+    def _draw(self, progress: OnProgress) -> None:
+        draw(self._drawing(), on_progress=partial(progress, "drawing the embedded flowers"))
 
 
 class EmbeddedFlowers(DrawnFlowers):
@@ -191,7 +174,7 @@ class Flowers102(DrawnFlowers):
         if self._present():
             listings = self._real()
             facts = self._facts(f"{SITE.name} in {self.options.root}", "real", *map(len, listings))
-            return self.sized(replace(facts, attention=self._shuffled()), listings)
+            return self.with_cache(replace(facts, attention=self._shuffled()), listings)
         partial = self._folder()
         if partial.is_dir() and not self.options.download:
             raise UserError(
@@ -204,7 +187,7 @@ class Flowers102(DrawnFlowers):
         trained, held_out, test = PARTS[self.options.train_split]
         samples = sum(SIZES[name] for name in trained)
         where = f"{SITE.name}, to be downloaded into {self.options.root}"
-        return self.sized(self._facts(where, "download", samples, SIZES[held_out], SIZES.get(test, 0)))
+        return self.with_cache(self._facts(where, "download", samples, SIZES[held_out], SIZES.get(test, 0)))
 
     def _facts(self, source: str, kind: str, train: int, val: int, test: int = 0) -> Facts:
         trained, held_out, left = PARTS[self.options.train_split]
@@ -229,7 +212,7 @@ class Flowers102(DrawnFlowers):
             return DataSource.fingerprint(self, facts)
         return super().fingerprint(facts) if facts.kind == "embedded" else ImageSource.fingerprint(self, facts)
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         if facts.kind == "download":
             facts = self._download()
         if facts.kind == "embedded":
@@ -317,13 +300,12 @@ class Flowers102(DrawnFlowers):
         )
 
 
-def _members(archive: Path, folder: Path) -> dict[str, list[str]]:
-    """Make the folder of a prepared note with the names of an archive's images, in its order.
+def _members(archive: Path) -> dict[str, list[str]]:
+    """The names of an archive's images, in its order.
 
     Raises:
         UserError: the archive is damaged, cut off, or something else.
     """
-    folder.mkdir(parents=True)
     try:
         with open_regular(archive) as file, tarfile.open(fileobj=file, mode="r|*") as members:
             return {"names": [Path(member.name).name for member in members if member.name.endswith(".jpg")]}

@@ -13,10 +13,10 @@ from trainer.data.images.folder_layout import FolderLayout, depth_said, folder_l
 from trainer.data.images.image_files import EXTENSIONS
 from trainer.data.images.listing import Listing, folder_of_classes
 from trainer.data.images.source import ImageSource
-from trainer.data.images.split_checks import attention, refuse_untrained, tested
+from trainer.data.images.split_checks import attention, refuse_empty_folders
 from trainer.data.limits import Limits
 from trainer.data.remote_files import local_folder
-from trainer.data.source import Facts
+from trainer.data.source import Facts, held_out
 from trainer.errors import UserError
 from trainer.visible import one_line
 from trainer.wording import some
@@ -41,7 +41,7 @@ class ImageFolder(ImageSource):
         if self.options.val and not (root / self.options.val).is_dir():
             raise _no_such_folder("data.val", self.options.val, f"the validation images, in {root}")
         layout = self._layout()
-        train, val, *rest = listings = self._found()
+        listings = self._found()
         for split, listing in zip(("training", "validation", "test"), listings, strict=False):
             if listing.missing and self.options.on_bad == "error":
                 raise UserError(
@@ -59,28 +59,12 @@ class ImageFolder(ImageSource):
                     f"holds no {split} images ({', '.join(EXTENSIONS)}){''.join(f'. {said}' for said in listing.said)}",
                 )
         source = f"images in {one_line(str(root))}"
-        facts = Facts(
-            source,
-            "folder",
-            len(train),
-            len(val),
-            self.shape(),
-            len(layout.classes),
-            slow=True,
-            test_samples=sum(map(len, rest)),
-            splits=self._held_out(layout),
-        )
+        facts = self.facts_of(source, "folder", listings, len(layout.classes), self._splits_in_words(layout))
         names = self.class_names(facts)
-        refuse_untrained(f"data.root={one_line(str(root))}", train, val, names, folders=True)
-        leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
-        said = [
-            *layout.said,
-            *depth_said(layout, train.files),
-            *([facts.splits] if layout.test and not layout.val else []),
-            *filter(None, [leaks]),
-        ]
-        facts = replace(facts, attention=attention(train, val, names, said))
-        return self.sized(facts, listings)
+        refuse_empty_folders(f"data.root={one_line(str(root))}", listings[0], names)
+        splits = [facts.splits] if layout.test and not layout.val else []
+        odd = attention(listings, names, [*layout.said, *depth_said(layout, listings[0].files), *splits])
+        return self.with_cache(replace(facts, attention=odd), listings)
 
     def listings(self, facts: Facts) -> tuple[Listing, ...]:
         return self._found()
@@ -93,16 +77,12 @@ class ImageFolder(ImageSource):
         """The folder on this machine."""
         return Path(local_folder(self.options.root, "data.root"))
 
-    def _held_out(self, layout: FolderLayout) -> str:
-        """What is said of the folders of validation and test images, or of the part of the training images that is held
-        out."""
+    def _splits_in_words(self, layout: FolderLayout) -> str:
+        """Where validation and test images come from, for the plan."""
         options, test = self.options, "" if layout.test is None else f", the test in {one_line(layout.test.name)}/"
         if layout.val is not None:
             return f"validation is in {one_line(os.path.relpath(layout.val, layout.root))}/{test}"
-        return (
-            f"validation is {options.val_fraction:g} of each class in {one_line(str(layout.train))} "
-            f"(data.val_fraction), held out by data.split_seed={options.split_seed}{test}"
-        )
+        return held_out(options, f"each class in {one_line(str(layout.train))}") + test
 
     def _found(self) -> tuple[Listing, ...]:
         layout, limits = self._layout(), Limits.of(self.options)

@@ -13,11 +13,10 @@ import numpy as np
 from trainer.config.schema import MnistData
 from trainer.data.arrays.array_source import ArraySource
 from trainer.data.arrays.npy_files import Pair
-from trainer.data.download import File, Site, absent, fetch
+from trainer.data.download import File, Site
 from trainer.data.limits import Limits
 from trainer.data.regular_files import open_regular
 from trainer.data.sets.digits import read_digits
-from trainer.data.source import Facts, Progress
 from trainer.errors import UserError, why
 
 FILES = {
@@ -35,9 +34,9 @@ SITE = Site(
         File("t10k-labels-idx1-ubyte.gz", 4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
 )
-SIDE, CLASSES = 28, 10
+SIDE = 28
 SAMPLES, HELD_OUT = 1797, 360
-"""Of scikit-learn's digits, which are used where MNIST cannot be had."""
+"""Samples of scikit-learn's digits, MNIST's stand-in, and how many of them are for validation."""
 
 
 class Mnist(ArraySource):
@@ -46,34 +45,13 @@ class Mnist(ArraySource):
     Options = MnistData
     options: MnistData
 
+    site, top, samples, shape = SITE, "MNIST", (60000, 10000), (1, SIDE, SIDE)
     mean, std = (0.1307,), (0.3081,)
     val_file = FILES["val"][0]
 
-    def facts(self, global_batch_size: int) -> Facts:
-        if self._folder() is not None:
-            return self._facts(f"MNIST in {self._folder()}", "real", self.counted())
-        reason = absent(self.options, SITE, Path(self.options.root) / "MNIST")
-        if not reason:
-            return self._facts(f"MNIST, to be downloaded into {self.options.root}", "download", [60000, 10000])
-        return self._instead(reason)
-
-    def _facts(self, source: str, kind: str, counts: list[int], stand_in: str = "") -> Facts:
-        kept = self.kept(kind, sum(counts), SIDE, SIDE)
-        return self.divided(Facts(source, kind, counts[0], counts[1], (1, SIDE, SIDE), CLASSES, stand_in, cache=kept))
-
-    def _instead(self, reason: str) -> Facts:
-        return self._facts(
-            "scikit-learn's handwritten digits, drawn on 28 pixels",
-            "embedded",
-            [SAMPLES - HELD_OUT, HELD_OUT],
-            SITE.stand_in(reason, "scikit-learn's 1,797 digits are used"),
-        )
-
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
-        if facts.kind == "download":
-            reason = fetch(self.options, SITE, lambda: self._folder() is not None)
-            facts = self._instead(reason) if reason else self.facts(0)
-        return super().prepare(facts, progress)
+    def stand_in(self) -> tuple[str, tuple[int, int], str]:
+        what = "scikit-learn's handwritten digits, drawn on 28 pixels"
+        return what, (SAMPLES - HELD_OUT, HELD_OUT), "scikit-learn's 1,797 digits are used"
 
     def files(self) -> list[Path]:
         return [self._path(name) for names in FILES.values() for name in names]
@@ -81,22 +59,22 @@ class Mnist(ArraySource):
     def read(self) -> tuple[Pair, Pair]:
         train, val = (self._split(*names) for names in FILES.values())
         self.refuse_labels(
-            {self._path(names[1]): pair[1] for names, pair in zip(FILES.values(), (train, val), strict=True)}, CLASSES
+            {self._path(names[1]): pair[1] for names, pair in zip(FILES.values(), (train, val), strict=True)}
         )
         return train, val
 
     def embedded(self) -> tuple[Pair, Pair]:
         return _enlarged_digits()
 
-    def _folder(self) -> Path | None:
+    def found_in(self) -> Path | None:
         root = Path(self.options.root)
         return next(
             (f for f in (root / "MNIST" / "raw", root) if all(_there(f / n) for s in FILES.values() for n in s)), None
         )
 
     def _path(self, name: str) -> Path:
-        """Of a file that lies there packed and unpacked the packed one: it tells whether it is whole."""
-        folder = self._folder()
+        """The path of a file; if it is there packed and unpacked, the packed one, which has a checksum."""
+        folder = self.found_in()
         assert folder is not None
         packed = folder / f"{name}.gz"
         return packed if packed.is_file() else folder / name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -10,16 +9,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from trainer.config.schema import MnistJsonData
 from trainer.data.arrays.npy_files import digest, mapped
 from trainer.data.limits import Limits
-from trainer.data.prepared import known, made_once, place_of
-from trainer.data.regular_files import open_regular
-from trainer.data.source import DataSource, Facts, Progress, Splits, digest_of
+from trainer.data.prepared import cache_folder, known, prepare_once
+from trainer.data.regular_files import open_unpacked
+from trainer.data.source import DataSource, Facts, OnProgress, Splits, digest_of
 from trainer.errors import UserError, first_line
 
 SPLITS = ("train", "valid", "eval")
@@ -76,11 +75,11 @@ class MnistJson(DataSource):
             counts[split] += image is not None
         return counts
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         def tell(done: int) -> None:
             progress(f"reading {Path(self.options.path).name}", done, facts.train_samples)
 
-        counts = made_once(self._place(), lambda folder: self._write(folder, tell))["counts"]
+        counts = prepare_once(self._place(), lambda folder: self._write(folder, tell))["counts"]
         return replace(self._with(counts), cache=facts.cache)
 
     def fingerprint(self, facts: Facts) -> str:
@@ -108,11 +107,10 @@ class MnistJson(DataSource):
         return {"resize": None, "crop": None, "channels": 1, "divide": None, "mean": None, "std": None}
 
     def _place(self) -> Path:
-        return place_of(KIND, [Path(self.options.path)])
+        return cache_folder(KIND, [Path(self.options.path)])
 
     def _write(self, folder: Path, tell: Any) -> dict[str, Any]:
         """The images as (N, 1, 28, 28) float32, the labels as (N,) int64, in one pass over the file."""
-        folder.mkdir(parents=True)
         counts, labels = dict.fromkeys(SPLITS, 0), {split: [] for split in SPLITS}  # type: ignore[var-annotated]
         files = {split: (folder / f"{split}.raw").open("wb") for split in SPLITS}
         try:
@@ -152,9 +150,9 @@ class MnistJson(DataSource):
 
         place = JsonPlace()
         try:
-            with open_regular(Path(self.options.path)) as raw:
-                file = LimitedFile(gzip.GzipFile(fileobj=raw) if _is_gzip(raw) else raw, Limits.of(self.options))
-                for event, value in ijson.basic_parse(file, use_float=True):
+            with open_unpacked(self.options.path) as file:
+                limited = LimitedFile(file, Limits.of(self.options))
+                for event, value in ijson.basic_parse(limited, use_float=True):
                     found = place.after(event, value)
                     if found is not None:
                         yield found
@@ -266,9 +264,3 @@ class LimitedFile:
             raise Unlike(f"it has a number or a text that is longer than {self.LONGEST} characters")
         self.tail = (self.tail + piece)[-self.LONGEST :]
         return piece
-
-
-def _is_gzip(file: IO[bytes]) -> bool:
-    start = file.read(2)
-    file.seek(0)
-    return start == b"\x1f\x8b"

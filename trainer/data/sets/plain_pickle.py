@@ -29,7 +29,7 @@ LONGEST_CODE = 4
 """Characters of an array's type."""
 MOST_ARGUMENTS = 8
 TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "b1")
-"""Of arrays."""
+"""Accepted types of arrays."""
 
 
 class NotPlain(Exception):
@@ -118,7 +118,7 @@ class _Machine:
         self.encoded = 0
 
     def run(self) -> Any:
-        """All operations up to the last."""
+        """Run all operations, and return the result of the last one."""
         for _ in range(MOST_STEPS):
             operation = self.read_bytes(1)
             if operation == b".":
@@ -130,29 +130,29 @@ class _Machine:
         raise NotPlain(f"it has more than {MOST_STEPS:,} operations")
 
     def read_bytes(self, length: int) -> bytes:
-        """The next bytes."""
+        """Read the next ``length`` bytes."""
         if not 0 <= length <= len(self.content) - self.place:
             raise NotPlain("it is cut off")
         self.place += length
         return self.content[self.place - length : self.place]
 
     def line(self) -> bytes:
-        """Up to the end of the line."""
+        """Read up to the end of the line."""
         end = self.content.index(b"\n", self.place)
         line = self.content[self.place : end]
         self.place = end + 1
         return line
 
     def number(self, form: str) -> int:
-        """The next bytes as a number."""
+        """Read the next bytes as a number."""
         return int(struct.unpack(form, self.read_bytes(struct.calcsize(form)))[0])
 
     def push(self, value: Any) -> None:
-        """Onto the stack."""
+        """Push a value onto the stack."""
         self.stack.append(value)
 
     def since_mark(self) -> list[Any]:
-        """What lies above the last mark, which goes with it."""
+        """Pop all values above the last mark, and the mark."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
             place -= 1
@@ -163,7 +163,7 @@ class _Machine:
         return above
 
     def named(self, module: Any, name: Any) -> None:
-        """A class or function, by name alone."""
+        """Push the name of a class or function, without importing it."""
         if not isinstance(module, str) or not isinstance(name, str):
             raise NotPlain("it is damaged: a name is no text")
         if (module, name) not in MAKERS:
@@ -173,7 +173,7 @@ class _Machine:
         self.push(Name(module, name))
 
     def reduce(self) -> None:
-        """What a call would make, for the few calls that plain data are written with."""
+        """Replace function and arguments by the result, for the few functions in ``MAKERS``."""
         arguments, callee = self.stack.pop(), self.stack.pop()
         if not isinstance(callee, Name) or not isinstance(arguments, tuple):
             raise NotPlain("it calls what is no function")
@@ -188,14 +188,14 @@ class _Machine:
         self.push(MAKERS[callee.module, callee.name](*arguments))
 
     def build(self) -> None:
-        """The state of an array or a type."""
+        """Set the state of the array or type on top of the stack."""
         state = self.stack.pop()
         if not isinstance(self.stack[-1], (Array, Type)):
             raise NotPlain("it gives a state to what has none")
         self.stack[-1].fill(state)
 
     def items(self, flat: list[Any]) -> None:
-        """Keys and values into the dict below."""
+        """Add keys and values to the dict on top of the stack."""
         target = self.stack[-1]
         if type(target) is not dict or len(flat) % 2 or not all(isinstance(key, (str, bytes)) for key in flat[::2]):
             raise NotPlain("it is damaged: a dict of other keys than texts")
@@ -204,22 +204,22 @@ class _Machine:
         target.update(zip((_text(key) for key in flat[::2]), flat[1::2], strict=True))
 
     def append(self, values: list[Any]) -> None:
-        """To the list below."""
+        """Append values to the list on top of the stack."""
         if type(self.stack[-1]) is not list:
             raise NotPlain("it is damaged: it adds to what is no list")
         self.stack[-1].extend(values)
 
     def dict_of(self, flat: list[Any]) -> None:
-        """A dict of these keys and values."""
+        """Push a dict of these keys and values."""
         self.push({})
         self.items(flat)
 
     def remember(self, place: int) -> None:
-        """What is on top of the stack, under that number."""
+        """Put the top of the stack into the memo."""
         self.memo[place] = self.stack[-1]
 
     def tuple_of(self, length: int) -> None:
-        """The uppermost as a tuple."""
+        """Replace the uppermost ``length`` values by a tuple of them."""
         if len(self.stack) < length or any(value is _MARK for value in self.stack[-length:]):
             raise NotPlain("it is damaged: a tuple is cut off")
         values = tuple(self.stack[-length:])
@@ -227,7 +227,7 @@ class _Machine:
         self.push(values)
 
     def decimal(self, line: bytes) -> None:
-        """A number in text, or a truth value as protocol 0 has it."""
+        """Push a number in text, or a truth value of protocol 0."""
         if line in (b"00", b"01"):
             self.push(line == b"01")
         elif len(line) > MOST_DIGITS:
@@ -236,13 +236,13 @@ class _Machine:
             self.push(int(line.rstrip(b"L")))
 
     def quoted(self, line: bytes) -> None:
-        """A text of Python 2 as its ``repr``."""
+        """Push a text of Python 2, from its ``repr``."""
         if len(line) < 2 or line[:1] not in (b"'", b'"') or line[:1] != line[-1:]:
             raise NotPlain("it is damaged: a text without quotes")
         self.push(codecs.escape_decode(line[1:-1])[0].decode("latin-1"))  # type: ignore[attr-defined]
 
     def long_of(self, length: int) -> None:
-        """A number of so many bytes."""
+        """Push a number of ``length`` bytes."""
         if length > MOST_DIGITS:
             raise NotPlain("it holds a number of very many digits")
         self.push(int.from_bytes(self.read_bytes(length), "little", signed=True))

@@ -45,10 +45,10 @@ class RandomImages(DataSource):
         return Splits(*sets)
 
     def _labels_below(self, classes: int) -> int:
-        """Labels are less than this.
+        """The number below which labels are drawn.
 
         Raises:
-            UserError: there are not so many classes.
+            UserError: ``data.labels_below`` is more than the number of classes.
         """
         below = self.options.labels_below
         if below is not None and below > classes:

@@ -24,12 +24,12 @@ from trainer.data.folder_walk import distinct
 from trainer.data.images.listing import Listing
 from trainer.data.images.shard_samples import LabelLimits, ShardIndex, index_of
 from trainer.data.images.source import ImageSource
-from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, tested, unused_labels
-from trainer.data.images.split_folders import held_out, split_folders
+from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, unused_labels
+from trainer.data.images.split_folders import held_out_split, split_folders
 from trainer.data.limits import Limits
-from trainer.data.prepared import known, made_once, place_of
+from trainer.data.prepared import cache_folder, known, prepare_once
 from trainer.data.remote_files import found_by
-from trainer.data.source import Facts, Progress
+from trainer.data.source import Facts, OnProgress, held_out
 from trainer.errors import UserError
 from trainer.host import json_text
 from trainer.visible import one_line, shortened
@@ -43,10 +43,10 @@ BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """The tar files of each split; none of validation: a part of the training samples is held out.
+    """The tar files of each split; without files for validation, a part of the training samples is held out.
 
     Attributes:
-        unused: those whose names mean none of the splits that other names mean.
+        unused: files with names of no split, beside files with names of splits.
     """
 
     train: list[Path]
@@ -62,7 +62,7 @@ class Shards(ImageSource):
     options: ShardsData
 
     def facts(self, global_batch_size: int) -> Facts:
-        train, val, *rest = listings = self.listings(None)
+        train, val, *_ = listings = self.listings(None)
         classes = self.options.num_classes or int(np.concatenate([listing.labels for listing in listings]).max()) + 1
         for listing in listings:
             wrong = np.flatnonzero((listing.labels < 0) | (listing.labels >= classes))
@@ -80,31 +80,19 @@ class Shards(ImageSource):
             )
         names = [str(label) for label in range(classes)]
         refuse_one_label(f"data.path={self.options.path}", train)
-        refuse_untrained(f"data.path={self.options.path}", train, val, names, folders=False)
-        for test in rest:
-            refuse_untrained(f"data.path={self.options.path}", train, test, names, folders=False, which="test")
+        refuse_untrained(f"data.path={self.options.path}", listings, names)
         source = f"{' + '.join(str(len(listing.files)) for listing in listings)} shards"
-        facts = Facts(
-            source,
-            "shards",
-            len(train),
-            len(val),
-            self.shape(),
-            classes,
-            slow=True,
-            test_samples=sum(map(len, rest)),
-            splits=self._held_out(),
-        )
-        leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
-        said = [*self._odd(), *filter(None, [leaks]), *unused_labels(train, val, classes)]
-        facts = replace(facts, attention=attention(train, val, names, said))
-        return self.sized(facts, listings)
+        facts = self.facts_of(source, "shards", listings, classes, self._splits_in_words())
+        odd = attention(listings, names, list(self._odd()), unused_labels(train, val, classes))
+        return self.with_cache(replace(facts, attention=odd), listings)
 
-    def prepare(self, facts: Facts, progress: Progress) -> Facts:
+    def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         parts = self._parts()
         for files in (parts.train, parts.val, parts.test):
             if files:
-                made_once(place_of(INDEX, files), partial(_write_index, files=files, limits=self._label_limits()))
+                prepare_once(
+                    cache_folder(INDEX, files), partial(_write_index, files=files, limits=self._label_limits())
+                )
         return super().prepare(facts, progress)
 
     def listings(self, facts: Facts | None) -> tuple[Listing, ...]:
@@ -115,22 +103,19 @@ class Shards(ImageSource):
             return train, self._listing("val_path", parts.val), *test
         return *train.split(options.val_fraction, options.split_seed), *test
 
-    def _held_out(self) -> str:
-        """What is said of the splits: by the names of the files, by their keys, or a part of the training samples."""
+    def _splits_in_words(self) -> str:
+        """Where validation and test samples come from, for the plan."""
         parts, options, said = self._parts(), self.options, []
         named = [split for split in ("val", "test") if getattr(parts, split) and not getattr(options, f"{split}_path")]
         if named:
             said.append(f"{' and '.join(named)} by the names in data.path")
         said += [f"{split} by data.{split}_path" for split in ("val", "test") if getattr(options, f"{split}_path")]
         if not parts.val:
-            said.append(
-                f"validation is {options.val_fraction:g} of each class (data.val_fraction), held out by "
-                f"data.split_seed={options.split_seed}"
-            )
+            said.append(held_out(options, "each class"))
         return "; ".join(said)
 
     def _odd(self) -> Iterator[str]:
-        """What is said of files that no split has, and of files that two splits have."""
+        """Sentences about files of no split, and about files of two splits."""
         parts, options = self._parts(), self.options
         if parts.unused:
             yield f"{some(parts.unused)}: no shards of a split, and not used"
@@ -177,7 +162,7 @@ class Shards(ImageSource):
         """Refuse files of validation or test beside others, of which no name says that they are for training."""
         parts: dict[str, list[Path]] = {}
         for path, kind in kinds.items():
-            parts.setdefault(held_out(kind) or "train", []).append(path)
+            parts.setdefault(held_out_split(kind) or "train", []).append(path)
         if len(set(kinds.values())) == 1 or not {"val", "test"} & set(parts):
             return
         keys = {"train": "data.path", "val": "data.val_path", "test": "data.test_path"}
@@ -190,7 +175,7 @@ class Shards(ImageSource):
         )
 
     def _listing(self, key: str, files: list[Path]) -> Listing:
-        folder = place_of(INDEX, files)
+        folder = cache_folder(INDEX, files)
         limits = self._label_limits()
         index = ShardIndex(**json_text.read(folder / "index.json")) if known(folder) else index_of(files, limits)
         if not index.names:
@@ -236,7 +221,7 @@ class Shards(ImageSource):
 def _kinds(files: list[Path]) -> dict[Path, str]:
     """File -> its name without numbers and suffix; or the folder and this, where the folders tell the splits."""
     names = {path: re.sub(r"[-_.]*\d+", "", path.name.partition(".")[0]) or "-" for path in files}
-    if any(held_out(name) for name in names.values()):
+    if any(held_out_split(name) for name in names.values()):
         return names
     root = os.path.commonpath([path.parent for path in files])
     return {
@@ -245,7 +230,7 @@ def _kinds(files: list[Path]) -> dict[Path, str]:
 
 
 def _patterns(files: list[Path]) -> str:
-    """What means these files, and those with other numbers, as a value to type."""
+    """A pattern for these files and those with other numbers, as a value to type."""
     found = sorted({str(path.with_name(re.sub(r"\d+", "*", path.name))) for path in files})
     return f"'{found[0]}'" if len(found) == 1 else f"'[{','.join(found)}]'"
 
@@ -266,7 +251,6 @@ def _how_many(pattern: str) -> int:
 
 
 def _write_index(folder: Path, files: list[Path], limits: LabelLimits) -> dict[str, Any]:
-    folder.mkdir(parents=True)
     index = index_of(files, limits)
     (folder / "index.json").write_text(json.dumps(asdict(index)))
     return {"samples": len(index.names)}

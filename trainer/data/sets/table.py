@@ -13,11 +13,11 @@ import numpy as np
 from trainer.config.schema import TableData
 from trainer.data.images.listing import Listing, TableRows
 from trainer.data.images.source import ImageSource
-from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, tested, unused_labels
+from trainer.data.images.split_checks import attention, refuse_one_label, refuse_untrained, unused_labels
 from trainer.data.images.split_folders import split_named
 from trainer.data.limits import Limits
 from trainer.data.remote_files import local_images, local_path, public
-from trainer.data.source import Facts
+from trainer.data.source import Facts, held_out
 from trainer.data.tables.labels import CLASS, TASKS, LabelKind, kind_of_labels
 from trainer.data.tables.read import read_columns
 from trainer.errors import UserError
@@ -52,7 +52,7 @@ class Table(ImageSource):
     options: TableData
 
     def facts(self, global_batch_size: int) -> Facts:
-        train, val, *rest = listings = self.listings(None)
+        train, val, *_ = listings = self.listings(None)
         kind, what = self._kind, self._what()
         names, classes = list(kind.names), len(kind.names)
         if kind.kind == CLASS:
@@ -61,28 +61,12 @@ class Table(ImageSource):
             self._refuse_labels_above(listings, len(names))
             if self.options.val_path != self.options.path:  # eval RUN TABLE measures whatever the table has
                 refuse_one_label(what, train)
-            refuse_untrained(what, train, val, names, folders=False)
-            for test in rest:
-                refuse_untrained(what, train, test, names, folders=False, which="test")
+            refuse_untrained(what, listings, names)
         source = f"images in {one_line(public(str(self.options.path)))}"
-        facts = Facts(
-            source,
-            "table",
-            len(train),
-            len(val),
-            self.shape(),
-            len(names),
-            slow=True,
-            task=TASKS[kind.kind],
-            test_samples=sum(map(len, rest)),
-            splits=self._held_out(),
-        )
-        leaks = tested(rest[0] if rest else None, {"training": train, "validation": val})
-        said = [*filter(None, [leaks])]
-        if kind.kind == CLASS and not kind.names:
-            said += unused_labels(train, val, len(names))
-        facts = replace(facts, attention=attention(train, val, names if kind.kind == CLASS else [], said))
-        return self.sized(facts, listings)
+        facts = self.facts_of(source, "table", listings, len(names), self._splits_in_words())
+        unused = unused_labels(train, val, len(names)) if kind.kind == CLASS and not kind.names else []
+        odd = attention(listings, names if kind.kind == CLASS else [], labels=unused)
+        return self.with_cache(replace(facts, task=TASKS[kind.kind], attention=odd), listings)
 
     def listings(self, facts: Facts | None) -> tuple[Listing, ...]:
         return self._listings
@@ -138,7 +122,7 @@ class Table(ImageSource):
 
     @cached_property
     def _kind(self) -> LabelKind:
-        """What the labels of all tables are."""
+        """The kind of the labels of all tables."""
         options, columns = self.options, self._columns
         values = (row[0] for table in self._tables for row in table.labels if row[0] not in (None, ""))
         return kind_of_labels(values, options.label_kind, options.label_separator, columns)
@@ -223,16 +207,14 @@ class Table(ImageSource):
     def _what(self) -> str:
         return f"data.path={one_line(public(str(self.options.path)))}"
 
-    def _held_out(self) -> str:
+    def _splits_in_words(self) -> str:
         """Where validation and test images come from, for the plan."""
         options = self.options
         if options.split:
             return f"by the column {one_line(options.split)} (data.split)"
         named = [f"{key.partition('_')[0]} in data.{key}" for key in ("val_path", "test_path") if getattr(options, key)]
         if not options.val_path:
-            share = f"{options.val_fraction:g}{' of each class' if self._kind.kind == CLASS else ' of the rows'}"
-            how = f"(data.val_fraction), held out by data.split_seed={options.split_seed}"
-            named.insert(0, f"validation is {share} {how}")
+            named.insert(0, held_out(options, "each class" if self._kind.kind == CLASS else "the rows"))
         return "; ".join(named)
 
 

@@ -14,17 +14,17 @@ import numpy as np
 INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*")
 AUTO, CLASS, NUMBER, SET = "auto", "class", "number", "set"
 TASKS = {CLASS: "classification", NUMBER: "regression", SET: "multi_label"}
-"""What is learnt of each kind of labels, as ``Facts.task`` says it."""
+"""Kind of labels -> ``Facts.task``."""
 
 
 @dataclass(frozen=True)
 class LabelKind:
-    """What the labels of a table are.
+    """The kind of a table's labels.
 
     Attributes:
         kind: CLASS, NUMBER or SET.
-        names: of the classes, or of the members of sets, in the order of their numbers; of numbers their columns.
-            Classes that are whole numbers have no names.
+        names: names of the classes or of the members of sets, in the order of their indices; of numbers, names of the
+            columns. Classes that are whole numbers have no names.
         separator: between the members of a set.
     """
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import store, tensor_tree
-from trainer.optim.kept_state import KeptState
 from trainer.optim.sparse import CLASSES
+from trainer.optim.state_transfer import StateKeys
 from trainer.optim.states import COLUMNS, States, by_name
 from trainer.optim.updater import UpdaterState
 from trainer.strategies.pserver.protocol.layout import TableSpec
@@ -44,7 +44,7 @@ def saved_by_workers(folder: Path, shard: Shard) -> Saved:
     tables = {f"{spec.name}.weight": spec for spec in shard.layout.tables}
     dense = {name: value for name, value in model.items() if name not in tables}
     tensors, numbers = _dense(dense, states)
-    saved, began = KeptState(updater.kind, {}, tables), {}
+    saved, began = StateKeys(updater.kind, {}, tables), {}
     for name, spec in tables.items():
         rule = CLASSES[shard.tables[spec.number].kernel.name].__name__
         state = states.get(name, {}) if saved.kind_of(name) in ("", rule) else {}

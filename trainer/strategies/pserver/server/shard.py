@@ -15,11 +15,11 @@ from trainer.checkpoint.streamed import Streamed
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry
-from trainer.optim.carried_state import kept_state, matching_states, saved_state
 from trainer.optim.groups import Rate, optimizer_of
-from trainer.optim.kept_state import KeptState, carry
 from trainer.optim.schedules import Plateau
 from trainer.optim.sparse import SparseRule, rule_of
+from trainer.optim.state_loading import saved_keys, state_keys, states_to_load
+from trainer.optim.state_transfer import StateKeys, plan_transfer
 from trainer.optim.states import States
 from trainer.strategies.pserver.protocol.layout import Layout
 from trainer.strategies.pserver.protocol.sharding import bucket_key, buckets_of, server_of_bucket
@@ -226,7 +226,7 @@ class Shard:
         """
         self._copy = None
         saved_by = str(parts[0][1].get("optimizer", "")).partition(" (")[0]
-        live = kept_state(self.optimizer, [str(number) for number in range(len(self.parts))])
+        live = state_keys(self.optimizer, [str(number) for number in range(len(self.parts))])
         fresh = [dict(self.optimizer.state.get(part, {})) for part in self.parts]
         self._load_vectors([tensors for tensors, _ in parts])
         for _, numbers in parts:
@@ -250,7 +250,7 @@ class Shard:
                 state[kind.removeprefix(f"{DENSE}.")] = own.clone()
 
     @torch.no_grad()
-    def _fit_state(self, saved_by: str, live: KeptState, fresh: Sequence[Mapping[str, Any]]) -> None:
+    def _fit_state(self, saved_by: str, live: StateKeys, fresh: Sequence[Mapping[str, Any]]) -> None:
         """Keep of the loaded state what this optimizer takes over; what it lacks begins anew.
 
         Args:
@@ -259,7 +259,7 @@ class Shard:
         """
         parts = {str(number): part for number, part in enumerate(self.parts)}
         states: States = {name: dict(self.optimizer.state[part]) for name, part in parts.items()}
-        kept = matching_states(carry(saved_state(saved_by or live.kind, states), live), states, parts)
+        kept = states_to_load(plan_transfer(saved_keys(saved_by or live.kind, states), live), states, parts)
         for (name, part), begun in zip(parts.items(), fresh, strict=True):
             self.optimizer.state[part] = kept.get(name) or dict(begun)
 

@@ -1,4 +1,4 @@
-"""Finds out what an optimizer keeps of each parameter, and loads a saved state into it by parameter name."""
+"""Finds the state keys that an optimizer has for each parameter, and loads a saved state by parameter name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from trainer.optim.kept_state import BETWEEN, Carried, KeptState, carry
 from trainer.optim.sparse import DenseAndSparse
+from trainer.optim.state_transfer import BETWEEN, StateKeys, StateTransfer, plan_transfer
 from trainer.optim.states import States, by_name, put
 
 
@@ -20,7 +20,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
     return BETWEEN.join(type(part).__name__ for part in parts)
 
 
-def kept_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> KeptState:
+def state_keys(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> StateKeys:
     """The state that an optimizer will keep for each parameter after an update; the optimizer is not changed.
 
     Args:
@@ -30,7 +30,7 @@ def kept_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> KeptSt
     keys = list(_tried(dense))
     of_dense = dict(zip(names, keys, strict=False))
     tables = tuple(names[len(keys) :])
-    return KeptState(kind_of(optimizer), {**of_dense, **dict.fromkeys(tables)}, tables)
+    return StateKeys(kind_of(optimizer), {**of_dense, **dict.fromkeys(tables)}, tables)
 
 
 def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
@@ -62,12 +62,12 @@ def _small(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, **tensors}
 
 
-def saved_state(
+def saved_keys(
     kind: str, states: States, tables: Collection[str] = (), of_no_parameter: Sequence[str] = ()
-) -> KeptState:
-    """The :class:`KeptState` of a saved state, for :func:`carry`."""
+) -> StateKeys:
+    """The :class:`StateKeys` of a saved state, for :func:`plan_transfer`."""
     keys = {name: [key for key, value in state.items() if value is not None] for name, state in states.items()}
-    return KeptState(kind, keys, tables, of_no_parameter)
+    return StateKeys(kind, keys, tables, of_no_parameter)
 
 
 def load_by_name(
@@ -86,24 +86,21 @@ def load_by_name(
         names: of the optimizer's parameters, in the order of its groups.
         kind, saved, saved_names: class, ``state_dict`` and parameter names of the saved optimizer.
     """
-    states, live = by_name(saved, saved_names), kept_state(optimizer, names)
-    carried, now = carry(saved_state(kind, states, live.tables), live), optimizer.state_dict()
-    found = matching_states(carried, states, _by_name(optimizer, names))
+    states, live = by_name(saved, saved_names), state_keys(optimizer, names)
+    carried, now = plan_transfer(saved_keys(kind, states, live.tables), live), optimizer.state_dict()
+    parameters = {name: p.detach() for name, p in zip(names, _parameters(optimizer), strict=False)}
+    found = states_to_load(carried, states, parameters)
     source = saved if carried.same else None
     optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
     return carried.same
 
 
-def matching_states(carried: Carried, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
+def states_to_load(carried: StateTransfer, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
     """The saved states to load, by name, with the buffers that begin at zero."""
     found = {name: {key: states[name][key] for key in keys} for name, keys in carried.keys.items()}
     for name, keys in carried.zeros.items():
         found[name] |= {key: torch.zeros_like(parameters[name]) for key in keys}
     return found
-
-
-def _by_name(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in zip(names, _parameters(optimizer), strict=False)}
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Decides which state an optimizer loads from another one, by parameter name, when the config has changed.
+"""Decides which saved state an optimizer loads, by parameter name, when the config has changed.
 
-:func:`carry` decides for the plan, which lists what begins anew, and for the workers and servers that load the state.
-This module imports no torch.
+:func:`plan_transfer` decides it twice in the same way: for the plan, which lists the state that begins anew, and for
+the workers and servers that load the state. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
-class KeptState:
+class StateKeys:
     """The state keys of an optimizer.
 
     Attributes:
@@ -45,12 +45,14 @@ class KeptState:
 
 
 @dataclass(frozen=True)
-class Carried:
+class StateTransfer:
     """The saved state to load, by parameter name.
 
     Attributes:
-        keys: to load. zeros: further buffers, which begin at zero.
-        anew: names of parameters whose state begins anew, by (keys, reason). unused: saved keys that are dropped.
+        keys: state keys to load, by parameter name.
+        zeros: keys of further buffers, which begin at zero.
+        anew: (keys, reason) -> names of the parameters with this state, which begins anew.
+        unused: saved keys that are dropped -> names of the parameters.
         gone: parameters with a saved state that are no longer trained.
         same: class and parameters are the same, so that state of no parameter is loaded as well.
         dropped: names of state of no parameter that is not loaded.
@@ -82,7 +84,7 @@ class Carried:
             )
 
 
-def carry(saved: KeptState, live: KeptState) -> Carried:
+def plan_transfer(saved: StateKeys, live: StateKeys) -> StateTransfer:
     """Decide which saved state an optimizer loads: only state of the same parameter and of the same class.
 
     Args:
@@ -90,7 +92,7 @@ def carry(saved: KeptState, live: KeptState) -> Carried:
     """
     gone = [name for name, keys in saved.keys.items() if keys and name not in live.keys]
     same = saved.kind == live.kind and list(saved.keys) == list(live.keys)
-    found = Carried(gone=gone, same=same, dropped=() if same else saved.of_no_parameter)
+    found = StateTransfer(gone=gone, same=same, dropped=() if same else saved.of_no_parameter)
     ever: dict[str, set[str]] = defaultdict(set)
     for name, keys in saved.keys.items():
         ever[saved.kind_of(name)].update(keys or ())
@@ -116,7 +118,7 @@ def carry(saved: KeptState, live: KeptState) -> Carried:
     return found
 
 
-def _takes(found: Carried, name: str, there: Collection[str], needed: Collection[str] | None) -> None:
+def _takes(found: StateTransfer, name: str, there: Collection[str], needed: Collection[str] | None) -> None:
     """Load the needed keys of a parameter."""
     kept = sorted(there if needed is None else set(there) & set(needed))
     if kept:
@@ -125,7 +127,7 @@ def _takes(found: Carried, name: str, there: Collection[str], needed: Collection
         found.unused[_listed(unused)].append(name)
 
 
-def _begins_anew(found: Carried, name: str, needed: Collection[str] | None, why: str) -> None:
+def _begins_anew(found: StateTransfer, name: str, needed: Collection[str] | None, why: str) -> None:
     if needed is None or needed:
         found.anew["the state" if needed is None else _listed(needed), why].append(name)
 

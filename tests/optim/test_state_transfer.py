@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.optim.carried_state import kept_state, saved_state
 from trainer.optim.groups import grouped, optimizer_of, rates
-from trainer.optim.kept_state import Carried, KeptState, carry
 from trainer.optim.sparse import DenseAndSparse, SparseRule, sparse_optimizer
+from trainer.optim.state_loading import saved_keys, state_keys
+from trainer.optim.state_transfer import StateKeys, StateTransfer, plan_transfer
 from trainer.optim.states import by_name, of_no_parameter
 from trainer.optim.updater import Updater, UpdaterState
 
@@ -125,9 +125,9 @@ def test_adagrad_whose_state_is_there_before_the_first_update_begins_anew_too() 
     second.step()
 
 
-def carried(first: Updater, second: Updater) -> Carried:
+def carried(first: Updater, second: Updater) -> StateTransfer:
     keys = {n: list(one) for n, one in states(first).items()}
-    return carry(KeptState(type(first.optimizer).__name__, keys), kept_state(second.optimizer, second.names))
+    return plan_transfer(StateKeys(type(first.optimizer).__name__, keys), state_keys(second.optimizer, second.names))
 
 
 def test_weight_decay_splits_the_groups_and_momentum_stays() -> None:
@@ -215,9 +215,9 @@ def test_two_optimizers_of_a_model_with_tables_are_told_apart() -> None:
 
 
 def test_parameter_without_a_gradient_so_far_is_nothing_that_is_lost() -> None:
-    saved = KeptState("Adam", {"a": ["step", "exp_avg"], "b": []})
-    live = KeptState("Adam", {"a": {"step", "exp_avg"}, "b": {"step", "exp_avg"}})
-    assert list(carry(saved, live).lines(live.keys)) == []
+    saved = StateKeys("Adam", {"a": ["step", "exp_avg"], "b": []})
+    live = StateKeys("Adam", {"a": {"step", "exp_avg"}, "b": {"step", "exp_avg"}})
+    assert list(plan_transfer(saved, live).lines(live.keys)) == []
 
 
 def test_optimizer_of_somebodys_own_that_cannot_be_tried_goes_on_by_name() -> None:
@@ -227,8 +227,9 @@ def test_optimizer_of_somebodys_own_that_cannot_be_tried_goes_on_by_name() -> No
 
     weight = nn.Parameter(torch.zeros(2))
     made = Own([weight], lr=0.1)
-    assert kept_state(made, ["w"]) == KeptState("Own", {"w": None}) and not made.state
-    assert carry(KeptState("Own", {"w": ["anything"]}), KeptState("Own", {"w": None})).keys == {"w": ["anything"]}
+    assert state_keys(made, ["w"]) == StateKeys("Own", {"w": None}) and not made.state
+    saved = StateKeys("Own", {"w": ["anything"]})
+    assert plan_transfer(saved, StateKeys("Own", {"w": None})).keys == {"w": ["anything"]}
 
 
 def test_settings_that_the_optimizer_has_changed_itself_go_on_with_their_parameters() -> None:
@@ -311,9 +312,8 @@ def test_what_is_of_no_parameter_begins_anew_with_other_parameters_and_is_said()
     saved = UpdaterState(**first.state())
     others = of_no_parameter(saved.optimizer, saved.made_with)
     states_of_it = by_name(saved.optimizer, saved.names)
-    lines = list(
-        carry(saved_state(saved.kind, states_of_it, (), others), KeptState("SGD", {"a": [], "b": []})).lines("ab")
-    )
+    before, now = saved_keys(saved.kind, states_of_it, (), others), StateKeys("SGD", {"a": [], "b": []})
+    lines = list(plan_transfer(before, now).lines("ab"))
     assert (
         "count, global and k of its groups of the optimizer as a whole, because its class or its parameters "
         "have changed"
