@@ -100,14 +100,10 @@ def test_every_reason_is_listed_not_only_the_first(run: Run, folder: Path) -> No
     )
     assert (code, error) == (2, "") and "Plan of digits_lenet" in out
     found = reasons(out)
-    begun = (
-        "data.batch_size=4000",
-        "tracking.uri=foo://x",
-        "hydra.run.dir=",
-        "launch.servers=1",
-        "early_stop.metric=",
-        "data.work=leased",
-    )
+    begun = """
+        data.batch_size=4000 tracking.uri=foo://x hydra.run.dir= launch.servers=1 early_stop.metric=
+        data.work=leased
+    """.split()
     assert sorted(reason.partition(":")[0].partition("=")[0] + "=" for reason in found) == sorted(
         b.partition("=")[0] + "=" for b in begun
     )

@@ -44,13 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "own_of_run.py").write_text(f"SIGN = 1\n{MODEL}")
     patch.chdir(place)
     patch.syspath_prepend(str(place))
-    own = [
-        "~model.in_channels",
-        "~model.image_size",
-        "~model.init",
-        "model._target_=own_of_run.Mine",
-        "+model.width=12",
-    ]
+    own = "~model.in_channels ~model.image_size ~model.init model._target_=own_of_run.Mine +model.width=12".split()
     package.run(
         [*DIGITS, *own, f"tracking.uri=sqlite:///{place}/mlflow.db", "hydra.run.dir=run", "data.val_fraction=0.3"]
     )
@@ -95,16 +89,10 @@ def test_an_mlflow_run_id_and_a_checkpoint_stand_for_the_folder(trained: Path, e
 def test_predict_names_the_classes_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "photos", 4)
-    common = [
-        "model=lenet",
-        "model.in_channels=3",
-        "model.image_size=32",
-        "data=imagefolder",
-        "data.image_size=32",
-        "data.batch_size=4",
-        "epochs=1",
-        "device=cpu",
-    ]
+    common = """
+        model=lenet model.in_channels=3 model.image_size=32 data=imagefolder data.image_size=32
+        data.batch_size=4 epochs=1 device=cpu
+    """.split()
     package.run([*common, "data.root=photos", "tracking=none", "hydra.run.dir=run", "checkpoint=none"])
     other = tmp_path / "other"
     other.mkdir()

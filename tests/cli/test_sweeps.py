@@ -34,13 +34,9 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
 
 
 def test_each_point_gets_the_keys_that_it_can_use(started: list[Ready], capsys: pytest.CaptureFixture[str]) -> None:
-    keys = (
-        "launch.nproc=2",
-        "launch.servers=1",
-        "launch.workers=2",
-        "strategy.k_steps=3",
-        "strategy.gradient_merge.k_steps=2",
-    )
+    keys = """
+        launch.nproc=2 launch.servers=1 launch.workers=2 strategy.k_steps=3 strategy.gradient_merge.k_steps=2
+    """.split()
     assert __main__.main(["-m", DIGITS, STRATEGIES, *keys, "tracking=none"]) == 0
     single, local_sgd, pserver = (ready.plan for ready in started)
     roles = [p.topology.roles for p in (single, local_sgd, pserver)]

@@ -208,22 +208,11 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
     monkeypatch.setattr(auto_num_workers.hardware, "cores", lambda: 2)
     monkeypatch.setattr(auto_num_workers, "Host", lambda: Told(1.1))
     monkeypatch.setattr(Growth, "_decide", lambda self, waited, own=Growth._decide: own(self, self.before[1] + 0.5))
-    flowers = (
-        "model=lenet",
-        "model.in_channels=3",
-        "model.image_size=32",
-        "data=embedded_flowers",
-        "data.image_size=32",
-        "data.per_class=1",
-        "data.batch_size=4",
-        "epochs=2",
-        "limit_val_batches=1",
-        "limit_train_batches=20",
-        "tracking=none",
-        "device=cpu",
-        "execution.threads=1",
-        "execution.log_every=1",
-    )
+    flowers = """
+        model=lenet model.in_channels=3 model.image_size=32 data=embedded_flowers data.image_size=32
+        data.per_class=1 data.batch_size=4 epochs=2 limit_val_batches=1 limit_train_batches=20 tracking=none
+        device=cpu execution.threads=1 execution.log_every=1
+    """.split()
     losses = []
     for readers in ("auto", "1"):
         folder = tmp_path / readers

@@ -16,18 +16,10 @@ from trainer.cli import commands
 from trainer.cli.compose import compose, hydra_app
 from trainer.config.instantiate import call_target
 
-PLAIN = [
-    "+recipe=cifar10_convnet",
-    "data.download=false",
-    "data.batch_size=10",
-    "max_steps=3",
-    "execution.log_every=1",
-    "execution.threads=1",
-    "execution.val_every=0",
-    "precision=fp64",
-    "tracking=none",
-    "device=cpu",
-]
+PLAIN = """
+    +recipe=cifar10_convnet data.download=false data.batch_size=10 max_steps=3 execution.log_every=1
+    execution.threads=1 execution.val_every=0 precision=fp64 tracking=none device=cpu
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +42,10 @@ def losses(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type
     return run
 
 
-OPTIONS = [
-    "data.mixup=0.4",
-    "data.cutmix=1.0",
-    "sampler=class_balanced",
-    "sampler=repeated_augmentation",
-    "loss.label_smoothing=0.2",
-    "data.flip=0.5",
-    "data.pad_crop=4",
-    "data.augment=randaugment",
-    "data.erasing=0.5",
-]
+OPTIONS = """
+    data.mixup=0.4 data.cutmix=1.0 sampler=class_balanced sampler=repeated_augmentation loss.label_smoothing=0.2
+    data.flip=0.5 data.pad_crop=4 data.augment=randaugment data.erasing=0.5
+""".split()
 
 
 def test_every_option_changes_the_training(losses) -> None:  # type: ignore[no-untyped-def]

@@ -22,17 +22,10 @@ from trainer.errors import UserError
 from trainer.job.ready import get_ready
 
 HERE = __name__
-DIGITS = (
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "epochs=2",
-    "data.batch_size=32",
-    "execution.log_every=1",
-    "execution.threads=1",
-    "precision=fp64",
-    "verbosity=quiet",
-    "device=cpu",
-)
+DIGITS = """
+    +recipe=digits_lenet tracking=none epochs=2 data.batch_size=32 execution.log_every=1 execution.threads=1
+    precision=fp64 verbosity=quiet device=cpu
+""".split()
 
 
 class Halved:

@@ -15,17 +15,10 @@ import trainer
 from tests import runs
 from trainer.host import disk_speed
 
-DIGITS = (
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "execution.threads=1",
-    "epochs=1",
-    "limit_train_batches=2",
-    "limit_val_batches=1",
-    "checkpoint.every_steps=1",
-    "checkpoint.background=false",
-    "checkpoint.keep_last=9",
-)
+DIGITS = """
+    +recipe=digits_lenet tracking=none execution.threads=1 epochs=1 limit_train_batches=2 limit_val_batches=1
+    checkpoint.every_steps=1 checkpoint.background=false checkpoint.keep_last=9
+""".split()
 UNITS = {"kB": 1e3, "MB": 1e6}
 
 

@@ -422,13 +422,10 @@ def test_what_a_worker_left_that_was_ended_does_not_stay_in_a_run_that_is_done(
 ) -> None:
     """Of one that goes on later, it goes when it does."""
     kept = ("best.safetensors", "latest", "step-000000009", "persistables", "mine.partial", ".mine.12-0123abcd")
-    left = (
-        ".best.safetensors.12-0123abcd",
-        "latest.12.tmp",
-        "persistables.by-0.partial",
-        "step-000000019.partial",
-        "step-000000019.0123456789abcdef.partial",
-    )
+    left = """
+        .best.safetensors.12-0123abcd latest.12.tmp persistables.by-0.partial step-000000019.partial
+        step-000000019.0123456789abcdef.partial
+    """.split()
 
     def start(run_dir: Path) -> dict[str, Any]:
         for name in (*kept, *left):

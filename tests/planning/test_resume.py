@@ -17,17 +17,10 @@ from trainer.host import versions
 from trainer.planning.resume import _average
 from trainer.planning.resume_changes import differences
 
-BASE = (
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "execution.threads=1",
-    "verbosity=quiet",
-    "limit_train_batches=4",
-    "limit_val_batches=1",
-    "epochs=2",
-    "checkpoint.background=false",
-    "checkpoint.every_steps=2",
-)
+BASE = """
+    +recipe=digits_lenet tracking=none execution.threads=1 verbosity=quiet limit_train_batches=4
+    limit_val_batches=1 epochs=2 checkpoint.background=false checkpoint.every_steps=2
+""".split()
 
 
 @pytest.fixture(scope="module")

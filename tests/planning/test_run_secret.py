@@ -107,13 +107,7 @@ def test_secret_is_hidden_in_all_that_is_printed_and_its_files_name_is_not(tmp_p
         assert redact.hide(config) == config
 
 
-HOSTS = (
-    "+recipe=digits_lenet",
-    "launch.nnodes=2",
-    "launch.master_addr=127.0.0.1",
-    "launch.master_port=0",
-    "device=cpu",
-)
+HOSTS = "+recipe=digits_lenet launch.nnodes=2 launch.master_addr=127.0.0.1 launch.master_port=0 device=cpu".split()
 SERVED = (*HOSTS, "strategy=pserver_async", "launch.servers=1")
 
 

@@ -106,17 +106,10 @@ def test_what_is_no_workers_part_is_refused_with_a_sentence(tmp_path: Path) -> N
         package.run([*RECIPE, "mode=eval", f"weights={store.folder_of(tmp_path, 10)}"])
 
 
-CLICKS = [
-    "+recipe=wide_and_deep",
-    "tracking=none",
-    "data.train_rows=1500",
-    "data.val_rows=301",
-    "data.hash_size=501",
-    "model.hidden=[8]",
-    "data.batch_size=16",
-    "strategy.slice_above=100",
-    "checkpoint.background=false",
-]
+CLICKS = """
+    +recipe=wide_and_deep tracking=none data.train_rows=1500 data.val_rows=301 data.hash_size=501 model.hidden=[8]
+    data.batch_size=16 strategy.slice_above=100 checkpoint.background=false
+""".split()
 """Most rows of the tables are touched by no batch, and one dense parameter is cut over all servers."""
 SERVED = {
     "sync": ["strategy=pserver_sync", "launch.nproc=2", "launch.servers=2", "optimizer=adam"],

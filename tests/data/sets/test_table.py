@@ -27,19 +27,10 @@ from trainer.errors import UserError
 from trainer.job.ready import get_ready
 
 Row = tuple[str, str]
-SMALL = (
-    "model=convnet",
-    "tracking=none",
-    "epochs=2",
-    "data.batch_size=8",
-    "data.image_size=32",
-    "execution.log_every=1",
-    "execution.threads=1",
-    "precision=fp64",
-    "device=cpu",
-    "verbosity=quiet",
-    "scheduler=constant",
-)
+SMALL = """
+    model=convnet tracking=none epochs=2 data.batch_size=8 data.image_size=32 execution.log_every=1
+    execution.threads=1 precision=fp64 device=cpu verbosity=quiet scheduler=constant
+""".split()
 
 
 @pytest.fixture(scope="module")
