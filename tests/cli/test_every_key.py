@@ -22,32 +22,11 @@ from trainer.planning import validate
 from trainer.planning.key_checks import check_group, check_keys
 from trainer.planning.validate import check
 
+LARGE_OR_SMALL = (10**30, -(10**30), 10**400, 2**63, -1, 0, 1.5, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf)
 HOSTILE: tuple[Any, ...] = (
-    10**30,
-    -(10**30),
-    10**400,
-    2**63,
-    -1,
-    0,
-    1.5,
-    1e308,
-    -1e308,
-    5e-324,
-    math.nan,
-    math.inf,
-    -math.inf,
-    "",
-    " ",
-    "\0",
-    "1e400",
-    None,
-    True,
-    [],
-    [0.9],
-    [math.nan],
-    ["a"],
-    {},
-    {"a": 1},
+    *LARGE_OR_SMALL,
+    *("", " ", "\0", "1e400", None, True),
+    *([], [0.9], [math.nan], ["a"], {}, {"a": 1}),
 )
 
 

@@ -88,15 +88,10 @@ def test_a_cluster_larger_than_the_data_is_planned_and_what_is_lacking_leads_on(
 def test_every_reason_is_listed_not_only_the_first(run: Run, folder: Path) -> None:
     code, out, error = run(
         DIGITS,
-        "plan=true",
-        "launch.nproc=8",
-        "data.batch_size=4000",
-        "tracking.uri=foo://x",
-        "hydra.run.dir=/proc/x",
-        "strategy=local_sgd",
-        "launch.servers=1",
-        "early_stop.metric=val/auc",
-        "data.work=leased",
+        *"""
+            plan=true launch.nproc=8 data.batch_size=4000 tracking.uri=foo://x hydra.run.dir=/proc/x
+            strategy=local_sgd launch.servers=1 early_stop.metric=val/auc data.work=leased
+        """.split(),
     )
     assert (code, error) == (2, "") and "Plan of digits_lenet" in out
     found = reasons(out)

@@ -161,67 +161,17 @@ def test_saved_weights_without_a_recipe_name_the_command_that_needs_none(mode: s
     assert error.what == f"mode={mode}" and "needs the recipe" in error.why
 
 
-VALUES = [
-    "0",
-    "-1",
-    "2",
-    "1e400",
-    "nan",
-    "inf",
-    "1" + "0" * 30,
-    "9" * 5000,
-    "''",
-    "null",
-    "true",
-    "abc",
-    "[1,2]",
-    "[]",
-    "{a:1}",
-    "{}",
-    "[{_target_:x}]",
-    "${epochs}",
-    "${oc.env:HOME}",
-    "${nope}",
-    "val/loss",
-    "a=b",
-    "'a,b'",
-    '"x"',
-    "../x",
-    "3.5",
-    "~",
-    "${",
-    "[",
-    "auto",
-    "1,2",
-    "range(1,3)",
-    "\x00",
-    "é",
-    "\udcff",
-    "x" * 300,
-    "",
-]
-FORMS = [
-    *["{key}={value}"] * 8,
-    "+{key}={value}",
-    "++{key}={value}",
-    "~{key}",
-    "~{key}={value}",
-    "{key}",
-    "{key}.x={value}",
-    "={value}",
-    "+{key}",
-    "{key}@x={value}",
-    *["{group}={option}"] * 4,
-    "+{group}={option}",
-    "~{group}",
-    "{group}={value}",
-    "{group}@data={option}",
-    "hydra.{key}={value}",
-    "hydra/launcher={value}",
-    "hydra.run.dir={value}",
-    "hydra.sweep.dir={value}",
-    "{key}:{value}",
-]
+VALUES = """
+    0 -1 2 1e400 nan inf '' null true abc [1,2] [] {a:1} {} [{_target_:x}] ${epochs} ${oc.env:HOME} ${nope} val/loss a=b
+    'a,b' "x" ../x 3.5 ~ ${ [ auto 1,2 range(1,3)
+""".split()
+VALUES += ["", "1" + "0" * 30, "9" * 5000, "x" * 300, "\x00", "é", "\udcff"]
+FORMS = ["{key}={value}"] * 8 + ["{group}={option}"] * 4
+FORMS += """
+    +{key}={value} ++{key}={value} ~{key} ~{key}={value} {key} {key}.x={value} ={value} +{key} {key}@x={value}
+    +{group}={option} ~{group} {group}={value} {group}@data={option} hydra.{key}={value} hydra/launcher={value}
+    hydra.run.dir={value} hydra.sweep.dir={value} {key}:{value}
+""".split()
 RECIPES = ["+recipe=digits_lenet"] * 6 + ["+recipe=wide_and_deep", "+recipe=resnet50_random", "model=lenet"]
 
 

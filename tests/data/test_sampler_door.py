@@ -139,10 +139,7 @@ def test_two_workers_train_on_the_batches_of_one(tmp_path: Path) -> None:
         trainer.run(
             [
                 *DIGITS,
-                "data.batch_size=null",
-                "data.global_batch_size=32",
-                "model=lenet",
-                "epochs=1",
+                *"data.batch_size=null data.global_batch_size=32 model=lenet epochs=1".split(),
                 f"sampler._target_={HERE}.Halved",
                 f"launch.nproc={workers}",
                 f"hydra.run.dir={tmp_path / str(workers)}",

@@ -73,10 +73,7 @@ def test_the_plan_tells_how_long_a_write_takes(
     monkeypatch.setattr(disk_speed, "rate", lambda folder, size: rate)
     trainer.run(
         [
-            "+recipe=digits_lenet",
-            "tracking=none",
-            "plan=true",
-            "verbosity=debug",
+            *"+recipe=digits_lenet tracking=none plan=true verbosity=debug".split(),
             f"hydra.run.dir={tmp_path}/run",
             *other,
         ]

@@ -28,11 +28,7 @@ OPTIONS = """
     validation=false checkpoint.every_steps=2 checkpoint.every_epochs=null launch.nproc=1 execution.log_every=1
 """.split()
 RUN = (
-    "+recipe=resnet50_imagefolder",
-    "model=convnet",
-    "~model.zero_init_residual",
-    "data.image_size=32",
-    "data.cache=none",
+    *"+recipe=resnet50_imagefolder model=convnet ~model.zero_init_residual data.image_size=32 data.cache=none".split(),
     *OPTIONS,
 )
 DIGITS = ("+recipe=digits_lenet", "limit_train_batches=4", *OPTIONS)

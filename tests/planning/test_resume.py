@@ -136,15 +136,7 @@ def test_the_plan_splits_what_differs_into_what_matters_and_what_does_not(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.run(
-        [
-            *BASE,
-            "verbosity=normal",
-            "hydra.run.dir=run",
-            "resume=auto",
-            "plan=true",
-            "resume.allow_changes=true",
-            *CHANGED,
-        ]
+        [*BASE, *"verbosity=normal hydra.run.dir=run resume=auto plan=true resume.allow_changes=true".split(), *CHANGED]
     )
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if line.startswith("changed")] == [

@@ -124,10 +124,7 @@ def test_parts_of_servers_make_the_weights_that_the_run_leaves(mode: str, tmp_pa
     command = (
         *CLICKS,
         *SERVED[mode],
-        "epochs=2",
-        "limit_train_batches=6",
-        "checkpoint.every_epochs=1",
-        "hydra.run.dir=run",
+        *"epochs=2 limit_train_batches=6 checkpoint.every_epochs=1 hydra.run.dir=run".split(),
     )
     ended = runs.trainer(*command, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -152,11 +149,10 @@ def test_a_checkpoint_of_servers_is_evaluated_exported_and_compared(
     command = (
         *CLICKS,
         *SERVED["sync"],
-        "epochs=1",
-        "limit_train_batches=6",
-        "execution.val_every_steps=3",
-        "checkpoint.every_steps=3",
-        "checkpoint.keep_last=9",
+        *"""
+            epochs=1 limit_train_batches=6 execution.val_every_steps=3 checkpoint.every_steps=3
+            checkpoint.keep_last=9
+        """.split(),
     )
     ended = runs.trainer(*command, "hydra.run.dir=run", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
