@@ -21,7 +21,7 @@ from trainer.planning import validate
 
 A_WORD = re.compile(r"(?:[+~]*[A-Za-z][\w./@-]*(?:=\S*)?|-m)$")
 TO_BE_FILLED_IN = re.compile(r"\b(?:[A-Z]{3,}(?:_[A-Z]+)*)\b|10\.0\.0\.1|\$\{")
-EVERY = 12
+EVERY = 24
 """Of the table every so many-th case is tried each time; all of them by ``make test-long``."""
 
 

@@ -127,7 +127,7 @@ def test_each_use_of_a_sample_in_an_epoch_has_an_address_of_its_own() -> None:
     assert uses_of(random).tolist() == [random[:n].tolist().count(random[n]) for n in range(200)]
 
 
-@pytest.mark.parametrize("strategy", ["strategy=single", "strategy=pserver_async"])
+@pytest.mark.parametrize("strategy", ["strategy=single", pytest.param("strategy=pserver_async", marks=pytest.mark.all)])
 def test_an_epoch_trains_as_many_samples_as_its_sampler_has_positions(strategy: str, tmp_path: Path) -> None:
     trainer.run([*DIGITS, strategy, f"sampler._target_={HERE}.Halved", f"hydra.run.dir={tmp_path}"])
     assert read(tmp_path / "result.json")["samples"] == 2 * (719 // 32) * 32
