@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-import re
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
 from tests.pictures import cifar, image_folder, mnist
+from tests.refusals import Case, cases
 from tests.runs import environment
 from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
@@ -24,38 +23,6 @@ from trainer.planning.processes import check_devices
 DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
 FOLDER = "+recipe=resnet50_imagefolder model=lenet ~model.zero_init_residual data.root={made}/"
 NAMED = "+recipe=resnet50_imagefolder ~model.zero_init_residual data.root={made}/good model=torchvision model.name="
-STANDS_FOR = {
-    "{file}": str(Path(__file__).with_name("conftest.py")),
-    "{long}": "x" * 300,
-    "{long number}": "9" * 5000,
-    "{v2}": "torchvision.transforms.v2",
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is typed, what the sentence must say, and what it must tell to type instead."""
-
-    typed: str
-    says: tuple[str, ...] = ()
-    instead: str = ""
-
-
-def cases(before: str, *tables: str) -> list[Case]:
-    """The cases of tables. A case is a line: ``typed | what is said | what else is said => what to type instead``;
-    lines that are indented further go on with the case above them.
-
-    Args:
-        before: typed before what each line says.
-    """
-    found = []
-    for line in re.split(r"\n {4}(?=\S)", "".join(table.rstrip() for table in tables))[1:]:
-        for short, whole in STANDS_FOR.items():
-            line = line.replace(short, whole)
-        said, _, instead = re.sub(r"\n +", " | ", line).replace(" | => ", " => ").partition(" => ")
-        typed, *says = said.split(" | ")
-        found.append(Case(f"{before}{typed}", tuple(says), instead))
-    return found
 
 
 NAMES = """
@@ -502,6 +469,48 @@ WHOLE_LINES = """
     model=finetune model.name=resnet18 model.weights={file} data=digits +model.zero_init_residual=true
         model.zero_init_residual=true | would undo => model.zero_init_residual=false
 """
+SWEPT = """
+    strategy=single,local_sgd launch.servers=1 | launch.servers=1: strategy=local_sgd has no servers
+    strategy=single,collective strategy.k_steps=2 | strategy.k_steps=2: strategy=
+    strategy=single,local_sgd strategy.k_stepz=2 | strategy.k_stepz=2: there is no such key
+    strategy=single,local_sgd strategy.k_steps=0 | strategy.k_steps=0 in job 1 (strategy=local_sgd): must be at least 1
+    strategy=single launch.nproc=1,2 | 2 workers in job 1 (launch.nproc=2): strategy=single is one process
+    optimizer=sgd optimizer.momentum=0.1,0.9 | optimizer=sgd has no such key
+    seed=1,2 name=${x} | name=${x}: there is no key x
+    seed=1,2 hydra.sweep.dir=${x} | hydra.sweep.dir=${x}: there is no key x
+    seed=1,2 tracking.experiment=${oc.env:NOPE_NOT_SET} | there is no environment variable NOPE_NOT_SET
+    seed=0,1 optimizer.lr=0.1,0.2 hydra.sweep.subdir=lr_${optimizer.lr}
+        job 2 (seed=1 optimizer.lr=0.1): would write over job 0
+    seed=1,1 | job 1: is the same run as job 0
+    seed=1,2 hydra.sweep.subdir=. | where the sweep has its own files
+    seed=1,2 hydra.sweep.subdir=multirun.yaml | /multirun.yaml as a folder, which is a file
+    seed=1,2 hydra.sweep.dir=. hydra.sweep.subdir=multirun.yaml/${seed} | /multirun.yaml as a folder, which is a file
+    name=sweep.csv,b hydra.sweep.dir=. hydra.sweep.subdir=${name} | /sweep.csv as a folder, which is a file
+    name=a,a/b hydra.sweep.subdir=${name} | a/b is below a
+    seed=1,2 hydra.run.dir=x | Type instead: hydra.sweep.dir=x
+    seed=1,2 tracking.run_name=x hydra.sweep.subdir=${tracking.run_name} | names the folder x for both
+"""
+FEATURES_OF_HYDRA = """
+    hydra/launcher=joblib => hydra/launcher=basic
+    hydra/sweeper=optuna => hydra/sweeper=basic
+    logger=wandb => tracking=mlflow
+    +logger=wandb => tracking=mlflow
+    +hydra.job.env_set={A:b} => NAME=VALUE python -m trainer
+    hydra.job.env_copy=[NOPE] => without hydra.job.env_copy
+    +hydra.callbacks={x:{_target_:a.B}} => callbacks=[{_target_:
+    hydra.job.chdir=true => hydra.job.chdir=false
+    hydra.verbose=true => verbosity=debug
+    hydra.mode=MULTIRUN => -m
+    hydra.job.name=x => name=NAME
+    hydra/job_logging=default => hydra/job_logging=none
+    hydra.sweep.dir=x => hydra.run.dir=x
+    hydra.searchpath=[file:///nowhere] => hydra.searchpath=[file://FOLDER]
+    hydra.job.num=3 => without hydra.job.num
+    +model._args_=[1] => +model.NAME=VALUE
+    +optimizer._partial_=true => optimizer without _partial_
+    callbacks=[{_target_:a.B,_partial_:true}] => callbacks[0] without _partial_
+    strategy.bucket_cap_mb=10 => launch.nproc=2
+"""
 CASES = [
     *cases(f"{DIGITS} ", OPTIMIZATION, SERVED, KNOBS, NAMES, FLAGS, WRITING, VALUES, ARGUMENTS, TARGETS, TORCH, SIZES),
     *cases(f"{CTR} ", CLICKS),
@@ -520,7 +529,12 @@ def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.typed.removeprefix(f"{DIGITS} ")[:100] or "nothing")
+MORE = [*cases(f"-m {DIGITS} ", SWEPT), *cases(f"{DIGITS} plan=true ", FEATURES_OF_HYDRA)]
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *MORE], ids=lambda case: case.typed.removeprefix(f"{DIGITS} ")[:100] or "nothing"
+)
 def test_wrong_input_is_refused_in_one_sentence(case: Case, run: Run, folder: Path) -> None:
     code, out, error = run(*case.typed.split())
     assert_refused(case, code, error, folder)

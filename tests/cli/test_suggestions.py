@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_bad_input import CASES, Case
+from tests.cli.test_bad_input import CASES
+from tests.refusals import Case
 from trainer.cli import arguments, compose, explain, sweep_composing, sweep_points
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys

@@ -476,19 +476,6 @@ def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> Non
     assert there["output"] == "/x.csv"
 
 
-def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    from trainer.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
-    argv = ["+recipe=digits_lenet", "launch.nnodes=16", "launch.nproc=8", "data.batch_size=32"]
-    assert main([*argv, "plan=true"]) == 2
-    shown = capsys.readouterr().out
-    assert "128 workers" in shown and "4096 global" in shown and "16 hosts" in shown
-    assert "this run would be refused:\n  - data.batch_size=32" in shown
-    assert main(argv) == 2
-    assert not list(tmp_path.iterdir())
-
-
 MODES = ("sync", "async", "ssp", "geo")
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "recipes" / "recipe").glob("*.yaml"))
 ON_SERVERS = [
