@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer.cli import commands, compose
+from tests.composed import composed as composed_of
 from trainer.config import keys, schema
 from trainer.config.keys import leaves
 from trainer.errors import UserError
@@ -33,8 +33,7 @@ HOSTILE: tuple[Any, ...] = (
 @pytest.fixture(scope="module")
 def composed() -> dict[str, Any]:
     """The digits recipe, as plain data."""
-    with compose.hydra_app() as app:
-        return commands.plain(compose.compose(app, ["+recipe=digits_lenet"]))
+    return composed_of("+recipe=digits_lenet")
 
 
 WHOLE = {"num_classes": 10}

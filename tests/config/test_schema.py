@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf, open_dict, read_write
 
+from tests.composed import composed
 from tests.pictures import needs
 from trainer.cli import commands
 from trainer.cli.compose import compose, folder, hydra_app
@@ -42,11 +43,6 @@ CHOSEN = {"model": "lenet", "data": "digits"}
 @pytest.fixture(autouse=True)
 def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "gpus", lambda: ())
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    with hydra_app() as app:
-        return commands.plain(compose(app, list(overrides)))
 
 
 def undocumented(key: keys.Key) -> str:

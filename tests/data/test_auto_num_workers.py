@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer
+from tests import composed
 from tests.strategies.tiny import Augmented
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config.schema import DataConfig
 from trainer.data import auto_num_workers
 from trainer.data.arrays.tensors import ArrayDataset
@@ -30,7 +29,6 @@ from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.job import closing
-from trainer.job.ready import get_ready
 from trainer.job.result import Result
 from trainer.tracking.client import Ended
 
@@ -242,8 +240,7 @@ def test_mlflows_run_is_tagged(warm: None, tmp_path: Path) -> None:
         sent.append(tags)
         return {"mlflow": Ended("1")}
 
-    with hydra_app() as app:
-        ready = get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
+    ready = composed.ready("+recipe=digits_lenet", run_dir=str(tmp_path))
     for chosen in (asdict(replace(ready.plan.chosen, num_workers=3)), asdict(ready.plan.chosen), {}):
         result = Result("done", str(tmp_path), chosen=chosen, why={"num_workers": "it waited"})
         closing._close_tracking(result, tmp_path, ready, [], SimpleNamespace(close=close))

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import trainer
+from tests.composed import composed
 from tests.pictures import cifar
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config.instantiate import call_target
 
 PLAIN = """
@@ -59,8 +58,7 @@ def test_every_option_changes_the_training(losses, options: list[str]) -> None: 
 
 
 def test_label_smoothing_is_the_share_that_all_classes_get() -> None:
-    with hydra_app() as app:
-        node = commands.plain(compose(app, [*PLAIN, "loss.label_smoothing=0.3"]))["loss"]
+    node = composed(*PLAIN, "loss.label_smoothing=0.3")["loss"]
     random = np.random.default_rng(0)
     logits, labels = random.normal(size=(6, 10)), random.integers(0, 10, 6)
     log = logits - np.log(np.exp(logits).sum(1, keepdims=True))

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 import trainer
+from tests import composed
 from tests.runs import points, read
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config.run_config import RunConfig
 from trainer.data.epoch_order import EpochOrder, epoch_order, uses_of
 from trainer.data.sample_orders import Weighted
 from trainer.data.sampler import training_sampler, undivided_sampler
 from trainer.errors import UserError
-from trainer.job.ready import get_ready
 
 HERE = __name__
 DIGITS = """
@@ -79,9 +77,7 @@ REFUSED = {
 
 
 def check(*typed: str) -> Any:
-    with hydra_app() as app:
-        config = compose(app, [*DIGITS, *typed])
-        return get_ready(commands.plain(config), [*DIGITS, *typed], "run")
+    return composed.ready(*DIGITS, *typed)
 
 
 @pytest.mark.parametrize("name", REFUSED)

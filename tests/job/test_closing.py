@@ -20,13 +20,12 @@ from typing import Any
 import pytest
 import rich.console
 
+from tests import composed
 from tests.small_disk import small_disk
-from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.host import files, in_use
 from trainer.job import closing, curves, job
 from trainer.job.closing import Closing
-from trainer.job.ready import get_ready
 from trainer.job.result import Result
 from trainer.metrics import validation_file
 from trainer.run_folder import json_files, report
@@ -62,9 +61,7 @@ class Tracker:
 @pytest.fixture(scope="module")
 def ready() -> job.Ready:
     """A checked run of the digits; its folder is set by each test."""
-    with compose.hydra_app() as app:
-        config = commands.plain(compose.compose(app, ["+recipe=digits_lenet", "tracking=none"]))
-    return get_ready(config, [], "run")
+    return composed.ready("+recipe=digits_lenet", "tracking=none", run_dir="run")
 
 
 Executed = tuple[type[BaseException] | None, str, Tracker, str]

@@ -9,16 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.composed import ready
 from tests.pictures import cifar, image_folder, needs
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
 from trainer.job import plan_table
-from trainer.job.ready import get_ready
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
 from trainer.planning.plan import Plan, Predicted
@@ -39,9 +37,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(*overrides: str) -> Plan:
-    with hydra_app() as app:
-        config = commands.plain(compose(app, list(overrides)))
-    return get_ready(config, commands.typed_keys(overrides), "somewhere").plan
+    return ready(*overrides).plan
 
 
 # --- topologies -----------------------------------------------------------------------------------------------------
