@@ -4,6 +4,9 @@ What Hydra does before it looks at a command line's values depends on the option
 files of the search path, and takes nine tenths of the time. The first config of a choice is kept as it is then, and the
 next ones are copies. The values are Hydra's own work each time, and so is all that is asked of a folder that a test has
 made. ``tests/config/test_schema.py`` compares.
+
+A config takes 0.07 s of CPU so, and 0.23 s without: of some thousand configs of ``make test`` more than a tenth of its
+time.
 """
 
 from __future__ import annotations

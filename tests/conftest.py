@@ -37,7 +37,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder'
 for name in LAUNCHER_VARIABLES:  # the tests themselves may be a task of srun or of Kubernetes
     os.environ.pop(name, None)
 
-FORKS = pytest.StashKey[zygote.Held]()
+FORKS = pytest.StashKey[zygote.Zygote]()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,8 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Testing processes side by side share one process that forks; it imports while they collect their tests."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         gc.enable()  # it collects none
-        config.stash[FORKS] = held = zygote.Held()
-        os.environ[zygote.PLACE] = held.place
+        config.stash[FORKS] = forks = zygote.Zygote()
+        os.environ[zygote.PLACE] = forks.place
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -28,57 +28,21 @@ APART = {
     "e2e/test_compiled.py": r"(::test_[a-z]+)",
 }
 """Long files of several launches: tests share one if this finds the same text in their names."""
-LONGEST = (
-    "strategies/test_conformance.py",
-    "faults/test_restarts.py",
-    "faults/test_elastic.py",
-    "checkpoint/test_grid.py",
-    "faults/test_lost.py",
-    "faults/test_ledgers.py",
-    "strategies/test_missing.py",
-    "e2e/test_tracking.py",
-    "checkpoint/test_identity.py",
-    "launch/test_server_hosts.py",
-    "launch/test_roles.py",
-    "strategies/test_tables.py",
-    "faults/test_returns.py",
-    "job/test_batch_size_search.py",
-    "e2e/test_run.py",
-    "launch/test_rendezvous.py",
-    "simulation/test_simulation.py",
-    "e2e/test_weights.py",
-    "e2e/test_canaries.py",
-    "checkpoint/test_async_resume.py",
-    "e2e/test_images.py",
-    "data/test_streams.py",
-    "strategies/pserver/test_delivery.py",
-    "tracking/test_one_run.py",
-    "faults/test_snapshots.py",
-    "e2e/test_references.py",
-    "launch/test_forkserver.py",
-    "data/test_bombs.py",
-    "faults/test_preemption.py",
-    "e2e/test_servers.py",
-    "launch/test_tasks.py",
-    "strategies/test_ddp.py",
-    "strategies/pserver/test_hostile.py",
-    "strategies/test_truth.py",
-    "e2e/test_own_code.py",
-    "planning/test_plan.py",
-    "e2e/test_compiled.py",
-    "checkpoint/test_remote.py",
-    "weights/test_checkpoint_weights.py",
-    "checkpoint/test_increments_of_runs.py",
-    "e2e/test_click_predictions.py",
-    "faults/test_nonfinite.py",
-    "strategies/test_optimization.py",
-    "faults/test_full_disk.py",
-    "cli/test_bad_input.py",
-    "config/test_schema.py",
-    "config/test_redact.py",
-    "cli/test_suggestions.py",
-    "faults/test_strangers.py",
-)
+LONGEST = """
+    strategies/test_conformance.py faults/test_restarts.py faults/test_elastic.py checkpoint/test_grid.py
+    faults/test_lost.py faults/test_ledgers.py strategies/test_missing.py e2e/test_tracking.py
+    checkpoint/test_identity.py launch/test_server_hosts.py launch/test_roles.py strategies/test_tables.py
+    faults/test_returns.py job/test_batch_size_search.py e2e/test_run.py launch/test_rendezvous.py
+    simulation/test_simulation.py e2e/test_weights.py e2e/test_canaries.py checkpoint/test_async_resume.py
+    e2e/test_images.py data/test_streams.py strategies/pserver/test_delivery.py tracking/test_one_run.py
+    faults/test_snapshots.py e2e/test_references.py launch/test_forkserver.py data/test_bombs.py
+    faults/test_preemption.py e2e/test_servers.py launch/test_tasks.py strategies/test_ddp.py
+    strategies/pserver/test_hostile.py strategies/test_truth.py e2e/test_own_code.py planning/test_plan.py
+    e2e/test_compiled.py checkpoint/test_remote.py weights/test_checkpoint_weights.py
+    checkpoint/test_increments_of_runs.py e2e/test_click_predictions.py faults/test_nonfinite.py
+    strategies/test_optimization.py faults/test_full_disk.py cli/test_bad_input.py config/test_schema.py
+    config/test_redact.py cli/test_suggestions.py faults/test_strangers.py
+""".split()
 
 
 PROCESSES = ("checkpoint", "e2e", "faults", "job", "launch", "simulation", "strategies", "tracking")

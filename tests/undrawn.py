@@ -1,4 +1,4 @@
-"""Runs leave pictures of one pixel where no test looks at a picture: drawing takes longer than training does."""
+"""Runs leave pictures of one pixel where no test looks at one: of 1.7 s of CPU of a small run, drawing takes 1.1 s."""
 
 from __future__ import annotations
 

@@ -3,9 +3,13 @@ runs.
 
 A process that has imported what a run needs, and done nothing else, forks for each command line (as Android's zygote
 does). Testing processes side by side share one. The fork gets the folder, the environment, the path and the streams of
-a new process, and enters the module as Python's ``-m`` does. Its forkserver and its recorder are such forks, too, and
-so is a server of MLflow's (``tests/mlflow_server.py``). Tests of how a process starts take ``subprocess``
+a new process, and enters the module as Python's ``-m`` does. Tests of how a process starts take ``subprocess``
 (``tests/cli/test_startup.py``).
+
+Two functions of the standard library are replaced in each fork (:func:`start_by_forks`), so that its forkserver and its
+recorder are forks, too. Without this a run of several processes costs 3 to 5 s of CPU more (torch is imported again),
+and a run that is tracked 2 to 3 s (MLflow): more than all else that most of them do. Pictures are one pixel
+(``tests/undrawn.py``): 1 s of CPU of the 1.7 s of a small run. MLflow is as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ import os
 import runpy
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -79,7 +82,7 @@ class Started:
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        return self._look(0)
+        return self._code(0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, when it has ended.
@@ -87,11 +90,11 @@ class Started:
         Raises:
             subprocess.TimeoutExpired: it has not.
         """
-        if (code := self._look(timeout)) is None:
+        if (code := self._code(timeout)) is None:
             raise subprocess.TimeoutExpired(list(self.args), timeout or 0)
         return code
 
-    def _look(self, timeout: float | None) -> int | None:
+    def _code(self, timeout: float | None) -> int | None:
         if self.returncode is None and connection.wait([self._ended], timeout):
             self.returncode = int(self._ended.recv(64) or -signal.SIGKILL)
             self._ended.close()
@@ -109,42 +112,34 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-class Held:
-    """The process that forks, until whoever has started it ends.
+class Zygote:
+    """Asks for forks of the session's process that forks, or where there is none, of one that it starts.
 
     Attributes:
-        place: the socket at which it answers.
+        place: the socket at which that process answers. It ends with the process that has started it.
     """
 
     def __init__(self) -> None:
+        if PLACE in os.environ:
+            self.place = os.environ[PLACE]
+            return
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._life, theirs = socket.socketpair()
         self.place = f"{self._folder.name}/door"
         root = str(Path(__file__).resolve().parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.bind(self.place)
             door.listen()
             fds = (door.fileno(), theirs.fileno())
             subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", *map(str, fds), self._folder.name],
+                [sys.executable, "-m", "tests.zygote", *map(str, fds)],
                 cwd=root,
                 pass_fds=fds,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
-                },
+                env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-
-
-class Zygote:
-    """Asks for forks: of the session's one process that forks, or where there is none, of one of its own."""
-
-    def __init__(self) -> None:
-        self._own = None if PLACE in os.environ else Held()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.connect(os.environ[PLACE] if self._own is None else self._own.place)
 
     def start(
         self,
@@ -165,9 +160,8 @@ class Zygote:
             pictures: its pictures are drawn; else each is one pixel, for drawing takes longer than training.
             spares: how many ``python -m`` that it starts are forks, too.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if module == "trainer" and "tracking=none" in argv and spares == 1:
-            spares = 0  # it starts no recorder
+            spares = 0  # no recorder
         request = {
             "module": module,
             "argv": list(argv),
@@ -177,19 +171,19 @@ class Zygote:
             "pictures": pictures,
             "spares": spares,
         }
-        with theirs:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs.fileno(), out, err])
-        return Started(argv, int(ours.recv(64)), ours)
+        answers = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answers.connect(self.place)
+        socket.send_fds(answers, [json.dumps(request).encode()], [out, err])
+        return Started(argv, int(answers.recv(64)), answers)
 
 
-def import_all(folder: Path) -> int:
+def import_all() -> int:
     """Import with one thread, for a pool of OpenMP's would be broken in every fork; returns how many a process has."""
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as tempfile.tempdir:  # torch._dynamo makes a folder when it is imported
         torch = importlib.import_module("torch")
         threads = int(torch.get_num_threads())
         torch.set_num_threads(1)
-        copy_new_stores(folder / "mlflow.db")
         for name in MODULES:
             importlib.import_module(name)
         warnings.resetwarnings()
@@ -203,87 +197,36 @@ def import_all(folder: Path) -> int:
     return threads
 
 
-def copy_new_stores(ready: Path) -> None:
-    """A new SQLite store of MLflow is a copy of the first: MLflow takes an empty one through all versions of its
-    tables.
-
-    Args:
-        ready: where the first is kept, as empty as it was.
-    """
-    utils: Any = importlib.import_module("mlflow.store.db.utils")
-    make, newest = utils._initialize_tables, utils._get_latest_schema_revision()
-
-    def initialize(engine: Any) -> None:
-        if ready.exists():
-            _copy(ready, engine.url.database)
-            return
-        make(engine)
-        part = ready.with_suffix(f".{os.getpid()}")
-        _copy(engine.url.database, part)
-        part.replace(ready)
-
-    utils._initialize_tables = initialize
-    utils._get_latest_schema_revision = lambda: newest
-
-
-def _copy(store: Path | str, to: Path | str) -> None:
-    with contextlib.closing(sqlite3.connect(store)) as made, contextlib.closing(sqlite3.connect(to)) as new:
-        made.backup(new)
-
-
 def serve(door: socket.socket, life: socket.socket) -> str:
-    """Fork for each request, and tell how the forks end. Returns in a fork, which then is to run the module returned.
+    """Fork for each request. Returns in a fork, which then is to run the module returned.
+
+    A first fork waits for the second, and says its process id and how it has ended.
 
     Args:
         door: where testing processes connect; life: readable when all of this is over.
     """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    waiting: dict[int, socket.socket] = {}
-    asking: list[socket.socket] = []
-    while True:
-        ready = connection.wait([door, life, reader, *asking])
-        if life in ready:
-            os._exit(0)
-        if reader in ready:
-            os.read(reader, 4096)
-            while (ended := _ended())[0]:
-                with waiting.pop(ended[0]) as told, contextlib.suppress(OSError):
-                    told.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
-        if door in ready:
-            asking.append(door.accept()[0])
-        for requests in [one for one in asking if one in ready]:
-            message, fds, _, _ = socket.recv_fds(requests, MOST, 3)
-            if not message:  # a testing process has ended
-                asking.remove(requests)
-                requests.close()
-                continue
-            request = json.loads(message)
-            pid = os.fork()
-            if not pid:
-                for held in (door, life, *asking, *waiting.values()):
-                    held.close()
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                os.close(reader)
-                os.close(writer)
-                return _become(request, dict(enumerate(fds[1:], 1)), fds)
-            for fd in fds[1:]:
-                os.close(fd)
-            waiting[pid] = socket.socket(fileno=fds[0])
-            with contextlib.suppress(OSError):
-                waiting[pid].send(str(pid).encode())
-
-
-def _ended() -> tuple[int, int]:
-    try:
-        return os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return 0, 0
+    while life not in connection.wait([door, life]):
+        answers, _ = door.accept()
+        if os.fork():
+            answers.close()
+            continue
+        door.close()
+        life.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        message, fds, _, _ = socket.recv_fds(answers, MOST, 2)
+        if not (pid := os.fork()):
+            answers.close()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return _become(json.loads(message), dict(enumerate(fds, 1)), fds)
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(OSError):  # the testing process has ended
+            answers.send(str(pid).encode())
+            answers.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        os._exit(0)
+    os._exit(0)
 
 
 def _become(request: dict[str, Any], places: Mapping[int, int], fds: Iterable[int]) -> str:
@@ -412,6 +355,6 @@ def run(module: str) -> None:
 
 
 if __name__ == "__main__":
-    usual = import_all(Path(sys.argv[3]))
+    usual = import_all()
     door, life = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
     run(serve(door, life))

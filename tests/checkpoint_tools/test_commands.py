@@ -25,15 +25,10 @@ from trainer.checkpoint_tools import compare, export, show
 from trainer.checkpoints import main
 from trainer.errors import UserError
 
-RUN = [
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "epochs=1",
-    "limit_train_batches=8",
-    "ema.decay=0.9",
-    "checkpoint.every_steps=3",
-    "checkpoint.keep_last=5",
-]
+RUN = """
+    +recipe=digits_lenet tracking=none epochs=1 limit_train_batches=8 ema.decay=0.9 checkpoint.every_steps=3
+    checkpoint.keep_last=5
+""".split()
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import trainer
-from trainer.cli.commands import check_same_folder, plain, typed_keys
+from tests.composed import ready
+from trainer.cli.commands import check_same_folder, plain
 from trainer.cli.compose import compose, hydra_app
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import _of_worker
 from trainer.errors import UserError
 from trainer.host.symlink_checks import check_run_folder
-from trainer.job.check import get_ready
 from trainer.optim.refused import SCHEDULES, TORCHS
 from trainer.wording import override
 
@@ -24,8 +24,7 @@ DIGITS = ("+recipe=digits_lenet", "tracking=none", "launch.workers=1", "device=c
 
 
 def planned(*overrides: str) -> Any:
-    with hydra_app() as app:
-        return get_ready(plain(compose(app, [*DIGITS, *overrides])), typed_keys(overrides), "somewhere")
+    return ready(*DIGITS, *overrides)
 
 
 def advice(*overrides: str) -> str:

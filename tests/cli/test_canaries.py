@@ -36,21 +36,14 @@ CASES = {
         "~model.in_channels",
         "~model.image_size",
     ],
-    "constructor, more": [
-        "model._target_=own_picky.Picky",
-        "+model.dsn='host=h;pwd=c4naryN1;x=y'",
-        "+model.url=https://c4naryN2@host/x",
-        "~model.in_channels",
-        "~model.image_size",
-    ],
-    "constructor, from the environment": [
-        "model._target_=own_picky.Picky",
-        "+model.thing=${oc.env:MY_TOKEN}",
-        "+model.password=${oc.env:PLAIN}",
-        "+model.z=${oc.env:NO_TOKEN,c4naryO3}",
-        "~model.in_channels",
-        "~model.image_size",
-    ],
+    "constructor, more": """
+        model._target_=own_picky.Picky +model.dsn='host=h;pwd=c4naryN1;x=y' +model.url=https://c4naryN2@host/x
+        ~model.in_channels ~model.image_size
+    """.split(),
+    "constructor, from the environment": """
+        model._target_=own_picky.Picky +model.thing=${oc.env:MY_TOKEN} +model.password=${oc.env:PLAIN}
+        +model.z=${oc.env:NO_TOKEN,c4naryO3} ~model.in_channels ~model.image_size
+    """.split(),
     "constructor's argument that it does not take": ["+loss.webhook=https://hooks.example/c4naryP1/x"],
     "config shown": [
         "--cfg",
@@ -59,14 +52,9 @@ CASES = {
         "+model.cookie=c4naryQ2",
         "+model.many=[{name: a, auth: {kind: c4naryQ3}}]",
     ],
-    "config shown, resolved": [
-        "--cfg",
-        "job",
-        "--resolve",
-        "+model.bearer=c4naryR1",
-        "+model.a=${model.bearer}",
-        "+model.t=${oc.env:MY_TOKEN}",
-    ],
+    "config shown, resolved": """
+        --cfg job --resolve +model.bearer=c4naryR1 +model.a=${model.bearer} +model.t=${oc.env:MY_TOKEN}
+    """.split(),
     "hydra's own shown": ["--cfg", "all", "+model.bearer=c4naryS1"],
     "info": ["--info", "all", "+model.access_key=c4naryT1"],
     "flag that is not there": ["--pasword=c4naryU1", "+model.password=c4naryU1"],

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "recipes" / "README.md"]
 ELSEWHERE = {"-m", "--help", "--cfg", "--config-dir", "..."}
 """Sweeps and flags; the folder of a page's example; what a reader fills in."""
+FIRST_READ = ("README", "getting-started", "strategies")
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -24,7 +25,10 @@ def commands(page: Path) -> list[list[str]]:
     return [words for words in found if not ELSEWHERE & set(words) and "+recipe=NAME" not in words]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.all] * (p.stem not in FIRST_READ)) for p in PAGES if commands(p)],
+)
 def test_documented_commands_compose(
     page: Path, a_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,9 +73,14 @@ def restored() -> Iterator[None]:
         ("trainer.terminal.streams", signal.SIGTERM, DIGITS),
         ("torch.nn", signal.SIGUSR1, DIGITS),
         ("hydra.types", signal.SIGINT, [*DIGITS, "mode=eval", "weights=none"]),
-        ("hydra.core.plugins", signal.SIGTERM, ["-m", *DIGITS, "seed=1,2"]),
-        ("torch._C", signal.SIGINT, [*DIGITS, "plan=true"]),
-        ("trainer.cli.help", signal.SIGHUP, ["--help"]),
+        *(
+            pytest.param(*other, marks=pytest.mark.all)
+            for other in (
+                ("hydra.core.plugins", signal.SIGTERM, ["-m", *DIGITS, "seed=1,2"]),
+                ("torch._C", signal.SIGINT, [*DIGITS, "plan=true"]),
+                ("trainer.cli.help", signal.SIGHUP, ["--help"]),
+            )
+        ),
     ],
 )
 def test_signal_before_the_job_begins_ends_the_command_with_its_code_and_one_sentence(
@@ -111,7 +116,9 @@ def test_jobs_handlers_take_over_and_what_comes_after_them_changes_nothing(numbe
     os.kill(os.getpid(), number)  # the job has ended
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+@pytest.mark.parametrize(
+    "both", [False, pytest.param(True, marks=pytest.mark.all)], ids=["stdout", "stdout and stderr"]
+)
 @pytest.mark.parametrize(
     ("steps", "number", "code"),
     [

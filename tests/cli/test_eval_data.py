@@ -15,17 +15,10 @@ from tests.runs import read
 from trainer.cli.eval_data import other_data, own_data
 from trainer.errors import UserError
 
-SMALL = [
-    "model=lenet",
-    "model.in_channels=3",
-    "model.image_size=32",
-    "data.image_size=32",
-    "data.batch_size=4",
-    "epochs=1",
-    "device=cpu",
-    "checkpoint=none",
-    "tracking=none",
-]
+SMALL = """
+    model=lenet model.in_channels=3 model.image_size=32 data.image_size=32 data.batch_size=4 epochs=1 device=cpu
+    checkpoint=none tracking=none
+""".split()
 FOLDERS = {"_target_": "ImageFolder", "root": "photos", "val": "val", "on_missing": "fallback"}
 FILES = {"_target_": "Shards", "path": "d/*.tar", "val_path": None, "test_path": "t.tar"}
 

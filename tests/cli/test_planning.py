@@ -72,12 +72,12 @@ def reasons(out: str) -> list[str]:
 
 
 def test_a_cluster_larger_than_the_data_is_planned_and_what_is_lacking_leads_on(run: Run, folder: Path) -> None:
-    typed = ("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nnodes=10000")
+    typed = ("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nnodes=1000")
     code, out, error = run(*typed, "launch.nproc=8")
     assert (code, error) == (2, "")
-    assert "80000 workers on 10000 hosts" in out and "and 79984 more processes" in out
+    assert "8000 workers on 1000 hosts" in out and "and 7984 more processes" in out
     [reason] = reasons(out)
-    assert "80000 workers" in reason and "1020 training samples" in reason
+    assert "8000 workers" in reason and "1020 training samples" in reason
     instead = reason.partition("Type instead: ")[2].split()
     assert instead == ["launch.nnodes=3", "launch.nproc=8"], "31 whole batches of 32 for 24 workers"
     code, out, _ = run(*typed[:-1], *instead)
@@ -88,26 +88,17 @@ def test_a_cluster_larger_than_the_data_is_planned_and_what_is_lacking_leads_on(
 def test_every_reason_is_listed_not_only_the_first(run: Run, folder: Path) -> None:
     code, out, error = run(
         DIGITS,
-        "plan=true",
-        "launch.nproc=8",
-        "data.batch_size=4000",
-        "tracking.uri=foo://x",
-        "hydra.run.dir=/proc/x",
-        "strategy=local_sgd",
-        "launch.servers=1",
-        "early_stop.metric=val/auc",
-        "data.work=leased",
+        *"""
+            plan=true launch.nproc=8 data.batch_size=4000 tracking.uri=foo://x hydra.run.dir=/proc/x
+            strategy=local_sgd launch.servers=1 early_stop.metric=val/auc data.work=leased
+        """.split(),
     )
     assert (code, error) == (2, "") and "Plan of digits_lenet" in out
     found = reasons(out)
-    begun = (
-        "data.batch_size=4000",
-        "tracking.uri=foo://x",
-        "hydra.run.dir=",
-        "launch.servers=1",
-        "early_stop.metric=",
-        "data.work=leased",
-    )
+    begun = """
+        data.batch_size=4000 tracking.uri=foo://x hydra.run.dir= launch.servers=1 early_stop.metric=
+        data.work=leased
+    """.split()
     assert sorted(reason.partition(":")[0].partition("=")[0] + "=" for reason in found) == sorted(
         b.partition("=")[0] + "=" for b in begun
     )

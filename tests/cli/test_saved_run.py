@@ -43,13 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "own_of_run.py").write_text(f"SIGN = 1\n{MODEL}")
     patch.chdir(place)
     patch.syspath_prepend(str(place))
-    own = [
-        "~model.in_channels",
-        "~model.image_size",
-        "~model.init",
-        "model._target_=own_of_run.Mine",
-        "+model.width=12",
-    ]
+    own = "~model.in_channels ~model.image_size ~model.init model._target_=own_of_run.Mine +model.width=12".split()
     package.run(
         [*DIGITS, *own, f"tracking.uri=sqlite:///{place}/mlflow.db", "hydra.run.dir=run", "data.val_fraction=0.3"]
     )
@@ -94,16 +88,10 @@ def test_an_mlflow_run_id_and_a_checkpoint_stand_for_the_folder(trained: Path, e
 def test_predict_names_the_classes_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "photos", 4)
-    common = [
-        "model=lenet",
-        "model.in_channels=3",
-        "model.image_size=32",
-        "data=imagefolder",
-        "data.image_size=32",
-        "data.batch_size=4",
-        "epochs=1",
-        "device=cpu",
-    ]
+    common = """
+        model=lenet model.in_channels=3 model.image_size=32 data=imagefolder data.image_size=32
+        data.batch_size=4 epochs=1 device=cpu
+    """.split()
     package.run([*common, "data.root=photos", "tracking=none", "hydra.run.dir=run", "checkpoint=none"])
     other = tmp_path / "other"
     other.mkdir()
@@ -172,11 +160,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_is_one_sentence(trained: Path, elsewhere: Path, words: str) -> None:
-    for name in ("run", "weightless", "garbled", "nested"):
+    (elsewhere / "empty").mkdir()
+    for name in {"run", *words.split()} & {"run", "weightless", "garbled", "nested"}:
         shutil.copytree(trained, name)
-        (elsewhere / "empty").mkdir(exist_ok=True)
-        if name not in words.split():
-            shutil.rmtree(name) if name != "run" else None
     if os.path.isdir("weightless"):
         os.unlink("weightless/model.safetensors")
     if os.path.isdir("garbled"):

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_bad_input import DIGITS
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
+from tests.composed import ready
 from trainer.errors import UserError
-from trainer.job.check import get_ready
 
 NORMED = """
 from torch import nn
@@ -45,11 +43,9 @@ def test_a_batch_of_one_is_refused_where_the_model_needs_two(
     monkeypatch.chdir(tmp_path)
     own = ("~model.in_channels", "~model.image_size", "model._target_=normed_model.Normed", "tracking=none")
     overrides = [DIGITS, *own, *typed.split()]
-    with hydra_app() as app:
-        config, typed_keys = commands.plain(compose(app, overrides)), commands.typed_keys(overrides)
     if instead is None:
-        get_ready(config, typed_keys, str(tmp_path / "run"))
+        ready(*overrides)
         return
     with pytest.raises(UserError, match="does not train with one") as refused:
-        get_ready(config, typed_keys, str(tmp_path / "run"))
+        ready(*overrides)
     assert refused.value.instead == instead

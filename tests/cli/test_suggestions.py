@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_bad_input import CASES, Case
+from tests.cli.test_bad_input import CASES
+from tests.refusals import Case
 from trainer.cli import arguments, compose, explain, sweep_composing, sweep_points
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys
@@ -21,7 +22,7 @@ from trainer.planning import validate
 
 A_WORD = re.compile(r"(?:[+~]*[A-Za-z][\w./@-]*(?:=\S*)?|-m)$")
 TO_BE_FILLED_IN = re.compile(r"\b(?:[A-Z]{3,}(?:_[A-Z]+)*)\b|10\.0\.0\.1|\$\{")
-EVERY = 12
+EVERY = 24
 """Of the table every so many-th case is tried each time; all of them by ``make test-long``."""
 
 
@@ -161,67 +162,17 @@ def test_saved_weights_without_a_recipe_name_the_command_that_needs_none(mode: s
     assert error.what == f"mode={mode}" and "needs the recipe" in error.why
 
 
-VALUES = [
-    "0",
-    "-1",
-    "2",
-    "1e400",
-    "nan",
-    "inf",
-    "1" + "0" * 30,
-    "9" * 5000,
-    "''",
-    "null",
-    "true",
-    "abc",
-    "[1,2]",
-    "[]",
-    "{a:1}",
-    "{}",
-    "[{_target_:x}]",
-    "${epochs}",
-    "${oc.env:HOME}",
-    "${nope}",
-    "val/loss",
-    "a=b",
-    "'a,b'",
-    '"x"',
-    "../x",
-    "3.5",
-    "~",
-    "${",
-    "[",
-    "auto",
-    "1,2",
-    "range(1,3)",
-    "\x00",
-    "é",
-    "\udcff",
-    "x" * 300,
-    "",
-]
-FORMS = [
-    *["{key}={value}"] * 8,
-    "+{key}={value}",
-    "++{key}={value}",
-    "~{key}",
-    "~{key}={value}",
-    "{key}",
-    "{key}.x={value}",
-    "={value}",
-    "+{key}",
-    "{key}@x={value}",
-    *["{group}={option}"] * 4,
-    "+{group}={option}",
-    "~{group}",
-    "{group}={value}",
-    "{group}@data={option}",
-    "hydra.{key}={value}",
-    "hydra/launcher={value}",
-    "hydra.run.dir={value}",
-    "hydra.sweep.dir={value}",
-    "{key}:{value}",
-]
+VALUES = """
+    0 -1 2 1e400 nan inf '' null true abc [1,2] [] {a:1} {} [{_target_:x}] ${epochs} ${oc.env:HOME} ${nope} val/loss a=b
+    'a,b' "x" ../x 3.5 ~ ${ [ auto 1,2 range(1,3)
+""".split()
+VALUES += ["", "1" + "0" * 30, "9" * 5000, "x" * 300, "\x00", "é", "\udcff"]
+FORMS = ["{key}={value}"] * 8 + ["{group}={option}"] * 4
+FORMS += """
+    +{key}={value} ++{key}={value} ~{key} ~{key}={value} {key} {key}.x={value} ={value} +{key} {key}@x={value}
+    +{group}={option} ~{group} {group}={value} {group}@data={option} hydra.{key}={value} hydra/launcher={value}
+    hydra.run.dir={value} hydra.sweep.dir={value} {key}:{value}
+""".split()
 RECIPES = ["+recipe=digits_lenet"] * 6 + ["+recipe=wide_and_deep", "+recipe=resnet50_random", "model=lenet"]
 
 

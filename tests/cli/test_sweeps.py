@@ -34,13 +34,9 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
 
 
 def test_each_point_gets_the_keys_that_it_can_use(started: list[Ready], capsys: pytest.CaptureFixture[str]) -> None:
-    keys = (
-        "launch.nproc=2",
-        "launch.servers=1",
-        "launch.workers=2",
-        "strategy.k_steps=3",
-        "strategy.gradient_merge.k_steps=2",
-    )
+    keys = """
+        launch.nproc=2 launch.servers=1 launch.workers=2 strategy.k_steps=3 strategy.gradient_merge.k_steps=2
+    """.split()
     assert __main__.main(["-m", DIGITS, STRATEGIES, *keys, "tracking=none"]) == 0
     single, local_sgd, pserver = (ready.plan for ready in started)
     roles = [p.topology.roles for p in (single, local_sgd, pserver)]
@@ -64,48 +60,6 @@ def test_the_plan_of_each_point_says_what_is_left_out(run: Run, folder: Path) ->
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        ("strategy=single,local_sgd launch.servers=1", "launch.servers=1: strategy=local_sgd has no servers"),
-        ("strategy=single,collective strategy.k_steps=2", "strategy.k_steps=2: strategy="),
-        ("strategy=single,local_sgd strategy.k_stepz=2", "strategy.k_stepz=2: there is no such key"),
-        (
-            "strategy=single,local_sgd strategy.k_steps=0",
-            "strategy.k_steps=0 in job 1 (strategy=local_sgd): must be at least 1",
-        ),
-        ("strategy=single launch.nproc=1,2", "2 workers in job 1 (launch.nproc=2): strategy=single is one process"),
-        ("optimizer=sgd optimizer.momentum=0.1,0.9", "optimizer=sgd has no such key"),
-    ],
-)
-def test_what_no_point_can_use_is_refused(typed: str, says: str, run: Run, folder: Path) -> None:
-    code, _, error = run("-m", DIGITS, *typed.split())
-    assert code == 2 and says in error and error.count("\n") == 1, error
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        ("name=${x}", "name=${x}: there is no key x"),
-        ("hydra.sweep.dir=${x}", "hydra.sweep.dir=${x}: there is no key x"),
-        ("tracking.experiment=${oc.env:NOPE_NOT_SET}", "there is no environment variable NOPE_NOT_SET"),
-    ],
-)
-def test_a_value_from_nowhere_is_said_in_one_sentence(typed: str, says: str, run: Run, folder: Path) -> None:
-    code, _, error = run("-m", DIGITS, "seed=1,2", typed)
-    assert code == 2 and says in error and error.count("\n") == 1, error
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "typed",
-    ["strategy=single launch.nproc=2", "strategy=single launch.servers=1", "strategy=single strategy.k_steps=2"],
-)
-def test_a_single_run_still_refuses(typed: str, run: Run) -> None:
-    assert run(DIGITS, *typed.split())[0] == 2
-
-
 def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: list[Ready]) -> None:
     assert __main__.main(["-m", DIGITS, "optimizer=sgd,momentum", "optimizer.momentum=0.1,0.9", "tracking=none"]) == 0
     assert [ready.checked.config.optimizer.get("momentum") for ready in started] == [None, None, 0.1, 0.9]
@@ -113,35 +67,9 @@ def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: l
 
 
 @pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        (
-            ["seed=0,1", "optimizer.lr=0.1,0.2", "hydra.sweep.subdir=lr_${optimizer.lr}"],
-            "job 2 (seed=1 optimizer.lr=0.1): would write over job 0",
-        ),
-        (["seed=1,1"], "job 1: is the same run as job 0"),
-        (["seed=1,2", "hydra.sweep.subdir=."], "where the sweep has its own files"),
-        (["seed=1,2", "hydra.sweep.subdir=multirun.yaml"], "/multirun.yaml as a folder, which is a file"),
-        (
-            ["seed=1,2", "hydra.sweep.dir=.", "hydra.sweep.subdir=multirun.yaml/${seed}"],
-            "/multirun.yaml as a folder, which is a file",
-        ),
-        (
-            ["name=sweep.csv,b", "hydra.sweep.dir=.", "hydra.sweep.subdir=${name}"],
-            "/sweep.csv as a folder, which is a file",
-        ),
-        (["name=a,a/b", "hydra.sweep.subdir=${name}"], "a/b is below a"),
-        (["seed=1,2", "hydra.run.dir=x"], "Type instead: hydra.sweep.dir=x"),
-        (["seed=1,2", "tracking.run_name=x", "hydra.sweep.subdir=${tracking.run_name}"], "names the folder x for both"),
-    ],
+    "name",
+    ["it's", "a\\${b}'", "a\nb", *(pytest.param(n, marks=pytest.mark.all) for n in ("a b", "${HOME}", "-x", "ü"))],
 )
-def test_two_jobs_of_one_folder_are_refused(typed: list[str], says: str, run: Run, folder: Path) -> None:
-    code, _, error = run("-m", DIGITS, *typed)
-    assert code == 2 and says in error and error.count("\n") == 1, error
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["it's", "a b", "${HOME}", "a\\${b}'", "-x", "ü", "a\nb"])
 def test_folders_of_any_name_are_found(
     name: str, started: list[Ready], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

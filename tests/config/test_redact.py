@@ -21,82 +21,18 @@ from trainer.config.redact import command, hide, of_command_line, of_environment
 from trainer.config.secret_parts import HIDDEN, is_secret
 from trainer.wording import quoted
 
-SECRET = [
-    "password",
-    "db_password",
-    "passwd",
-    "hf_token",
-    "token",
-    "api_key",
-    "apiKey",
-    "access_key",
-    "aws_secret_access_key",
-    "client_secret",
-    "credentials",
-    "private_key_file",
-    "authorization",
-    "oauth",
-    "authtoken",
-    "dbpass",
-    "mypassword",
-    "clientsecret",
-    "privkey",
-    "auth_header",
-    "oauth2Token",
-    "smtp_pass",
-    "DB_PASS",
-    "AUTH-HEADER",
-    "userCreds",
-    "sshkey",
-    "proxy_auth",
-    "tokenizer_auth_token",
-    "authors_password",
-    "aws_access_key_id",
-    "privkey_pem",
-    "cookies",
-    "bearer",
-    "otp",
-    "session_id",
-]
-OPEN = [
-    "tokenizer",
-    "max_tokens",
-    "monkey",
-    "key_dim",
-    "num_key_heads",
-    "author",
-    "secretary",
-    "hash_size",
-    "passes",
-    "tokenizer_name",
-    "pad_token",
-    "max_new_tokens",
-    "image_key",
-    "keypoints",
-    "key_padding_mask",
-    "compass",
-    "bypass",
-    "authors",
-    "low_pass_filter",
-    "compat",
-    "signal",
-    "config",
-    "keys",
-    "pattern",
-    "option",
-    "credit",
-    "token_type_embeddings",
-    "passthrough",
-    "pathway",
-    "token_mixer",
-    "token_pooling",
-    "special_tokens",
-    "prompt_tokens",
-    "detokenize",
-    "pass_through",
-    "num_passengers",
-    "sacred",
-]
+SECRET = """
+    password db_password passwd hf_token token api_key apiKey access_key aws_secret_access_key client_secret
+    credentials private_key_file authorization oauth authtoken dbpass mypassword clientsecret privkey auth_header
+    oauth2Token smtp_pass DB_PASS AUTH-HEADER userCreds sshkey proxy_auth tokenizer_auth_token authors_password
+    aws_access_key_id privkey_pem cookies bearer otp session_id
+""".split()
+OPEN = """
+    tokenizer max_tokens monkey key_dim num_key_heads author secretary hash_size passes tokenizer_name pad_token
+    max_new_tokens image_key keypoints key_padding_mask compass bypass authors low_pass_filter compat signal
+    config keys pattern option credit token_type_embeddings passthrough pathway token_mixer token_pooling
+    special_tokens prompt_tokens detokenize pass_through num_passengers sacred
+""".split()
 
 
 @pytest.mark.parametrize("key", SECRET)
@@ -109,53 +45,15 @@ def test_keys_that_do_not(key: str) -> None:
     assert hide({key: "value"}) == {key: "value"}
 
 
-OF_VARIABLES = [
-    "REG_TOKEN",
-    "REGISTER_TOKEN",
-    "NEW_TOKEN",
-    "TEXT_TOKEN",
-    "BAD_TOKEN",
-    "EXTRA_TOKEN",
-    "N_TOKEN",
-    "SHARE_KEY",
-    "COSMOS_PRIMARY_KEY",
-    "DATA_KEY",
-    "BATCH_KEY",
-    "TOKEN_FILE",
-    "IMAGE_KEY",
-]
-OF_MODELS = [
-    "token_mode",
-    "token_merge",
-    "token_map",
-    "vocab_tokens",
-    "keep_tokens",
-    "pass_threshold",
-    "pass_at_k",
-    "pass@k",
-    "auth_mode",
-    "text_key",
-    "mask_key",
-    "token_shift",
-    "tokenMode",
-    "forward_pass",
-    "caption_key",
-    "reg_token",
-    "primary_key",
-    "token_file",
-]
-BY_CHANCE = [
-    "donkey",
-    "turkey",
-    "hockey",
-    "surpass",
-    "passion_flower",
-    "passport",
-    "credibility",
-    "authentic",
-    "underpass",
-    "accredited",
-]
+OF_VARIABLES = """
+    REG_TOKEN REGISTER_TOKEN NEW_TOKEN TEXT_TOKEN BAD_TOKEN EXTRA_TOKEN N_TOKEN SHARE_KEY COSMOS_PRIMARY_KEY
+    DATA_KEY BATCH_KEY TOKEN_FILE IMAGE_KEY
+""".split()
+OF_MODELS = """
+    token_mode token_merge token_map vocab_tokens keep_tokens pass_threshold pass_at_k pass@k auth_mode text_key
+    mask_key token_shift tokenMode forward_pass caption_key reg_token primary_key token_file
+""".split()
+BY_CHANCE = "donkey turkey hockey surpass passion_flower passport credibility authentic underpass accredited".split()
 RANDOM = "xK9Quartz77xB2"
 
 
@@ -202,17 +100,7 @@ def test_words_that_contain_one_of_ours_by_chance_are_shown(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        "token_secret",
-        "pass_word",
-        "auth_value",
-        "token_auth",
-        "token_key",
-        "mask_token_password",
-        "token_1",
-        "pass_through_key",
-    ],
+    "key", "token_secret pass_word auth_value token_auth token_key mask_token_password token_1 pass_through_key".split()
 )
 def test_a_word_before_a_secrets_is_no_excuse(key: str) -> None:
     assert hide({key: "value"}) == {key: HIDDEN}
@@ -483,50 +371,14 @@ def test_a_known_value_is_found_however_it_is_spelled(secret: str) -> None:
         ), one
 
 
-HARD = {
-    "]": "Authorization: {]}",
-    "@": "a@",
-    "+": "+",
-    "x-": "x-",
-    "{": "{",
-    "auth": "auth: {",
-    "token": "token=[",
-    "cookie": "cookie: ",
-    "keys": "{k: v, ",
-    "logins": "http://a:b@",
-    "logins after each other": "x://a:b@c/ ",
-    "bearer": "bearer ",
-    "commas": "password=ab,",
-    "dashes": "a-",
-    "dots": "a.",
-    "newlines": "\n",
-    "blank lines": " \n",
-    "overrides": "token=a ",
-    "quoted overrides": "'token=a ",
-    "mappings": '"token": ',
-    "flows": "token: [",
-    "spaces": " ",
-    "tabs": "\t",
-    "escaped quotes": "token=\\'",
-    "quotes": "'",
-    "apostrophes": "''",
-    "default": "${oc.env:a,",
-    "underscores": "_secret",
-    "camel": "aB",
-    "digits": "secret1",
-    "one name": "b",
-    "tokens of OpenAI": "sk-",
-    "tokens of GitHub": "ghp_",
-    "JWTs": "eyJ-",
-    "flags": "--password ",
-    "flags and names": "-a-b",
-    "signs": "~+",
-    "stars": "token='\\'",
-    "words in quotes": "'a ",
-    "numbers": "token=1,",
-    "lines": "password: x\n",
-    "equals": "password=",
-}
+HARD = [
+    *("Authorization: {]}", "a@", "+", "x-", "{", "auth: {", "token=[", "cookie: ", "{k: v, ", "http://a:b@"),
+    *("x://a:b@c/ ", "bearer ", "password=ab,", "a-", "a.", "\n", " \n", "token=a ", "'token=a ", '"token": '),
+    *("token: [", " ", "\t", "token=\\'", "'", "''", "${oc.env:a,", "_secret", "aB", "secret1", "b", "sk-"),
+    *("ghp_", "eyJ-", "--password ", "-a-b", "~+", "token='\\'", "'a ", "token=1,", "password: x\n"),
+    "password=",
+]
+"""Repeated, each of these looks like the beginning of a secret again and again."""
 AROUND = [("", ""), ("token=", "="), ("token=a,", "="), ("'secret: ", "x"), ("{a: ", "}"), ("x://y?", "@")]
 LENGTH = 15_000
 
@@ -553,7 +405,7 @@ def cost(line: str) -> float:
     return best
 
 
-@pytest.mark.parametrize("piece", HARD.values(), ids=HARD.keys())
+@pytest.mark.parametrize("piece", HARD, ids=repr)
 def test_a_hostile_line_takes_about_as_long_as_any_other(piece: str) -> None:
     """Patterns are tried from few places, and look at each part once. What is not so takes some hundred times as
     long."""

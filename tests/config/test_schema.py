@@ -10,6 +10,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf, open_dict, read_write
 
+from tests.composed import composed
 from tests.pictures import needs
 from trainer.cli import commands
 from trainer.cli.compose import compose, folder, hydra_app
@@ -21,51 +22,19 @@ from trainer.planning import validate
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key for section in keys.sections() for key in section.keys]
-NO_UNIT = {
-    "probability",
-    "delay_compensation",
-    "staleness_power",
-    "seed",
-    "split_seed",
-    "draw_seed",
-    "node_rank",
-    "launch.rank",
-    "master_port",  # numbers that name something
-    "lr",
-    "weight_decay",
-    "momentum",
-    "eps",
-    "clip_norm",
-    "clip_value",
-    "init_scale",
-    "initial_accumulator_value",  # in units of parameters and gradients, which have none
-    "warmup_start",
-    "gamma",
-    "final",
-    "initial",
-    "least",
-    "layer_decay",  # factors
-    "power",
-    "min_delta",  # an exponent; in units of the metric
-    "val_fraction",
-    "test_fraction",
-    "min_scale",
-    "min_ratio",
-    "flip",
-    "max_bad_fraction",
-    "erasing",
-    "mix_probability",
-    "label_smoothing",  # shares
-    "threshold",  # a probability
-    "delta",  # in units of the label
-    "epsilon",
-    "decay",
-    "alpha",
-    "rise",  # further shares
-    "randaugment_magnitude",
-    "mixup",
-    "cutmix",  # strengths
-}
+NAMES_SOMETHING = (
+    "probability delay_compensation staleness_power seed split_seed draw_seed node_rank launch.rank master_port"
+)
+OF_PARAMETERS_OR_THE_METRIC = (
+    "lr weight_decay momentum eps clip_norm clip_value init_scale initial_accumulator_value min_delta"
+)
+FACTORS = "warmup_start gamma final initial least layer_decay power"
+SHARES = """
+    val_fraction test_fraction min_scale min_ratio flip max_bad_fraction erasing mix_probability label_smoothing epsilon
+    decay alpha rise threshold delta
+"""  # a threshold is a probability; delta is in units of the label
+STRENGTHS = "randaugment_magnitude mixup cutmix"
+NO_UNIT = {*" ".join((NAMES_SOMETHING, OF_PARAMETERS_OR_THE_METRIC, FACTORS, SHARES, STRENGTHS)).split()}
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
 RECIPES = [name for name, _ in options("recipe")]
 CHOSEN = {"model": "lenet", "data": "digits"}
@@ -74,11 +43,6 @@ CHOSEN = {"model": "lenet", "data": "digits"}
 @pytest.fixture(autouse=True)
 def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "gpus", lambda: ())
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    with hydra_app() as app:
-        return commands.plain(compose(app, list(overrides)))
 
 
 def undocumented(key: keys.Key) -> str:
@@ -208,42 +172,11 @@ def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[
 
 def test_one_of_each_unit_is_a_word() -> None:
     units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
-    assert units <= {
-        "GiB",
-        "KiB",
-        "MiB",
-        "batch",
-        "change",
-        "channel",
-        "checkpoint",
-        "class",
-        "column",
-        "element",
-        "epoch",
-        "feature",
-        "host",
-        "id",
-        "image",
-        "level",
-        "minute",
-        "pixel",
-        "process",
-        "push",
-        "restart",
-        "rewind",
-        "row",
-        "sample",
-        "second",
-        "slot",
-        "step",
-        "steps or event time",
-        "thread",
-        "unit",
-        "update",
-        "use",
-        "validation",
-        "value",
-    }
+    words = """
+        GiB KiB MiB batch change channel checkpoint class column element epoch feature host id image level minute pixel
+        process push restart rewind row sample second slot step thread unit update use validation value
+    """
+    assert units <= {*words.split(), "steps or event time"}
 
 
 class Started(torch.nn.Linear):

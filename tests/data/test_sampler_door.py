@@ -11,28 +11,19 @@ import pytest
 import torch
 
 import trainer
+from tests import composed
 from tests.runs import points, read
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config.run_config import RunConfig
 from trainer.data.epoch_order import EpochOrder, earlier_uses, epoch_order
 from trainer.data.sample_orders import Weighted
 from trainer.data.sampler import training_sampler, undivided_sampler
 from trainer.errors import UserError
-from trainer.job.check import get_ready
 
 HERE = __name__
-DIGITS = (
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "epochs=2",
-    "data.batch_size=32",
-    "execution.log_every=1",
-    "execution.threads=1",
-    "precision=fp64",
-    "verbosity=quiet",
-    "device=cpu",
-)
+DIGITS = """
+    +recipe=digits_lenet tracking=none epochs=2 data.batch_size=32 execution.log_every=1 execution.threads=1
+    precision=fp64 verbosity=quiet device=cpu
+""".split()
 
 
 class Halved:
@@ -86,9 +77,7 @@ REFUSED = {
 
 
 def check(*typed: str) -> Any:
-    with hydra_app() as app:
-        config = compose(app, [*DIGITS, *typed])
-        return get_ready(commands.plain(config), [*DIGITS, *typed], "run")
+    return composed.ready(*DIGITS, *typed)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -134,7 +123,7 @@ def test_each_use_of_a_sample_in_an_epoch_has_an_address_of_its_own() -> None:
     assert earlier_uses(random).tolist() == [random[:n].tolist().count(random[n]) for n in range(200)]
 
 
-@pytest.mark.parametrize("strategy", ["strategy=single", "strategy=pserver_async"])
+@pytest.mark.parametrize("strategy", ["strategy=single", pytest.param("strategy=pserver_async", marks=pytest.mark.all)])
 def test_an_epoch_trains_as_many_samples_as_its_sampler_has_positions(strategy: str, tmp_path: Path) -> None:
     trainer.run([*DIGITS, strategy, f"sampler._target_={HERE}.Halved", f"hydra.run.dir={tmp_path}"])
     assert read(tmp_path / "result.json")["samples"] == 2 * (719 // 32) * 32
@@ -146,10 +135,7 @@ def test_two_workers_train_on_the_batches_of_one(tmp_path: Path) -> None:
         trainer.run(
             [
                 *DIGITS,
-                "data.batch_size=null",
-                "data.global_batch_size=32",
-                "model=lenet",
-                "epochs=1",
+                *"data.batch_size=null data.global_batch_size=32 model=lenet epochs=1".split(),
                 f"sampler._target_={HERE}.Halved",
                 f"launch.nproc={workers}",
                 f"hydra.run.dir={tmp_path / str(workers)}",

@@ -38,12 +38,10 @@ def options(tmp_path: Path) -> list[str]:
         f"epochs={EPOCHS}",
         f"data.steps_per_epoch={STEPS}",
         f"data.batch_size={BATCH}",
-        "optimizer.lr=0.1",
-        "tracking=none",
-        "device=cpu",
-        "execution.threads=1",
-        "execution.log_every=1",
-        "validation=false",
+        *"""
+            optimizer.lr=0.1 tracking=none device=cpu execution.threads=1 execution.log_every=1
+            validation=false
+        """.split(),
     ]
 
 
@@ -116,11 +114,7 @@ def test_workers_may_read_all_of_it_or_files_of_their_own(
     arguments = [
         *options,
         f"data.shard={shard}",
-        "data.how=files",
-        "data.samples=12",
-        "epochs=1",
-        "launch.workers=2",
-        "strategy=collective",
+        *"data.how=files data.samples=12 epochs=1 launch.workers=2 strategy=collective".split(),
     ]
     if shard == "none":
         arguments = [o for o in arguments if o not in ("data.how=files", "data.samples=12")]
@@ -136,10 +130,7 @@ def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, optio
         *options,
         f"data.batch_size={batch}",
         f"launch.workers={workers}",
-        "checkpoint.every_steps=1",
-        "checkpoint.background=false",
-        "data.shuffle_buffer=3",
-        "launch.max_restarts=0",
+        *"checkpoint.every_steps=1 checkpoint.background=false data.shuffle_buffer=3 launch.max_restarts=0".split(),
     ]
     whole = trainer(*arguments, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr

@@ -107,6 +107,7 @@ def test_run_of_a_user_with_few_processes_names_ulimit(open_to_all: Path) -> Non
     assert done.returncode == 1 and said.startswith("failed: ") and "ulimit -u is 12" in said, done.stderr
 
 
+@pytest.mark.all
 @AS_ROOT
 def test_run_with_little_shared_memory_names_it(tmp_path: Path) -> None:
     mounted = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'

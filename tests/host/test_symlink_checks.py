@@ -21,37 +21,12 @@ from trainer.worker import example
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
-NAMES = (
-    "workerlog.0",
-    "workerlog.3",
-    "serverlog.0",
-    "metrics.jsonl",
-    "status.json",
-    "result.json",
-    "config.yaml",
-    "plan.json",
-    "classes.json",
-    "checkpoints",
-    "checkpoints/best.safetensors",
-    "checkpoints/persistables/0",
-    "model.safetensors",
-    ".hydra",
-    ".hydra/config.yaml",
-    "host.1",
-    "host.1/plan.json",
-    "curves.png",
-    "predictions.csv",
-    "validation.last.npz",
-    "trace.0.json.gz",
-    "server.0.json",
-    "example.npz",
-    "skeleton.pkl",
-    "model.json",
-    "tracking.json",
-    "sent.jsonl",
-    "sweep.csv",
-    "multirun.yaml",
-)
+NAMES = """
+    workerlog.0 workerlog.3 serverlog.0 metrics.jsonl status.json result.json config.yaml plan.json classes.json
+    checkpoints checkpoints/best.safetensors checkpoints/persistables/0 model.safetensors .hydra
+    .hydra/config.yaml host.1 host.1/plan.json curves.png predictions.csv validation.last.npz trace.0.json.gz
+    server.0.json example.npz skeleton.pkl model.json tracking.json sent.jsonl sweep.csv multirun.yaml
+""".split()
 
 
 @pytest.mark.parametrize("name", NAMES)

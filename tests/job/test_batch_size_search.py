@@ -29,18 +29,10 @@ from trainer.tracking.client import Ended
 from trainer.tracking.contract import TrackedRun
 
 HERE = "tests.job.test_batch_size_search"
-SMALL = (
-    "+recipe=digits_lenet",
-    "device=cpu",
-    "execution.threads=1",
-    "max_steps=4",
-    "execution.log_every=1",
-    "verbosity=quiet",
-    "~model.in_channels",
-    "~model.image_size",
-    "data.num_workers=0",
-    "optimizer.lr=0.01",
-)
+SMALL = """
+    +recipe=digits_lenet device=cpu execution.threads=1 max_steps=4 execution.log_every=1 verbosity=quiet
+    ~model.in_channels ~model.image_size data.num_workers=0 optimizer.lr=0.01
+""".split()
 MIB_PER_SAMPLE = 8
 
 
@@ -149,12 +141,9 @@ def test_all_workers_have_the_smallest() -> None:
 
 @pytest.mark.long
 def test_merged_batches_the_average_and_a_scaled_rate() -> None:
-    more = (
-        "strategy.gradient_merge.k_steps=2",
-        "ema.decay=0.9",
-        "optimizer.lr_scaling=linear",
-        "optimizer.lr_base_batch=18",
-    )
+    more = """
+        strategy.gradient_merge.k_steps=2 ema.decay=0.9 optimizer.lr_scaling=linear optimizer.lr_base_batch=18
+    """.split()
     run("run", "data.batch_size=auto", *more)
     plan = read("run/plan.json")
     assert (plan["batches"]["size"], plan["batches"]["global_size"], plan["batches"]["lr"]) == (18, 36, 0.02)

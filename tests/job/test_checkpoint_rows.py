@@ -15,17 +15,10 @@ import trainer
 from tests import runs
 from trainer.host import disk_speed
 
-DIGITS = (
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "execution.threads=1",
-    "epochs=1",
-    "limit_train_batches=2",
-    "limit_val_batches=1",
-    "checkpoint.every_steps=1",
-    "checkpoint.background=false",
-    "checkpoint.keep_last=9",
-)
+DIGITS = """
+    +recipe=digits_lenet tracking=none execution.threads=1 epochs=1 limit_train_batches=2 limit_val_batches=1
+    checkpoint.every_steps=1 checkpoint.background=false checkpoint.keep_last=9
+""".split()
 UNITS = {"kB": 1e3, "MB": 1e6}
 
 
@@ -80,10 +73,7 @@ def test_the_plan_tells_how_long_a_write_takes(
     monkeypatch.setattr(disk_speed, "rate", lambda folder, size: rate)
     trainer.run(
         [
-            "+recipe=digits_lenet",
-            "tracking=none",
-            "plan=true",
-            "verbosity=debug",
+            *"+recipe=digits_lenet tracking=none plan=true verbosity=debug".split(),
             f"hydra.run.dir={tmp_path}/run",
             *other,
         ]

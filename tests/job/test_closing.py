@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 import rich.console
 
+from tests import composed
 from tests.small_disk import small_disk
-from trainer.cli import commands, compose
 from trainer.errors import Died, Interrupted, RunFailed, RunPreempted
 from trainer.host import files, in_use
 from trainer.job import closing, curves, job
-from trainer.job.check import get_ready
 from trainer.job.closing import Closing
 from trainer.job.result import Result
 from trainer.metrics import validation_file
@@ -62,9 +61,7 @@ class Tracker:
 @pytest.fixture(scope="module")
 def ready() -> job.Ready:
     """A checked run of the digits; its folder is set by each test."""
-    with compose.hydra_app() as app:
-        config = commands.plain(compose.compose(app, ["+recipe=digits_lenet", "tracking=none"]))
-    return get_ready(config, [], "run")
+    return composed.ready("+recipe=digits_lenet", "tracking=none", run_dir="run")
 
 
 Executed = tuple[type[BaseException] | None, str, Tracker, str]
@@ -422,13 +419,10 @@ def test_what_a_worker_left_that_was_ended_does_not_stay_in_a_run_that_is_done(
 ) -> None:
     """Of one that goes on later, it goes when it does."""
     kept = ("best.safetensors", "latest", "step-000000009", "persistables", "mine.partial", ".mine.12-0123abcd")
-    left = (
-        ".best.safetensors.12-0123abcd",
-        "latest.12.tmp",
-        "persistables.by-0.partial",
-        "step-000000019.partial",
-        "step-000000019.0123456789abcdef.partial",
-    )
+    left = """
+        .best.safetensors.12-0123abcd latest.12.tmp persistables.by-0.partial step-000000019.partial
+        step-000000019.0123456789abcdef.partial
+    """.split()
 
     def start(run_dir: Path) -> dict[str, Any]:
         for name in (*kept, *left):

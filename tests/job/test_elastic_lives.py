@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
+from tests import composed
 from trainer.errors import AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.job import elastic
-from trainer.job.check import get_ready
 from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _missed, _planned_for
 from trainer.launch.lobby import OVER, Guest, Host, Life
 
@@ -21,15 +19,8 @@ from trainer.launch.lobby import OVER, Guest, Host, Life
 @pytest.mark.parametrize(("hosts", "epoch"), [((0,), 14), ((0, 2), 14), ((0, 1, 2), 15)])
 def test_updates_that_are_not_those_of_all_hosts_are_told(tmp_path: Path, hosts: tuple[int, ...], epoch: int) -> None:
     """1,438 samples in updates of 96: three workers pad the 15th, and others leave it out."""
-    typed = [
-        "+recipe=digits_lenet",
-        "epochs=2",
-        "launch.nnodes=1:3",
-        "launch.master_addr=127.0.0.1",
-        "launch.node_rank=0",
-    ]
-    with hydra_app() as app:
-        ready = get_ready(commands.plain(compose(app, typed)), commands.typed_keys(typed), str(tmp_path))
+    typed = "+recipe=digits_lenet epochs=2 launch.nnodes=1:3 launch.master_addr=127.0.0.1 launch.node_rank=0".split()
+    ready = composed.ready(*typed, run_dir=str(tmp_path))
     life = Life(2, hosts, tuple("abc"[: len(hosts)]), 29999, "")
     said = _described(life, _planned_for(ready, life), ready.plan)
     assert ready.plan.length.total_steps == 30

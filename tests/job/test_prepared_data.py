@@ -23,25 +23,12 @@ from trainer.host.notes_board import SealedBoard
 from trainer.job import prepared_data
 from trainer.worker.checkpoints import Checkpoints
 
-OPTIONS = (
-    "tracking=none",
-    "execution.threads=1",
-    "verbosity=normal",
-    "epochs=1",
-    "checkpoint.background=false",
-    "data.batch_size=8",
-    "validation=false",
-    "checkpoint.every_steps=2",
-    "checkpoint.every_epochs=null",
-    "launch.nproc=1",
-    "execution.log_every=1",
-)
+OPTIONS = """
+    tracking=none execution.threads=1 verbosity=normal epochs=1 checkpoint.background=false data.batch_size=8
+    validation=false checkpoint.every_steps=2 checkpoint.every_epochs=null launch.nproc=1 execution.log_every=1
+""".split()
 RUN = (
-    "+recipe=resnet50_imagefolder",
-    "model=convnet",
-    "~model.zero_init_residual",
-    "data.image_size=32",
-    "data.cache=none",
+    *"+recipe=resnet50_imagefolder model=convnet ~model.zero_init_residual data.image_size=32 data.cache=none".split(),
     *OPTIONS,
 )
 DIGITS = ("+recipe=digits_lenet", "limit_train_batches=4", *OPTIONS)
@@ -168,14 +155,10 @@ def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
 def test_data_that_are_drawn_or_streamed_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What random images are depends on the size of the batch, and what a stream yields is not known."""
     monkeypatch.chdir(tmp_path)
-    random = [
-        "data=random_images",
-        "data.image_size=28",
-        "data.num_classes=10",
-        "model.image_size=28",
-        "model.in_channels=3",
-        "data.batches=4",
-    ]
+    random = """
+        data=random_images data.image_size=28 data.num_classes=10 model.image_size=28 model.in_channels=3
+        data.batches=4
+    """.split()
     trainer.run([*DIGITS, *random, "hydra.run.dir=run"])
     [newest, *_] = store.found(tmp_path / "run" / "checkpoints")
     assert store.about(newest).data == ""

@@ -133,12 +133,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = trainer(
         "+recipe=digits_lenet",
         *model,
-        "data.test_fraction=0.1",
-        "epochs=1",
-        "limit_train_batches=9",
-        "launch.nproc=2",
-        "checkpoint.every_epochs=1",
-        "hydra.run.dir=run",
+        *"""
+            data.test_fraction=0.1 epochs=1 limit_train_batches=9 launch.nproc=2 checkpoint.every_epochs=1
+            hydra.run.dir=run
+        """.split(),
         cwd=folder,
     )
     assert done.returncode == 0, done.stdout + done.stderr

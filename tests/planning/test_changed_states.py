@@ -31,31 +31,14 @@ from trainer.planning.resume_changes import (
 COUNTING = "tests.planning.counting"
 CALLBACKS = f"callbacks=[{{_target_:{COUNTING}.Counting,begin:5}},{{_target_:{COUNTING}.Another}}]"
 RUN = (
-    "model=lenet",
-    "model.image_size=8",
-    "data=digits",
-    "data.batch_size=16",
-    "limit_train_batches=4",
-    "limit_val_batches=1",
-    "max_steps=6",
-    "optimizer=momentum",
-    "optimizer.lr=0.05",
-    "optimizer.weight_decay=0.0",
-    "scheduler=plateau",
-    "scheduler.metric=val/loss",
-    "early_stop.metric=val/loss",
-    "early_stop.patience=50",
-    "ema.decay=0.9",
-    "seed=3",
-    "precision=fp32",
-    "device=cpu",
-    "tracking=none",
-    "execution.threads=1",
-    "execution.val_every_steps=2",
-    "checkpoint.every_steps=1",
-    "checkpoint.keep_last=100",
-    "checkpoint.background=false",
-    "verbosity=quiet",
+    *"""
+        model=lenet model.image_size=8 data=digits data.batch_size=16 limit_train_batches=4
+        limit_val_batches=1 max_steps=6 optimizer=momentum optimizer.lr=0.05 optimizer.weight_decay=0.0
+        scheduler=plateau scheduler.metric=val/loss early_stop.metric=val/loss early_stop.patience=50
+        ema.decay=0.9 seed=3 precision=fp32 device=cpu tracking=none execution.threads=1
+        execution.val_every_steps=2 checkpoint.every_steps=1 checkpoint.keep_last=100
+        checkpoint.background=false verbosity=quiet
+    """.split(),
     CALLBACKS,
 )
 AT = 5

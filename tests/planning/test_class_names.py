@@ -19,13 +19,10 @@ from trainer.errors import UserError
 from trainer.models.finetune import finetuned
 from trainer.models.lenet import LeNet
 
-SOURCE = [
-    "+recipe=digits_lenet",
-    "data._target_=tests.data.named_classes.Named",
-    "data.num_classes=null",
-    "tracking=none",
-    "data.batch_size=8",
-]
+SOURCE = """
+    +recipe=digits_lenet data._target_=tests.data.named_classes.Named data.num_classes=null tracking=none
+    data.batch_size=8
+""".split()
 
 
 def named(*names: str, silent: bool = False) -> list[str]:

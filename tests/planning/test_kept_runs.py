@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import trainer
+from tests.composed import ready
 from tests.planning.test_resume import BASE, files, interrupted, refusal
 from trainer.__main__ import main
 from trainer.checkpoint import store
 from trainer.checkpoint.durable_folder import MARKER
-from trainer.cli import commands, sweep
+from trainer.cli import sweep
 from trainer.cli.compose import compose, hydra_app, named_by_time
 from trainer.cli.last_lines import how_to_resume
 from trainer.errors import RunFailed, UserError
 from trainer.job import claim_folder, job
-from trainer.job.check import get_ready
 from trainer.job.ready import Ready
 from trainer.job.restarts import begin_again
 
@@ -318,8 +318,7 @@ def test_a_sweep_clears_no_job_that_could_go_on_and_came_after_the_check(
 def elastic(run: Path, *more: str) -> Ready:
     hosts = ["launch.nnodes=1:2", "launch.master_addr=127.0.0.1", "data.global_batch_size=32"]
     typed = [*BASE, *hosts, f"hydra.run.dir={run}", *more]
-    with hydra_app() as app:
-        return get_ready(commands.plain(compose(app, typed)), commands.typed_keys(typed), str(run))
+    return ready(*typed, run_dir=str(run))
 
 
 def test_hosts_that_come_and_go_know_the_runs_own_checkpoint_by_any_spelling(run: Path) -> None:

@@ -9,16 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.composed import ready
 from tests.pictures import cifar, image_folder, needs
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import Gpu
 from trainer.job import plan_table
-from trainer.job.check import get_ready
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
 from trainer.planning.plan import Plan, Predicted
@@ -39,9 +37,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(*overrides: str) -> Plan:
-    with hydra_app() as app:
-        config = commands.plain(compose(app, list(overrides)))
-    return get_ready(config, commands.typed_keys(overrides), "somewhere").plan
+    return ready(*overrides).plan
 
 
 # --- topologies -----------------------------------------------------------------------------------------------------
@@ -474,19 +470,6 @@ def test_the_plan_of_predicting_shows_what_is_read_and_written(each: str) -> Non
     assert "training" not in " ".join(shown.values())
     there = dict(plan_table.rows(plan.changed(data={"predict": Predicted("/in", 1200, each, "/x.csv")})))
     assert there["output"] == "/x.csv"
-
-
-def test_plan_of_a_cluster_too_large_for_the_data_is_shown_and_says_so(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
-    from trainer.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
-    argv = ["+recipe=digits_lenet", "launch.nnodes=16", "launch.nproc=8", "data.batch_size=32"]
-    assert main([*argv, "plan=true"]) == 2
-    shown = capsys.readouterr().out
-    assert "128 workers" in shown and "4096 global" in shown and "16 hosts" in shown
-    assert "this run would be refused:\n  - data.batch_size=32" in shown
-    assert main(argv) == 2
-    assert not list(tmp_path.iterdir())
 
 
 MODES = ("sync", "async", "ssp", "geo")

@@ -12,22 +12,16 @@ from typing import Any
 import pytest
 
 import trainer
+from tests.refusals import Case, cases
 from trainer.errors import UserError
 from trainer.host import versions
 from trainer.planning.resume import _average
 from trainer.planning.resume_changes import differences
 
-BASE = (
-    "+recipe=digits_lenet",
-    "tracking=none",
-    "execution.threads=1",
-    "verbosity=quiet",
-    "limit_train_batches=4",
-    "limit_val_batches=1",
-    "epochs=2",
-    "checkpoint.background=false",
-    "checkpoint.every_steps=2",
-)
+BASE = """
+    +recipe=digits_lenet tracking=none execution.threads=1 verbosity=quiet limit_train_batches=4
+    limit_val_batches=1 epochs=2 checkpoint.background=false checkpoint.every_steps=2
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -58,63 +52,37 @@ def files(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (
-            (),
-            (
-                "holds a run that did not come to its end; its newest checkpoint is step-000000008. Type instead: "
-                "resume=auto to go on (or resume=fresh to write over it)"
-            ),
-        ),
-        (
-            ("resume=auto", "optimizer.lr=0.5"),
-            "optimizer.lr was 0.05, is 0.5. Type instead: the values of before, or resume.allow_changes=true",
-        ),
-        (
-            ("resume=auto", "ema.decay=0.9"),
-            (
-                "ema.decay was None, is 0.9 (not carried over: ema.decay=0.9 needs an average of the weights, and "
-                "the checkpoint has none: it begins with the weights of update 8)"
-            ),
-        ),
-        (("resume=auto", "data.batch_size=8"), "an update has 8 samples, and had 32"),
-        (("resume=auto", "epochs=1"), "epochs was 2, is 1"),
-        (
-            ("resume=auto", "epochs=1", "resume.allow_changes=true"),
-            "step-000000008 is after update 8. Type instead: epochs=3",
-        ),
-        (("resume=auto", "max_steps=2", "resume.allow_changes=true"), "2 updates: "),
-        (
-            ("resume=auto", "max_steps=2", "resume.allow_changes=true"),
-            "step-000000008 is after update 8. Type instead: max_steps=9",
-        ),
-        (
-            ("resume=auto", "strategy=local_sgd", "launch.nproc=2", "data.global_batch_size=32"),
-            "is of strategy=single. Type instead: strategy=single",
-        ),
-        (
-            ("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.wire=int8"),
-            (
-                "is of strategy=single, and with these options of pserver_sync the updates would be others. Type "
-                "instead: strategy=single"
-            ),
-        ),
-        (("resume=auto", "strategy=pserver_async"), "is of strategy=single. Type instead: strategy=single"),
-        (
-            ("resume=auto", "strategy=pserver_sync", "launch.nproc=1", "strategy.clip_norm=1"),
-            "strategy.clip_norm was None, is 1",
-        ),
-        (("resume=auto", "sampler.padding=contiguous"), "sampler.padding was strided, is contiguous"),
-        (("resume=nowhere",), "Type instead: resume=FOLDER of a run or of a checkpoint"),
-        (("resume=run/checkpoints/step-000000099",), "there is no whole checkpoint"),
-        (("resume=/",), "there is no whole checkpoint"),
-    ],
-)
-def test_what_cannot_go_on_is_refused_and_nothing_is_touched(here: Path, overrides: tuple[str, ...], said: str) -> None:
+CANNOT_GO_ON = """
+    hydra.run.dir=run
+        holds a run that did not come to its end; its newest checkpoint is step-000000008
+        => resume=auto to go on (or resume=fresh to write over it)
+    resume=auto optimizer.lr=0.5
+        optimizer.lr was 0.05, is 0.5 => the values of before, or resume.allow_changes=true
+    resume=auto ema.decay=0.9
+        ema.decay was None, is 0.9 (not carried over: ema.decay=0.9 needs an average of the weights, and the
+        checkpoint has none: it begins with the weights of update 8)
+    resume=auto data.batch_size=8 | an update has 8 samples, and had 32
+    resume=auto epochs=1 | epochs was 2, is 1
+    resume=auto epochs=1 resume.allow_changes=true | step-000000008 is after update 8 => epochs=3
+    resume=auto max_steps=2 resume.allow_changes=true | 2 updates: | step-000000008 is after update 8 => max_steps=9
+    resume=auto strategy=local_sgd launch.nproc=2 data.global_batch_size=32 | is of strategy=single => strategy=single
+    resume=auto strategy=pserver_sync launch.nproc=1 strategy.wire=int8
+        is of strategy=single, and with these options of pserver_sync the updates would be others => strategy=single
+    resume=auto strategy=pserver_async | is of strategy=single => strategy=single
+    resume=auto strategy=pserver_sync launch.nproc=1 strategy.clip_norm=1 | strategy.clip_norm was None, is 1
+    resume=auto sampler.padding=contiguous | sampler.padding was strided, is contiguous
+    resume=nowhere => resume=FOLDER of a run or of a checkpoint
+    resume=run/checkpoints/step-000000099 | there is no whole checkpoint
+    resume=/ | there is no whole checkpoint
+"""
+
+
+@pytest.mark.parametrize("case", cases("", CANNOT_GO_ON), ids=lambda case: case.typed)
+def test_what_cannot_go_on_is_refused_and_nothing_is_touched(here: Path, case: Case) -> None:
     before = files(here)
-    assert said in refusal("hydra.run.dir=run", *overrides)
+    refused = refusal("hydra.run.dir=run", *case.typed.split())
+    said, _, instead = refused.partition(". Type instead: ")
+    assert all(part in said for part in case.says) and instead.startswith(case.instead), refused
     assert files(here) == before
 
 
@@ -143,15 +111,7 @@ def test_the_plan_splits_what_differs_into_what_matters_and_what_does_not(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.run(
-        [
-            *BASE,
-            "verbosity=normal",
-            "hydra.run.dir=run",
-            "resume=auto",
-            "plan=true",
-            "resume.allow_changes=true",
-            *CHANGED,
-        ]
+        [*BASE, *"verbosity=normal hydra.run.dir=run resume=auto plan=true resume.allow_changes=true".split(), *CHANGED]
     )
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in shown if line.startswith("changed")] == [

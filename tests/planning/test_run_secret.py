@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
+from tests.composed import ready
 from trainer.config import redact, schema
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.job import plan_table
-from trainer.job.check import get_ready
 from trainer.planning import run_secret as run_secrets
 from trainer.planning.plan import Plan
 from trainer.planning.run_secret import MAKE, VARIABLE, run_secret
@@ -107,20 +105,13 @@ def test_secret_is_hidden_in_all_that_is_printed_and_its_files_name_is_not(tmp_p
         assert redact.hide(config) == config
 
 
-HOSTS = (
-    "+recipe=digits_lenet",
-    "launch.nnodes=2",
-    "launch.master_addr=127.0.0.1",
-    "launch.master_port=0",
-    "device=cpu",
-)
+HOSTS = "+recipe=digits_lenet launch.nnodes=2 launch.master_addr=127.0.0.1 launch.master_port=0 device=cpu".split()
 SERVED = (*HOSTS, "strategy=pserver_async", "launch.servers=1")
 
 
 def planned(*overrides: str) -> Plan:
-    with redact.HERE.for_now(), hydra_app() as app:
-        config = commands.plain(compose(app, list(overrides)))
-        return get_ready(config, commands.typed_keys(overrides), "somewhere").plan
+    with redact.HERE.for_now():
+        return ready(*overrides).plan
 
 
 def test_servers_between_hosts_are_refused_without_a_secret_and_the_command_that_makes_one_is_shown(

@@ -3,27 +3,20 @@ do."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
+from tests import composed
 from trainer.errors import RunFailed, UserError
-from trainer.job.check import get_ready
 from trainer.job.prepared_data import prepared
-from trainer.job.ready import Ready
 from trainer.strategies.contract import Strategy
 from trainer.strategies.single import Single
 from trainer.worker.user_strategy import check_set_up
 
 HERE = "tests.planning.mistakes"
-
-
-def ready(*overrides: str) -> Ready:
-    with hydra_app() as app:
-        config = commands.plain(compose(app, ["+recipe=digits_lenet", "tracking=none", "device=cpu", *overrides]))
-    return get_ready(config, commands.typed_keys(overrides), "somewhere")
+ready = partial(composed.ready, "+recipe=digits_lenet", "tracking=none", "device=cpu")
 
 
 STRATEGIES = {

@@ -106,17 +106,10 @@ def test_what_is_no_workers_part_is_refused_with_a_sentence(tmp_path: Path) -> N
         package.run([*RECIPE, "mode=eval", f"weights={store.folder_of(tmp_path, 10)}"])
 
 
-CLICKS = [
-    "+recipe=wide_and_deep",
-    "tracking=none",
-    "data.train_rows=1500",
-    "data.val_rows=301",
-    "data.hash_size=501",
-    "model.hidden=[8]",
-    "data.batch_size=16",
-    "strategy.slice_above=100",
-    "checkpoint.background=false",
-]
+CLICKS = """
+    +recipe=wide_and_deep tracking=none data.train_rows=1500 data.val_rows=301 data.hash_size=501 model.hidden=[8]
+    data.batch_size=16 strategy.slice_above=100 checkpoint.background=false
+""".split()
 """Most rows of the tables are touched by no batch, and one dense parameter is cut over all servers."""
 SERVED = {
     "sync": ["strategy=pserver_sync", "launch.nproc=2", "launch.servers=2", "optimizer=adam"],
@@ -131,10 +124,7 @@ def test_parts_of_servers_make_the_weights_that_the_run_leaves(mode: str, tmp_pa
     command = (
         *CLICKS,
         *SERVED[mode],
-        "epochs=2",
-        "limit_train_batches=6",
-        "checkpoint.every_epochs=1",
-        "hydra.run.dir=run",
+        *"epochs=2 limit_train_batches=6 checkpoint.every_epochs=1 hydra.run.dir=run".split(),
     )
     ended = runs.trainer(*command, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -159,11 +149,10 @@ def test_a_checkpoint_of_servers_is_evaluated_exported_and_compared(
     command = (
         *CLICKS,
         *SERVED["sync"],
-        "epochs=1",
-        "limit_train_batches=6",
-        "execution.val_every_steps=3",
-        "checkpoint.every_steps=3",
-        "checkpoint.keep_last=9",
+        *"""
+            epochs=1 limit_train_batches=6 execution.val_every_steps=3 checkpoint.every_steps=3
+            checkpoint.keep_last=9
+        """.split(),
     )
     ended = runs.trainer(*command, "hydra.run.dir=run", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

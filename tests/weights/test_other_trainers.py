@@ -184,7 +184,9 @@ def test_what_cannot_be_taken_is_one_sentence(name: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["whole", "in a checkpoint", "script", "before 1.6"])
+@pytest.mark.parametrize(
+    "kind", ["whole", *(pytest.param(k, marks=pytest.mark.all) for k in ("in a checkpoint", "script", "before 1.6"))]
+)
 def test_a_saved_model_gets_the_command_that_makes_a_file_of_its_tensors(kind: str, tmp_path: Path) -> None:
     path, model = tmp_path / "it's a $w.pt", nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     if kind == "script":

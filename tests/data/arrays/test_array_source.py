@@ -317,13 +317,13 @@ def test_json_file_is_streamed(tmp_path: Path) -> None:
     import tracemalloc
 
     peaks = []
-    for number, count in enumerate((50, 400)):
+    for number, count in enumerate((20, 120)):
         source = json_source(pictures.mnist_json(tmp_path / f"{number}.json.gz", (count, 4, 4)))
         tracemalloc.start()
         source.prepare(source.facts(1), silent)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 350 * 784, "less than a byte for each further number"
+    assert peaks[1] < peaks[0] + 100 * 784, "less than a byte for each further number"
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.all
 def test_the_mean_colour_does_not_tell_the_class() -> None:
     linear = pytest.importorskip("sklearn.linear_model")
     root = draw.draw(Drawing(per_class=4, size=32))

@@ -258,7 +258,7 @@ def amplified(size: int, times: int) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", amplified(1, 1))
 def test_memory_and_time_stay_within_a_multiple_of_the_files_size(name: str) -> None:
-    content = amplified(200_000, 60_000)[name]
+    content = amplified(100_000, 30_000)[name]
     began = time.process_time()
     tracemalloc.start()
     try:

@@ -16,30 +16,19 @@ from PIL import Image
 from pyarrow import parquet
 
 import trainer
+from tests.composed import ready
 from tests.runs import points, read
 from tests.runs import trainer as command
-from trainer.cli import commands
-from trainer.cli.compose import compose, hydra_app
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.sets.table import Table
 from trainer.data.source import DataSource, Facts, Splits
 from trainer.errors import UserError
-from trainer.job.check import get_ready
 
 Row = tuple[str, str]
-SMALL = (
-    "model=convnet",
-    "tracking=none",
-    "epochs=2",
-    "data.batch_size=8",
-    "data.image_size=32",
-    "execution.log_every=1",
-    "execution.threads=1",
-    "precision=fp64",
-    "device=cpu",
-    "verbosity=quiet",
-    "scheduler=constant",
-)
+SMALL = """
+    model=convnet tracking=none epochs=2 data.batch_size=8 data.image_size=32 execution.log_every=1
+    execution.threads=1 precision=fp64 device=cpu verbosity=quiet scheduler=constant
+""".split()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +73,7 @@ def table(path: Path, **keys: Any) -> Table:
     return Table(path=str(path), image_size=16, cache="none", **keys)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.all)])
 def test_a_table_trains_as_the_folders_of_its_images_do(folder: Path, tmp_path: Path, suffix: str) -> None:
     paths = {split: written(folder / f"{split}.{suffix}", rows_of(folder, split)) for split in ("train", "val", "test")}
     typed = [f"data.path={paths['train']}", f"data.val_path={paths['val']}", f"data.test_path={paths['test']}"]
@@ -289,9 +278,7 @@ def test_a_run_learns_numbers_and_sets_of_a_table(folder: Path, tmp_path: Path, 
 def test_a_column_of_the_table_weighs_the_samples(folder: Path) -> None:
     rows = [(*row, number % 3) for number, row in enumerate(rows_of(folder, "train"))]
     path = written(folder / "weights.csv", rows, ("image", "label", "weight"))
-    with hydra_app() as app:
-        typed = [*SMALL, "data=table", f"data.path={path}", "sampler=weighted", "sampler.column=weight"]
-        get_ready(commands.plain(compose(app, typed)), typed, "run")
+    ready(*SMALL, "data=table", f"data.path={path}", "sampler=weighted", "sampler.column=weight")
     train = opened(table(path))[1].train
     expected = {image: str(weight) for image, _, weight in rows}
     assert train.column("weight") == [expected[train.sample_name(n)] for n in range(len(train))]
