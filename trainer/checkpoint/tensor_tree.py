@@ -248,7 +248,8 @@ class _Unpacking:
 
 
 def _order(tensor: torch.Tensor) -> list[list[int]]:
-    """The axes in the order of memory, outermost first, as one item; no item if the tensor is contiguous.
+    """The order of the axes in memory, outermost first, as one item; no item if the tensor is contiguous. With
+    channels_last it differs from the shape's order.
 
     With channels_last the order is not that of the shape.
     """

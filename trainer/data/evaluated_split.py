@@ -13,9 +13,8 @@ from torch.utils.data import Dataset
 
 from trainer.data.batch_inputs import Inputs
 from trainer.data.placement import Placement
-from trainer.data.reader import Addresses, Reader, Reading
+from trainer.data.reader import Addresses, InOrder, Reader, Reading
 from trainer.data.sampler import EvaluationSampler
-from trainer.data.streamed import Streamed
 from trainer.visible import one_line
 
 VAL, TEST = "val", "test"
@@ -56,7 +55,7 @@ class EvaluatedSplit:
             yield numbers, inputs, labels if self.outputs is None else self.outputs[labels]
 
     def _read(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor]]:
-        if isinstance(stream := self.reader.dataset.dataset, Streamed):
+        if isinstance(stream := self.reader.dataset.dataset, InOrder):
             for numbers, batch in islice(stream.shares(index, count, self.sampler.batch_size), self.addresses.limit):
                 yield numbers, *batch
             return

@@ -6,21 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainer.data.auto_num_workers import Growth
 from trainer.data.batch_inputs import Inputs
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
-from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
-from trainer.data.reader import HERE, Addresses, BlockReader, Reader, Reading, Scatter, ScatteredReader
+from trainer.data.reader import HERE, Addresses, BlockReader, InOrder, Reader, Reading, Scatter, ScatteredReader
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
 from trainer.data.source import Splits
-from trainer.data.streamed import Streamed
+
+if TYPE_CHECKING:
+    from trainer.data.auto_num_workers import Growth
+    from trainer.data.leased_blocks import MapWork, StreamWork
 
 BY_SAMPLES = -1.0
 """For the denominator of a loss: the number of samples."""
@@ -106,7 +107,7 @@ class Feed:
         self.merge = merge
         self.average = average
         self.denominator = denominator
-        self.streams = isinstance(splits.train, Streamed)
+        self.streams = isinstance(splits.train, InOrder)
         self.train_addresses = Addresses(train, limit_train)
         self.train_reader: Reader | ScatteredReader
         if scatter is None:
@@ -290,7 +291,7 @@ class Feed:
             blocks.close()
 
     def _block_reader(self) -> BlockReader | None:
-        return self.work.read_batches if isinstance(self.work, MapWork) else None
+        return getattr(self.work, "read_batches", None)
 
 
 def _until_last(batch: Batch, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from trainer.config.schema import PicturesData
 from trainer.data.limits import DEFAULTS, Limits
-from trainer.data.regular_files import read_regular
 from trainer.errors import UserError
 from trainer.wording import counted
 
@@ -35,6 +34,8 @@ class Preprocessing:
         Raises:
             Exception: whatever a decoder says of a file that is broken or no image.
         """
+        from trainer.data.regular_files import read_regular
+
         return self.transform(read_regular(path, self.limits))
 
 

@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainer.data.augment.mixing import Mixing
 from trainer.data.augment.seeded import Seeded
-from trainer.data.auto_num_workers import Rest
 from trainer.data.batch_inputs import Inputs, each
-from trainer.data.reading_processes import ReaderDataset, as_it_is, end_processes, from_processes, reading_process
 from trainer.data.sampler import EvaluationSampler, EverybodysBatches, TrainingSampler
-from trainer.data.shared_batches import SharedBatches
+
+if TYPE_CHECKING:
+    from trainer.data.augment.mixing import Mixing
+    from trainer.data.auto_num_workers import Rest
+    from trainer.data.shared_batches import SharedBatches
 
 Scatter = Callable[[list[tuple[Inputs, torch.Tensor]] | None], tuple[Inputs, torch.Tensor]]
 """The first worker gives everybody's batches by rank, the others None; each gets its own."""
+
+
+class InOrder(Dataset[Any]):
+    """Base class of data sets that can only be read by rising positions (:class:`trainer.data.streamed.Streamed`)."""
+
+    def shares(self, index: int, count: int, size: int) -> Iterator[tuple[np.ndarray, tuple[Inputs, torch.Tensor]]]:
+        """Yield the batches of an evaluation that worker ``index`` of ``count`` measures, with the samples' numbers."""
+        raise NotImplementedError
 
 
 class Addresses:
@@ -74,7 +83,7 @@ class Reader:
         self.dataset = Seeded(dataset, reading.seed, reading.mixing)
         self.addresses = addresses
         self.num_workers, self.prefetch, self.pin_memory = reading.num_workers, reading.prefetch, reading.pin_memory
-        self.rest = Rest(addresses)
+        self.rest: Rest | None = None
         self.loader: DataLoader[Any] | None = None
         self.shared: SharedBatches | None = None
         self.retired: DataLoader[Any] | None = None
@@ -107,6 +116,12 @@ class Reader:
 
     def _begin(self, first: int) -> Iterator[tuple[Inputs, torch.Tensor]]:
         """The epoch's batches from that one on; the processes stay for the next epoch."""
+        # a reader without processes imports none of these
+        from trainer.data.auto_num_workers import Rest
+        from trainer.data.reading_processes import ReaderDataset, as_it_is, from_processes, reading_process
+        from trainer.data.shared_batches import SharedBatches
+
+        self.rest = self.rest or Rest(self.addresses)
         if self.loader is None:
             shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
             self.shared = SharedBatches(self.num_workers) if shares else None
@@ -123,15 +138,23 @@ class Reader:
             )
         self.rest.first = first
         batches = from_processes(iter(self.loader), self.shared)
-        end_processes(self.retired)
-        self.retired = None
+        self._retire()
         return batches
+
+    def _retire(self) -> None:
+        """End the reading processes that are no longer needed."""
+        if self.retired is not None:
+            from trainer.data.reading_processes import end_processes
+
+            end_processes(self.retired)
+        self.retired = None
 
     def close(self) -> None:
         """End the reading processes of this reader."""
-        for loader in (self.loader, self.retired):
-            end_processes(loader)
-        self.loader = self.retired = self.shared = None
+        self._retire()
+        self.retired, self.loader = self.loader, None
+        self._retire()
+        self.shared = None
 
 
 class ScatteredReader:

@@ -7,14 +7,16 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.errors import RunFailed, UserError, why
 from trainer.host.parent_death import end_with
 from trainer.host.signals import NUMBERS
+
+if TYPE_CHECKING:
+    from trainer.data.shared_batches import SharedBatches
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -
     Raises:
         RunFailed: a reading process cannot read a file, or has died.
     """
+    from trainer.data.shared_batches import Parcel
+
     batches = iter(loader)
     while True:
         try:

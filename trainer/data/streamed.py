@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from trainer.data.augment.global_generators import own_randomness, seed_for_sample
 from trainer.data.batch_inputs import Inputs
 from trainer.data.checked_splits import check_labels, check_shape
+from trainer.data.reader import InOrder
 from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError, failed, first_line
 
@@ -74,7 +75,7 @@ def is_stream(dataset: Any) -> bool:
     return not by_number and (callable(dataset) or hasattr(dataset, "__iter__"))
 
 
-class Streamed(Dataset[Any]):
+class Streamed(InOrder):
     """Makes a stream a data set, whose batches are the samples at given positions of the stream.
     A position before the last one read starts the stream anew, and so does each epoch.
 

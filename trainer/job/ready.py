@@ -19,7 +19,6 @@ from trainer.data.source import Facts
 from trainer.errors import RunFailed, UserError
 from trainer.host import machine_limits
 from trainer.host.folder_checks import LEAST, check_folder
-from trainer.host.quiet_torch import import_quietly
 from trainer.job.result import tested_before
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import FIRST_TRY, single_sample
@@ -29,11 +28,9 @@ from trainer.planning.find_checkpoint import FRESH, find_checkpoint
 from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths, Plan
-from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
 from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
-from trainer.tracking import trackers
 
 WEIGHTS_KEPT = 2
 """Times that a run's folder holds the weights: the last and the best."""
@@ -89,10 +86,9 @@ class Ready:
     Attributes:
         command: the job is planned from it. imported: packages that the checks have imported: the processes need most
         of them. swept: keys of which the sweep takes several values. later: the job is not the first of its sweep: few
-        words describe it. resume: the checkpoint from which it resumes; None: it begins. tested: what the run had
-        measured of the test data before it is resumed, see :class:`Assignment`. digest: the fingerprint of its data,
-        which then are prepared; empty: not computed. counted: the labels of its training data are counted, where they
-        have to be.
+        words describe it. tested: what the run had measured of the test data before it is resumed, see
+        :class:`Assignment`. digest: the fingerprint of its data, which then are prepared; empty: not computed. counted:
+        the labels of its training data are counted, where they have to be.
     """
 
     command: Command
@@ -102,7 +98,6 @@ class Ready:
     imported: tuple[str, ...] = ()
     swept: frozenset[str] = frozenset()
     later: bool = False
-    resume: Resume | None = None
     digest: str = ""
     tested: tuple[int, dict[str, float]] = (0, {})
     counted: bool = False
@@ -117,7 +112,7 @@ class Ready:
             checked.files,
             tuple(sorted(self.secrets)),
             self.imported,
-            str(self.resume.folder) if self.resume is not None else "",
+            self.plan.resume.folder if self.plan.resume is not None else "",
             data=self.digest if checked.source.knows_its_data else "",
             tested=self.tested,
         )
@@ -142,7 +137,9 @@ class Ready:
             return self
         checked = replace(self.checked, facts=facts)
         plan = make_plan(checked, self.model, Machine.here(), self.command.paths).changed(
-            remarks={"left_out": self.plan.remarks.left_out}, batches={"lease_batches": self.plan.batches.lease_batches}
+            remarks={"left_out": self.plan.remarks.left_out},
+            batches={"lease_batches": self.plan.batches.lease_batches},
+            resume=self.plan.resume,
         )
         return replace(self, checked=checked, plan=plan, counted=False)
 
@@ -192,27 +189,29 @@ def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
     before = frozenset(sys.modules)
     ready = _planned(command, passed)
     from trainer.job.balanced_weights import weighed
-    from trainer.launch.preload import imported_since
 
-    ready = replace(ready, imported=tuple(imported_since(before)))
-    checked, resume = ready.checked, None
+    if len(ready.plan.topology.processes) > 1 or ready.plan.topology.least_nnodes:
+        from trainer.launch.preload import imported_since
+
+        ready = replace(ready, imported=tuple(imported_since(before)))
+    checked = ready.checked
     with checked.lacks:
         folder = _checkpoint(checked.config, ready.plan)
         if folder is not None and checked.searches:
             ready = _as_in_checkpoint(ready, folder)
-        resume = None if folder is None else _of_these_classes(ready, folder)
+        if folder is not None:
+            ready = _resumed(ready, folder)
     ready = weighed(ready, early=True)
-    lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
-    ready = replace(ready, plan=as_begun(ready.plan, resume), resume=resume, tested=tested_before(resume))
-    return ready.with_plan(remarks={"lacks": lacks})
+    return ready.with_plan(remarks={"lacks": list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))})
 
 
-def _of_these_classes(ready: Ready, folder: Path) -> Resume:
-    """The :class:`Resume` from a checkpoint that fits the job.
+def _resumed(ready: Ready, folder: Path) -> Ready:
+    """The job that resumes from a checkpoint; leased blocks keep their size of the run's beginning.
 
     Raises:
-        UserError: it does not fit, or is of other classes.
+        UserError: the checkpoint does not fit, or is of other classes.
     """
+    from trainer.planning.resume import fit, other_classes, with_classes
     from trainer.worker.carried_over import begins_anew
 
     checked = ready.checked
@@ -222,9 +221,12 @@ def _of_these_classes(ready: Ready, folder: Path) -> Resume:
         resume = fit(checked.config, ready.plan, folder, anew)
     except UserError:  # of other classes so much differs, their number above all, that they are what is to be said
         if other and not checked.config.resume.allow_changes:
-            raise other_classes(other, folder) from None
+            raise other_classes(other, str(folder)) from None
         raise
-    return with_classes(resume, other, checked.config.resume.allow_changes)
+    resume = with_classes(resume, other, checked.config.resume.allow_changes)
+    blocks = store.about(folder).lease_batches or ready.plan.batches.lease_batches
+    ready = ready.with_plan(resume=resume, batches={"lease_batches": blocks})
+    return replace(ready, tested=tested_before(resume))
 
 
 def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
@@ -240,11 +242,15 @@ def _planned(command: Command, passed: Callable[[Checked], None] = lambda checke
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)
-    with checked.lacks:
-        if not checked.config.launch.node_rank:
+    if checked.config.tracking.trackers and not checked.config.launch.node_rank:
+        from trainer.tracking import trackers
+
+        with checked.lacks:
             trackers.check(checked.config.tracking, Path(command.paths.run_dir))
     passed(checked)
     if checked.config.launch.nnodes > 1:
+        from trainer.host.quiet_torch import import_quietly
+
         import_quietly()
     from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.host import json_text
 from trainer.metrics.best import TESTED
-from trainer.planning.resume import Resume
+from trainer.planning.plan import Resume
 
 if TYPE_CHECKING:
     from trainer.job.ready import Ready
@@ -75,10 +75,10 @@ def planned(ready: Ready) -> Result:
     return Result("planned", ready.plan.paths.run_dir, error="\n".join(ready.plan.remarks.lacks))
 
 
-def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:
+def tested_before(resume: Resume) -> tuple[int, dict[str, float]]:
     """The update after which a run was done that is resumed unchanged, and what it measured of the test data; (0, {}):
     it did not."""
-    if resume is None or not resume.here or resume.matters or resume.harmless or resume.lost:
+    if not resume.here or resume.matters or resume.harmless or resume.lost:
         return 0, {}
     before = read_result(str(resume.source), "failed", "")
     tested = {name: value for name, value in before.metrics.items() if name.startswith(TESTED)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer.checkpoint import store
@@ -14,9 +14,10 @@ from trainer.errors import UserError
 from trainer.host import versions
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.find_checkpoint import own
-from trainer.planning.plan import Plan
-from trainer.planning.restart_checks import EACH, GEO, STRATEGIES
+from trainer.planning.plan import GEO, Plan, Resume
+from trainer.planning.restart_checks import EACH, STRATEGIES
 from trainer.planning.resume_changes import (
+    HARMLESS,
     begin_anew,
     check_ages,
     completed,
@@ -46,7 +47,7 @@ def _batch(about: store.About, merge: int) -> int:
 
 
 def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> None:
-    """Refuse to resume with another number of workers if that does not fit the blocks leased before.
+    """Refuse another number of workers if it does not fit the blocks leased before.
 
     Raises:
         UserError: it does not.
@@ -77,7 +78,7 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
 
 
 def _counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
-    """Whether a resumed asynchronous run has another value of a key only because it has more or fewer workers."""
+    """Whether the value of a key differs only because an asynchronous run has more or fewer workers."""
     return _other_workers(plan, about) and key in EACH and about.config.get(key) is not None
 
 
@@ -103,8 +104,7 @@ def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def _is_cut(plan: Plan, about: store.About) -> bool:
-    """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes
-    on."""
+    """Whether max_steps of the run before cut the checkpoint's epoch, or an earlier one, and this run goes on."""
     whole, rest = divmod(about.total_steps, plan.length.steps_per_epoch)
     return plan.length.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
 
@@ -122,77 +122,10 @@ def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 PRECISION = "precision"
 """Key that is compared by what ``auto`` chose (:func:`_precision`)."""
 FP16, FP64 = "fp16", "fp64"
-HARMLESS = (
-    "on_nonfinite",
-    "max_rewinds",
-    "name",
-    "verbosity",
-    "debug",
-    "profile",
-    "tracking",
-    "checkpoint",
-    "launch",
-    "predict",
-    "task.threshold",
-    "device",
-    "data.batch_size",
-    "data.global_batch_size",
-    "data.num_workers",
-    "data.prefetch",
-    "data.pin_memory",
-    "data.cache",
-    "data.root",
-    "sampler.pad",
-    "model.head",
-    "test",
-    "eval",
-    "execution.keep_memory",
-    "execution.threads",
-    "execution.log_every",
-    "execution.log_workers",
-    "execution.line_of",
-    "execution.profile_after",
-    "execution.profile_steps",
-)
-"""Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
 SYNC = "pserver_sync"
-"""Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their
-own."""
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The checkpoint from which a run resumes, and how the run differs from it.
-
-    Attributes:
-        folder: of the checkpoint.
-        about: what its checkpoint.json tells.
-        here: it lies in the run's own folder, which then is not cleared.
-        matters: what differs and changes the training, each a line; there is none without ``resume.allow_changes``.
-        harmless: what else differs in the config, each a line.
-        lost: what the checkpoint has and this run cannot take over, each a line.
-        versions: which packages had another version, each a line.
-    """
-
-    folder: Path
-    about: store.About
-    here: bool
-    matters: tuple[str, ...] = ()
-    harmless: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """The number of updates done at the checkpoint."""
-        return self.about.done
-
-    @property
-    def source(self) -> Path:
-        """The folder of the run that wrote the checkpoint."""
-        return self.folder.parent.parent
+"""Resumes with any number of workers and servers: servers divide the parameters anew, and workers keep no state."""
 
 
 def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], Sequence[str]] = tuple) -> Resume:
@@ -217,7 +150,7 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         _check_global_batch(plan, about, folder)
     matters, harmless = _changes(config, plan, about)
     check_ages(config, about)
-    lost = (*left_behind(plan, about), *_average(config, about), *begins_anew(), *what_watches(config, plan, about))
+    lost = [*left_behind(plan, about), *_average(config, about), *begins_anew(), *what_watches(config, plan, about)]
     if matters and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
         besides = f"; harmless differences: {'; '.join(harmless)}" if harmless else ""
@@ -230,11 +163,11 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         raise UserError(
             counted(plan.length.total_steps, "update"), f"{folder} is after update {about.step}", long_enough
         )
-    other = tuple(versions.differences(about.versions, versions.installed()))
-    return Resume(folder, about, here, matters, harmless, lost, other)
+    other = list(versions.differences(about.versions, versions.installed()))
+    return Resume(str(folder), here, about.done, matters, harmless, lost, other)
 
 
-def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[list[str], list[str]]:
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
     matters, harmless = list[str](), list[str]()
     for key, line in differences(about.config, public(config), plan.strategy.name != about.strategy):
@@ -244,11 +177,11 @@ def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[s
             matters.append(line)
     if arithmetic := _precision(plan, about):
         matters.append(arithmetic)
-    others = _other_workers(plan, about)  # whose updates are as many together
+    others = _other_workers(plan, about)  # together they do as many updates
     if not matters and about.total_steps != plan.length.total_steps and not others:
         matters = [f"the run had {about.total_steps} updates, and has {plan.length.total_steps}"]
     matters = matters or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
-    return tuple(matters), tuple(harmless)
+    return matters, harmless
 
 
 def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
@@ -260,17 +193,19 @@ def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
     Raises:
         UserError: they are others, and ``resume.allow_changes`` does not allow it.
     """
-    before = resume.about.data
+    about = store.about(Path(resume.folder))
+    before = about.data
     if before == now:
         return resume
     if not config.resume.allow_changes:
         why = f"the data are others than those of {resume.folder}: their fingerprint was {before}, is {now}"
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
-    matters = (*resume.matters, f"the data: their fingerprint was {before}, is {now}")
-    anew = [
-        line for line in begin_anew(measures_of(config, resume.about.config, True), config) if line not in resume.lost
-    ]
-    return replace(resume, matters=matters, lost=(*resume.lost, *anew))
+    measures = measures_of(config, completed(about.config, public(config)), True)
+    return replace(
+        resume,
+        matters=[*resume.matters, f"the data: their fingerprint was {before}, is {now}"],
+        lost=[*dict.fromkeys((*resume.lost, *begin_anew(measures, config)))],
+    )
 
 
 def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
@@ -286,10 +221,10 @@ def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
         return resume
     if not allowed:
         raise other_classes(other, resume.folder)
-    return replace(resume, matters=(*resume.matters, f"{other}: the head goes on in its order"))
+    return replace(resume, matters=[*resume.matters, f"{other}: the head goes on in its order"])
 
 
-def other_classes(other: str, folder: Path) -> UserError:
+def other_classes(other: str, folder: str) -> UserError:
     """The error for a run whose data have other classes than those of the checkpoint."""
     return UserError(
         "resume",
@@ -298,14 +233,8 @@ def other_classes(other: str, folder: Path) -> UserError:
     )
 
 
-def as_begun(plan: Plan, resume: Resume | None) -> Plan:
-    """Return the plan with the size of leased blocks from the run's beginning, which never changes in a run."""
-    blocks = resume.about.lease_batches if resume is not None else 0
-    return plan.changed(batches={"lease_batches": blocks}) if blocks else plan
-
-
 def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
-    """As many samples in an update as before.
+    """Refuse another number of samples in an update.
 
     Raises:
         UserError: there are more or fewer.
@@ -316,7 +245,7 @@ def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
 
 
 def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
-    """Why the samples of an epoch would come in another order."""
+    """Yield why the samples of an epoch would come in another order."""
     sampler = config.sampler
     before, now = (about.workers, about.config.get("sampler", {}).get("pad")), (plan.topology.workers, sampler.pad)
     if sampler.padding == CONTIGUOUS and before != now:
@@ -327,7 +256,7 @@ def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
 
 
 def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
-    """This strategy can take over what the one before has left.
+    """Refuse a strategy that cannot load the state of the one before.
 
     Raises:
         UserError: it cannot.
@@ -370,7 +299,9 @@ def _precision(plan: Plan, about: store.About) -> str:
 
 
 def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
-    """Yield one line for everything that a resuming run loses or begins anew.
+    """Yield one line for each thing that a resuming run loses or begins anew.
+
+    Parameters and optimizer state are float32 with fp32, bf16 and fp16, and float64 with fp64.
 
     Parameters and what the optimizer remembers are float32 with fp32, bf16 and fp16 alike, and float64 with fp64.
     """
@@ -390,7 +321,7 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def _average(config: RunConfig, about: store.About) -> Iterator[str]:
-    """Yield what becomes of the moving average of the weights, if only one of the two runs has one."""
+    """Yield what becomes of the averaged weights if only one of the two runs has them."""
     before, now = about.config.get("ema", {}).get("decay"), config.ema.decay
     if before is None and now is not None:
         yield (
@@ -430,4 +361,4 @@ def _kept_in_servers(plan: Plan, about: store.About) -> str:
 
 
 OTHER_NUMBERS = (_other_replicas, _other_errors, _other_numbers)
-"""Each tells why updates are others where there are more or fewer workers or servers than before."""
+"""Each yields why updates differ with more or fewer workers or servers than before."""

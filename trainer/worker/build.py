@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,23 +15,17 @@ from trainer.config.instantiate import call_target, needs_skeleton
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import EarlyStopConfig
-from trainer.data.augment.mixing import Mixing
-from trainer.data.auto_num_workers import growing_readers
 from trainer.data.checked_splits import opened
 from trainer.data.epoch_order import EpochOrder, epoch_order, needs_training_data
 from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.feed import Feed
-from trainer.data.leased_blocks import MapWork, StreamWork
 from trainer.data.placement import Placement
 from trainer.data.reader import BlockReader, Reading
 from trainer.data.sampler import EvaluationSampler, training_sampler, undivided_sampler
 from trainer.data.source import Facts, Splits
-from trainer.data.streamed import Part, Streamed, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
-from trainer.metrics.user_metrics import OwnMetrics
-from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
@@ -45,6 +40,11 @@ from trainer.worker.nonfinite import STEP_HOOKS
 from trainer.worker.settings import seed_all
 from trainer.worker.training import FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
 from trainer.worker.user_strategy import check_abilities, check_set_up
+
+if TYPE_CHECKING:
+    from trainer.data.augment.mixing import Mixing
+    from trainer.data.auto_num_workers import Growth
+    from trainer.data.leased_blocks import MapWork, StreamWork
 
 UNLIMITED = 1 << 62
 
@@ -99,15 +99,19 @@ def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy
     watchers = Watchers(
         step_hook=STEP_HOOKS[config.on_nonfinite](seat.rank, seat.size, together),
         callbacks=made(config.callbacks, seat.rank, seat.size, run_dir, plan.length.total_steps, model),
-        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores),
     )
+    if config.metrics:
+        from trainer.metrics.user_metrics import OwnMetrics
+
+        watchers.user_metrics = OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores)
     if plan.mode == "train":
         watchers.early_stop = _early_stop(config.early_stop, plan.objective.lower)
         watchers.plateau = is_plateau(config.scheduler._target_)
-        watchers.ema, watchers.average_ema = (
-            averaged_weights(model, config.ema),
-            not plan.strategy.traits.same_everywhere,
-        )
+        if config.ema.decay is not None:
+            from trainer.optim.averaged import averaged_weights
+
+            watchers.ema = averaged_weights(model, config.ema)
+        watchers.average_ema = not plan.strategy.traits.same_everywhere
         watchers.save_best = partial(save_best, model, strategy, seat, run_dir)
     return watchers
 
@@ -170,7 +174,7 @@ def _make_feed(
         expect=strategy.expect if isinstance(strategy, LooksAhead) else None,
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
-        growth=growing_readers(config.data, readers, prefetch, seat.local_size),
+        growth=_make_growth(config, readers, prefetch, seat),
         test=EvaluationSampler(facts.test_samples, plan.batches.val_size, seat.rank, seat.size) if tested else None,
         outputs=plan.data.labels,
         denominator=criterion.denominator,
@@ -186,6 +190,8 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     facts, data = plan.data.facts, config.data
     if not facts.iterable:
         return splits
+    from trainer.data.streamed import Part, Streamed, is_stream
+
     name, train, val, test = str(data._target_), splits.train, splits.val, splits.test
     if plan.mode == "train":
         if not is_stream(train):
@@ -215,6 +221,8 @@ def _leased_work(
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
     if not plan.batches.leased or not isinstance(strategy, LeasesWork):
         return None
+    from trainer.data.leased_blocks import MapWork, StreamWork
+
     size = plan.batches.size
     if plan.data.facts.streams:
         return StreamWork(splits.train, size, config.seed, config.sampler.shuffle, strategy.leases)
@@ -233,6 +241,15 @@ def _leased_work(
     )
 
 
+def _make_growth(config: RunConfig, readers: int, prefetch: int, seat: Seat) -> Growth | None:
+    """Make what decides on more reading processes; None without reading processes, or for a fixed number of them."""
+    if not readers:
+        return None
+    from trainer.data.auto_num_workers import growing_readers
+
+    return growing_readers(config.data, readers, prefetch, seat.local_size)
+
+
 def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> EpochOrder:
     """Make the epoch's order of samples that the config's sampler asks for."""
     needed = needs_training_data(config)
@@ -242,5 +259,10 @@ def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> EpochOrder:
 def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     """Make the mixup and CutMix of training batches that the config asks for; None if it asks for none."""
     data = config.node("data")
-    mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
+    mixup, cutmix = data.get("mixup", 0.0), data.get("cutmix", 0.0)
+    if not (mixup or cutmix):
+        return None
+    from trainer.data.augment.mixing import Mixing
+
+    mixing = Mixing(mixup, cutmix, data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None

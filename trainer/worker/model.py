@@ -118,12 +118,12 @@ def not_finite_parameters(model: nn.Module) -> list[str]:
 
 
 class Superseded(Exception):
-    """Raised within :func:`save` where the old file is to stay."""
+    """Raised within :func:`save` to keep the old file."""
 
 
 def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True) -> None:
-    """Save a model: its parameters and buffers as a safetensors file, which replaces the old one.
-    It tells the tables that are left out.
+    """Save a model: its parameters and buffers as a safetensors file, which replaces the old one. The file lists the
+    tables that it leaves out.
 
     Args:
         counts: asked when all is written; False: the old file stays.
@@ -131,7 +131,7 @@ def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True
     from safetensors.torch import save_model
 
     with suppress(Superseded), replacing(path) as part, without_empty_tables(model) as absent:
-        # One entry alone: safetensors writes several in an order of chance, and equal models have equal files.
+        # One entry: safetensors writes several in random order, and equal models must have equal files.
         save_model(model, str(part), metadata={tensor_files.LEFT_OUT: " ".join(absent)} if absent else {"format": "pt"})
         if not counts():
             raise Superseded

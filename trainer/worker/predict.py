@@ -32,7 +32,7 @@ from trainer.worker.settings import settings
 from trainer.worker.train import membership
 
 BLOCK = 4096
-"""Files after which the workers put together what they found: what is in memory does not grow with the folder."""
+"""Files between two exchanges of results, so that memory does not grow with the folder."""
 MOST_NAMED = 20
 
 
@@ -90,7 +90,7 @@ def _output(assignment: Assignment) -> Path:
 def _look_at_images(
     source: DataSource, model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
 ) -> dict[str, Any]:
-    """Each worker's share of the images, and the first worker's table."""
+    """Predict this worker's share of the images; the first worker writes the table."""
     plan, files = assignment.plan, assignment.files
     preprocessing = source.preprocessing(plan.data.facts)
     pictures = Pictures(Path(str(assignment.config.predict.input)), files, preprocessing)
@@ -113,7 +113,7 @@ def _look_at_rows(
     strategy: Strategy,
     report: Report,
 ) -> dict[str, Any]:
-    """The same for rows of text."""
+    """Predict this worker's share of the rows of text; the first worker writes the table."""
     config, plan, names = assignment.config, assignment.plan, assignment.files
     device, precision = torch.device(seat.device), plan.chosen.precision
     reader: RowReader = call_target(node, "data")
@@ -219,7 +219,7 @@ def _why_unreadable(pictures: Pictures, number: int) -> str:
 
 
 def _outcome(report: Report, files: int, unreadable: list[str]) -> dict[str, Any]:
-    """Lines on the screen, the numbers as metrics, and the outcome."""
+    """Print what was predicted, report the counts as metrics, and return the outcome."""
     if unreadable:
         named = ", ".join(unreadable[:MOST_NAMED]) + (", ..." if len(unreadable) > MOST_NAMED else "")
         print(f"{len(unreadable)} of {counted(files, 'file')} could not be read: {named}", flush=True)

@@ -26,7 +26,7 @@ from trainer.strategies.contract import Seat, Strategy
 from trainer.tasks.contract import Task
 
 LINES = 4096
-"""At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
+"""Most lines of one worker in a round, so that memory does not grow with the files."""
 MOST_BLANK = 64 << 10
 """Bytes of blank lines at the end of a file that are passed over."""
 MOST_NAMED = 20
@@ -67,7 +67,8 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
 
 
 def _without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
-    """Split blank lines from the end of whole lines: at the end of a file they are no rows.
+    """Split blank lines from the end of whole lines: at the end of a file they are no rows. Beyond ``MOST_BLANK`` bytes
+    they count as lines, so that memory stays small.
 
     More of them than anybody types stay lines, so that what is kept of a file stays small.
     """
@@ -96,7 +97,8 @@ class RowPrediction:
     report: Report
 
     def results(self, files: Sequence[Path]) -> Iterator[Result]:
-        """Yield the results (N, 1 + W) of each chunk in order: for each line 1 if it could be read, the task's numbers.
+        """Yield the results (N, 1 + W) of each chunk in order: for each line 1 if it could be read, and the task's
+        numbers. Every worker reads all lines, which is quick, and parses and predicts every ``size``-th chunk.
 
         Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
         """

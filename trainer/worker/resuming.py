@@ -54,9 +54,9 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
 
 
 def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Training) -> WorkerState:
-    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are
-    shared out, and so are the samples that workers without a common step count each for themselves; a worker more than
-    there were has the first one's buffers and draws anew.
+    """This worker's part. With another number of workers than before, the batches of the current log window are shared
+    out. So are the samples that workers without a common step count each. A new worker has the first one's buffers and
+    new random numbers.
 
     Args:
         before: how many workers there were.
@@ -88,7 +88,7 @@ def _rehearse(run: Training) -> None:
 
 
 def _forget(run: Training, measures: Measures) -> None:
-    """Best values of metrics that measured something else before are none."""
+    """Forget best values of metrics that measured something else before the checkpoint."""
     run.reporting.report.forget(measures.why_not)
     early_stop, updater = run.watchers.early_stop, getattr(run.strategy, "updater", None)
     if early_stop is not None and measures.anew("early_stop.metric", early_stop.best.metric):
@@ -99,8 +99,8 @@ def _forget(run: Training, measures: Measures) -> None:
 
 
 def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config
-    decide anew."""
+    """Why the run stops, as an early stop or a callback decided before the checkpoint; with another config both decide
+    anew."""
     if before.get("callbacks") != now.get("callbacks") and run.watchers.callbacks:
         run.watchers.callbacks.forget_stop()
     reason = run.watchers.callbacks.agreed if run.watchers.callbacks else ""

@@ -158,6 +158,10 @@ class ResumeConfig:
     allow_changes: bool = key(False, "go on although the config has changed in what matters to the numbers")
 
 
+MLFLOW = "mlflow"
+"""MLflow's name among the trackers."""
+
+
 @dataclass
 class TrackingConfig:
     """tracking: where metrics go besides the run's own folder. Several: ``tracking=[mlflow,tensorboard]``."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset, default_collate
 
 from trainer.data.augment.global_generators import own_randomness, seed_for_sample
-from trainer.data.augment.mixing import Mixing
+
+if TYPE_CHECKING:
+    from trainer.data.augment.mixing import Mixing
 
 
 class Seeded(Dataset[Any]):
