@@ -20,8 +20,6 @@ class BestOfCheckpoints:
 
     On a file system without links they are copied in the background, from a file that is opened before the training
     goes on.
-
-    A file system without links gets a copy, in the background, of the file that was opened before the training went on.
     """
 
     def __init__(self) -> None:

@@ -178,8 +178,6 @@ def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | Non
     If none is whole, a checkpoint is returned of which only the best weights are damaged: links share them between
     checkpoints.
 
-    Without a whole one, the newest of which only the best weights are damaged: checkpoints share them by links.
-
     Args:
         say: see :func:`newest_whole`.
 
@@ -292,13 +290,12 @@ def parse_about(text: bytes, path: str) -> About:
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
     counts = ("step", "epoch", "update", "samples", "points", "workers", "global_batch_size", "total_steps")
-    if not all(type(count := getattr(found, name)) is int and count >= 0 for name in counts):
+    others = isinstance(found.best_step, int) and isinstance(found.updates, (int, type(None)))
+    if not (others and all(type(count := getattr(found, name)) is int and count >= 0 for name in counts)):
         raise UserError(path, "it tells a number that is none")
     value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
     if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
-    if not isinstance(found.best_step, int) or not isinstance(found.updates, (int, type(None))):
-        raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")
     if not all(isinstance(version, str) for version in found.versions.values()):
@@ -386,8 +383,7 @@ def _is_left(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint. If the removal is interrupted, the remaining folder has the name of an unfinished
-    checkpoint."""
+    """Remove a checkpoint. After an interrupted removal, the rest has the name of an unfinished one."""
     durable_folder.begin(folder)
     os.rename(folder, durable_folder.partial_of(folder))
     durable_folder.begin(folder)

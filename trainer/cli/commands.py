@@ -111,7 +111,6 @@ def _executed(
     config: DictConfig, ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None
 ) -> Result:
     """Run the job in its folder; prints the last lines of a run that failed."""
-    from trainer.cli.last_lines import say_broken
     from trainer.host import early_signals
     from trainer.job.claim_folder import held
     from trainer.job.job import execute
@@ -124,6 +123,8 @@ def _executed(
         early_signals.job_ended(exit_code(result))
         return result
     except (Interrupted, RunFailed) as error:
+        from trainer.cli.last_lines import say_broken
+
         early_signals.job_ended(error.exit_code)
         say_broken(ready)
         raise
@@ -132,11 +133,11 @@ def _executed(
 @contextlib.contextmanager
 def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
     """Context manager: an error of the run gets a note, the last line of the output: how to resume the run."""
-    from trainer.cli.last_lines import how_to_go_on
-
     try:
         yield
     except (Interrupted, RunFailed) as error:
+        from trainer.cli.last_lines import how_to_go_on
+
         if note := how_to_go_on(error, ready, overrides):
             error.add_note(note)
         raise
@@ -152,11 +153,12 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
         UserError: the message has the newest folder beside it that can be resumed.
     """
     from trainer.checkpoint import store
-    from trainer.cli.last_lines import short
     from trainer.planning.find_checkpoint import AUTO
 
     if config.resume.path != AUTO or config.mode != "train" or not compose.named_by_time(config, key):
         return
+    from trainer.cli.last_lines import short
+
     there = sorted(folder.parent.glob(f"*/{store.CHECKPOINTS}/step-*/{store.ABOUT}"), key=lambda path: path.parts[-4])
     newest = short(there[-1].parents[2]) if there else f"{short(folder.parent)}/NAME"
     why = f"the folder has the time in its name ({key}), so that no command finds the checkpoints of the one before"

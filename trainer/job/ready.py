@@ -190,7 +190,8 @@ def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
     ready = _planned(command, passed)
     from trainer.job.balanced_weights import weighed
 
-    if len(ready.plan.topology.processes) > 1 or ready.plan.topology.least_nnodes:
+    topology = ready.plan.topology
+    if len(topology.processes) > 1 or topology.least_nnodes or topology.launcher or ready.checked.searches:
         from trainer.launch.preload import imported_since
 
         ready = replace(ready, imported=tuple(imported_since(before)))

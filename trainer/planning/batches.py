@@ -64,8 +64,6 @@ def batch_sizes(
 
     If a global batch cannot be shared out evenly, ``batch_size`` is the largest share of a worker.
 
-    A global batch is shared out unevenly where it must be, and the first is the most that a worker gets at a time.
-
     Raises:
         UserError: they contradict each other, or the batch cannot be shared out.
     """

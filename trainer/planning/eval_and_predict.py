@@ -140,7 +140,7 @@ def _of_the_run(config: RunConfig) -> Facts | None:
 
 
 @dataclass(frozen=True)
-class LookedAt:
+class EvaluatedInputs:
     """The image files or files of rows that mode=predict reads; none for mode=eval.
 
     Attributes:
@@ -156,7 +156,7 @@ class LookedAt:
     attention: str = ""
 
 
-def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
+def evaluated_inputs(config: RunConfig, source: DataSource, facts: Facts) -> EvaluatedInputs:
     """Find the image files, or the files of rows, that mode=predict reads.
 
     Raises:
@@ -166,7 +166,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
         _check_split(config, facts)
         if (rows := reader_of(source, facts)) is not None:
             _check_same_reading(run_of(Path(str(config.weights))), rows)
-        return LookedAt("", (), 0, facts.attention)
+        return EvaluatedInputs("", (), 0, facts.attention)
     reader = reader_of(source, facts)
     if reader is None and not source.sees_pictures:
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
@@ -195,7 +195,7 @@ def _check_split(config: RunConfig, facts: Facts) -> None:
     raise UserError(what, f"{facts.source} {what_is_there}", f"eval.split={other}" if there else "")
 
 
-def _images(config: RunConfig, source: DataSource) -> LookedAt:
+def _images(config: RunConfig, source: DataSource) -> EvaluatedInputs:
     """The images of the folder, or the one named image, or those that a table names."""
     from trainer.data.images.image_files import EXTENSIONS, is_image
     from trainer.data.images.listing import images_in
@@ -208,7 +208,7 @@ def _images(config: RunConfig, source: DataSource) -> LookedAt:
     elif folder.is_dir():
         files, again = images_in(folder)
     elif (is_address(place) or folder.is_file()) and (found := source.pictures_of(place)):
-        return LookedAt(os.path.abspath(found[0]), tuple(found[1]), len(found[1]))
+        return EvaluatedInputs(os.path.abspath(found[0]), tuple(found[1]), len(found[1]))
     else:
         there = "is neither a folder nor an image" if folder.exists() else "there is no such folder"
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
@@ -219,10 +219,12 @@ def _images(config: RunConfig, source: DataSource) -> LookedAt:
             f"there is no image in it ({', '.join(EXTENSIONS)}){passed}",
             "predict.input=FOLDER",
         )
-    return LookedAt(os.path.abspath(folder), tuple(files), len(files), f"passed over: {some(again)}" if again else "")
+    return EvaluatedInputs(
+        os.path.abspath(folder), tuple(files), len(files), f"passed over: {some(again)}" if again else ""
+    )
 
 
-def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
+def _rows(config: RunConfig, node: dict[str, Any]) -> EvaluatedInputs:
     """The files of rows, the folder that they are all in, and about how many rows they have.
 
     Raises:
@@ -241,7 +243,7 @@ def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
         if reader.labelled(text) is None:
             raise UserError(f"predict.input={path}", f"has no row in its first MiB ({reader.format})")
     common = os.path.commonpath([path.parent for path in files])
-    return LookedAt(str(common), tuple(os.path.relpath(path, common) for path in files), round(rows))
+    return EvaluatedInputs(str(common), tuple(os.path.relpath(path, common) for path in files), round(rows))
 
 
 def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:

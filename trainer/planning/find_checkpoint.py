@@ -162,9 +162,6 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
 
     This is so if nothing is trained, before the first update, and if host 0 writes checkpoints into a folder that this
     host sees.
-
-    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a
-    folder that this host sees.
     """
     if config.mode != "train":
         return True

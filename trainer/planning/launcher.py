@@ -80,13 +80,13 @@ class Assignment:
     Attributes:
         files: of mode=predict, the files to read, relative to predict.input. secrets: values that no output shows.
         imported: packages that the launcher imported while it checked the config. resume: folder of the checkpoint from
-        which the run resumes; empty: the run begins. rewinds: since that checkpoint, how the batches come in another
-        order (:mod:`trainer.data.batch_reordering`). data: the fingerprint of the data, for checkpoints; empty: there
-        is none, or host 0 has it. tested: the update after which an earlier life of the run measured the test data, and
-        the values; (0, {}): none did. again: processes of this job have run before, and one has died. deaths: the
-        launcher counts deaths here, and starts single processes again while the count allows; None: the launcher starts
-        none again. watch: the launcher calls this from time to time, with the board of the run, while the processes
-        run. Processes get neither ``deaths`` nor ``watch``.
+        which this life of the run resumes; empty: the run begins. rewinds: since that checkpoint, how the batches come
+        in another order (:mod:`trainer.data.batch_reordering`). data: the fingerprint of the data, for checkpoints;
+        empty: there is none, or host 0 has it. tested: the update after which an earlier life of the run measured the
+        test data, and the values; (0, {}): none did. again: processes of this job have run before, and one has died.
+        deaths: the launcher counts deaths here, and starts single processes again while the count allows; None: the
+        launcher starts none again. watch: the launcher calls this from time to time, with the board of the run, while
+        the processes run. Processes get neither ``deaths`` nor ``watch``.
     """
 
     config: RunConfig

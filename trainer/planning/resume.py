@@ -302,8 +302,6 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield one line for each thing that a resuming run loses or begins anew.
 
     Parameters and optimizer state are float32 with fp32, bf16 and fp16, and float64 with fp64.
-
-    Parameters and what the optimizer remembers are float32 with fp32, bf16 and fp16 alike, and float64 with fp64.
     """
     before, now = about.precision, plan.chosen.precision
     if now == FP16 != before:

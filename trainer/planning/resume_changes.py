@@ -2,9 +2,6 @@
 
 The two configs are compared without secrets, and with the keys of today. A metric is compared with earlier values only
 if it measures the same thing on the same samples.
-
-The config of a checkpoint is compared with that of today, both without secrets and with the keys of today. A metric is
-compared with the values before only where it measures the same thing on the same samples.
 """
 
 from __future__ import annotations

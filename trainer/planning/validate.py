@@ -117,7 +117,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
             check_other(checked)
     check_weights(checked)  # not in ``lacks``: a plan cannot be made without the loss
     if config.mode != "train":
-        return _looking(checked)
+        return _with_inputs(checked)
     with lacks:
         _check_nonfinite(checked)
     with lacks:
@@ -272,19 +272,19 @@ def _with_batches(
     return config
 
 
-def _looking(checked: Checked) -> Checked:
+def _with_inputs(checked: Checked) -> Checked:
     """Return the checked config with the images or rows that mode=predict reads; none for mode=eval."""
-    from trainer.planning.eval_and_predict import looked_at
+    from trainer.planning.eval_and_predict import evaluated_inputs
 
     config = checked.config
-    looked, output = looked_at(config, checked.source, checked.facts), config.predict.output
-    predict = {"input": looked.folder or config.predict.input, "output": output and os.path.abspath(output)}
+    inputs, output = evaluated_inputs(config, checked.source, checked.facts), config.predict.output
+    predict = {"input": inputs.folder or config.predict.input, "output": output and os.path.abspath(output)}
     return replace(
         checked,
         config=config.changed(predict=predict),
-        files=looked.files,
-        samples=looked.samples,
-        facts=replace(checked.facts, attention=looked.attention),
+        files=inputs.files,
+        samples=inputs.samples,
+        facts=replace(checked.facts, attention=inputs.attention),
     )
 
 

@@ -111,8 +111,6 @@ def _limited_gpu(limits: TrialLimits, device: str) -> Measure:
 def _limited_host(limits: TrialLimits) -> Measure:
     """Limit this worker's host memory to about its share; returns a function that measures the memory used. If the
     host's memory runs out nevertheless, the kernel ends this process first.
-
-    This process is what the kernel ends first, should the host's memory be gone nevertheless.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -19,9 +19,6 @@ def save_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -
 
     The file also stays if this worker was stopped while it wrote and counted as lost. Another worker then keeps the
     best model, and may already have a better one.
-
-    It stays also where this worker was stopped while it wrote, and taken for lost: then another worker keeps the best
-    model, and may have a better one already.
     """
     with whole(strategy):
         try:

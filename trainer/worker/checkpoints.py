@@ -34,7 +34,7 @@ DATA = "data"
 """The note with the fingerprint of the data."""
 HUNG_S = 3.0
 """Longest wait for parts of other workers if some of them hang."""
-TELL_EVERY_S = 60.0
+REPORT_EVERY_S = 60.0
 """Least time between two lines about checkpoints."""
 
 
@@ -47,13 +47,6 @@ class Checkpoints:
 
     Workers without a common step (``lockstep=False``) have no such update. The first worker leaves a note. Each worker
     that finds it, after an update or while it waits for others, waits until all have stopped.
-
-    After an update that its own count tells (``every_steps``), a worker saves without asking. What only a clock or a
-    signal tells, the first worker decides. It writes the number of an update on the board in which all workers will
-    wait for each other, so that all have read it when that update is done.
-
-    Workers without a common step (``lockstep=False``) have no such update: the first leaves a note, and each worker
-    that finds it, after its next update or while it waits for others, waits until all stand still.
 
     Args:
         folder: ``checkpoints`` in the run's folder.
@@ -96,12 +89,12 @@ class Checkpoints:
         self.saved_at = clock()
         self.writer = BackgroundWriter(settings.background)
         self.best = BestOfCheckpoints()
-        self.told_at = -TELL_EVERY_S
+        self.reported_at = -REPORT_EVERY_S
         self.given_up: list[Path] = []
         self.others_hang = False
         self.leaving = False
         self.updates_done = False
-        self.passed_on = False
+        self.forwarded = False
         self.request: StopRequest | None = None
         self.before: BeforeValidation | None = None
         self.cut = False
@@ -119,7 +112,7 @@ class Checkpoints:
         if run.progress.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
             self._take(run, run.progress.epoch)
         if run.progress.step == self.target:
-            self._answer()
+            self._finish_request()
 
     def after_epoch(self, run: Training) -> None:
         """Save after an epoch if a checkpoint is due, unless the epoch's last update has saved already."""
@@ -146,7 +139,7 @@ class Checkpoints:
         if not run.lockstep:
             self.check_due(run)
             return False
-        self._pass_on()
+        self._forward_request()
         self.cut = self._is_asked_to_leave()
         return self.cut
 
@@ -162,7 +155,7 @@ class Checkpoints:
             self.leaving = True
             if run.progress.step != self.saved:
                 self._take(run, run.progress.epoch)
-            self._answer()
+            self._finish_request()
 
     def check_due(self, run: Training, decides: bool = True) -> None:
         """For asynchronous workers between updates: the first one asks for a checkpoint, the others read its note.
@@ -170,17 +163,17 @@ class Checkpoints:
         Args:
             decides: the first may say so now.
         """
-        self._pass_on()
+        self._forward_request()
         waits = not decides and _meetings(run) == self.waits_at
         leads = (decides or waits) and _leads(run)
-        if leads and (leaving := self._decides(run)) is not None and self._may_say(key := f"stop/{self.asked}"):
+        if leads and (leaving := self._decides(run)) is not None and self._may_write(key := f"stop/{self.asked}"):
             self.board.set(key, f"{int(leaving)} {_meetings(run) - waits}")
             if not leaving and isinstance(run.strategy, TakesBack):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
             self._take(run, run.progress.epoch)
             self.leaving = bool(self._asked()[0])
-            self._answer()
+            self._finish_request()
 
     def _decides(self, run: Training) -> bool | None:
         """Whether all workers leave after saving; None: no checkpoint is due."""
@@ -224,28 +217,28 @@ class Checkpoints:
             # its writer was stopped, counted as lost, and woke too late
             self.asked, self.target, self.leaving = self.asked + 1, None, False
         key = f"after/{self.asked}"
-        self._pass_on()
+        self._forward_request()
         if _is_first(run):
             leaving = self._is_asked_to_leave()
             if not (leaving or self._late()):
                 return
-            if self._may_say(key):
+            if self._may_write(key):
                 target = run.progress.step if self.seat.size == 1 else run.strategy.next_meeting(run.progress.step)
                 self.board.set(key, f"{target} {int(leaving)}")
         if self.board.check([key]):  # the writer may have been a first worker that is lost by now
             target, leaves = map(int, self.board.get(key).split())
             self.target, self.leaving = target, bool(leaves)
 
-    def _may_say(self, key: str) -> bool:
+    def _may_write(self, key: str) -> bool:
         """Whether this worker may write the note ``key``: nobody else has written it, and the others have not given up
         this worker."""
         return not self.board.check([key]) and not was_lost(self.seat.store, self.seat.rank)
 
-    def _pass_on(self) -> None:
+    def _forward_request(self) -> None:
         """Tell the other workers that this one was asked to leave."""
-        if self.request and not self.passed_on:
+        if self.request and not self.forwarded:
             self.seat.store.set(LEAVE, "")
-            self.passed_on = True
+            self.forwarded = True
 
     def _is_asked_to_leave(self) -> bool:
         return bool(self.request) or bool(self.seat.store.check([LEAVE]))
@@ -254,7 +247,7 @@ class Checkpoints:
         every = self.settings.every_minutes
         return every is not None and self.clock() - self.saved_at >= 60 * every
 
-    def _answer(self) -> None:
+    def _finish_request(self) -> None:
         """Begin to wait for the next request, after a checkpoint; end the run if it was asked to leave.
 
         Raises:
@@ -299,7 +292,7 @@ class Checkpoints:
         if first:
             about = json.dumps({**self.about, **_position(run, epoch), "step": number, **self._known()}, indent=1)
             if run.reporting.report.watched.value is not None:
-                _try(lambda: self.best.hold(folder))
+                _try_best(lambda: self.best.hold(folder))
         self.saved, self.saved_after, self.saved_at = number, run.progress.step, self.clock()
         waited = self.saved_at - began
         workers = range(self.seat.size) if share.workers is None else share.workers
@@ -322,7 +315,7 @@ class Checkpoints:
                 print(failed, flush=True)
             return
         failed = failed or run.reporting.report.unwritten()
-        _try(lambda: self.best.seal(folder))
+        _try_best(lambda: self.best.seal(folder))
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
             self.given_up.append(folder)
@@ -334,8 +327,8 @@ class Checkpoints:
             store.retire(self.folder, place, self.settings.keep_last, self.settings.keep_best)
         except OSError as error:
             print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
-        if began >= self.told_at + TELL_EVERY_S:
-            self.told_at = began
+        if began >= self.reported_at + REPORT_EVERY_S:
+            self.reported_at = began
             size, took = _written(place) / 1e6, self.clock() - began
             print(
                 f"checkpoint {place.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s",
@@ -362,7 +355,7 @@ class Checkpoints:
             durable_folder.begin(folder)
 
 
-def _try(hold: Callable[[], None]) -> None:
+def _try_best(hold: Callable[[], None]) -> None:
     """Run ``hold``; on a full disk the checkpoint has no best weights."""
     try:
         hold()

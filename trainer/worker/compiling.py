@@ -17,9 +17,6 @@ def own_code() -> Iterator[None]:
     By default torch uses ``torchinductor_USER`` in the common temporary folder, which any user can create first. torch
     reads the variable when torch._dynamo is imported; precompiled headers ignore it.
 
-    torch's own choice is ``torchinductor_USER`` in the common temporary folder, which anybody can make first. It is set
-    when torch._dynamo is imported; precompiled headers go there whatever the variable says.
-
     Raises:
         UserError: another user could put code into the cache.
     """

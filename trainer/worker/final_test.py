@@ -32,9 +32,6 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     The final weights are measured if the run has no validations, or if tables of the best weights are only in servers.
     A finished run that is resumed keeps its measurement.
 
-    A run without validations has no best model, and is measured as it is at the end. So is one whose best weights lack
-    tables that are kept in servers alone. A run that is resumed after it was done keeps what it had measured.
-
     Raises:
         Preempted: the run is asked to leave; its next life measures them.
     """
@@ -106,9 +103,6 @@ def _takes_weights(run: Training, plan: Plan) -> bool:
     """Whether the trained model can load the best weights, so that no second model is built beside the optimizer. It
     cannot if servers or other workers hold parts of it, or if it has buffers that are not saved: final buffers do not
     fit the best weights.
-
-    It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the
-    end do not fit the best weights.
     """
     held = plan.strategy.traits.lockstep and plan.strategy.traits.skips and not isinstance(run.strategy, FullModel)
     return held and {name for name, _ in run.model.named_buffers()} <= set(run.model.state_dict())

@@ -74,8 +74,6 @@ class Monitor(threading.Thread):
     def measure(self) -> None:
         """Make one measurement and read new ones of other hosts. Errors are ignored: a measurement is not worth a run,
         and the launcher with its store may be gone already.
-
-        The launcher, and with it the store, may be gone already.
         """
         with suppress(OSError, ValueError, RuntimeError, psutil.Error, dist.DistError):
             self._measure()

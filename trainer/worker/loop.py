@@ -164,8 +164,6 @@ def _scaled(loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
 def _total_samples(run: Training) -> int:
     """Return the samples that all workers have trained on. A strategy may count them itself, because a worker that has
     died reports none.
-
-    A worker that has died reports no samples, so a strategy that counts them itself knows more than the log lines.
     """
     report = run.reporting.report
     if isinstance(run.strategy, CountsSamples):

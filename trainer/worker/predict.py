@@ -77,8 +77,8 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             source: DataSource = call_target(config.node("data"), "data")
             reader = reader_of(source, plan.data.facts)
             if reader is not None:
-                return _look_at_rows(reader, model, seat, assignment, strategy, report)
-            return _look_at_images(source, model, seat, assignment, strategy, report)
+                return _predict_rows(reader, model, seat, assignment, strategy, report)
+            return _predict_images(source, model, seat, assignment, strategy, report)
         finally:
             report.close()
 
@@ -87,7 +87,7 @@ def _output(assignment: Assignment) -> Path:
     return Path(assignment.config.predict.output or Path(assignment.plan.paths.run_dir) / "predictions.csv")
 
 
-def _look_at_images(
+def _predict_images(
     source: DataSource, model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
 ) -> dict[str, Any]:
     """Predict this worker's share of the images; the first worker writes the table."""
@@ -105,7 +105,7 @@ def _look_at_images(
     return {**_outcome(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 
 
-def _look_at_rows(
+def _predict_rows(
     node: Mapping[str, Any],
     model: torch.nn.Module,
     seat: Seat,

@@ -69,8 +69,6 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
 def _without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
     """Split blank lines from the end of whole lines: at the end of a file they are no rows. Beyond ``MOST_BLANK`` bytes
     they count as lines, so that memory stays small.
-
-    More of them than anybody types stay lines, so that what is kept of a file stays small.
     """
     end = text.find(b"\n", len(text.rstrip(b"\r\n"))) + 1 if text.strip(b"\r\n") else 0
     return (text[:end], text[end:]) if len(text) - end <= MOST_BLANK else (text, b"")
@@ -99,8 +97,6 @@ class RowPrediction:
     def results(self, files: Sequence[Path]) -> Iterator[Result]:
         """Yield the results (N, 1 + W) of each chunk in order: for each line 1 if it could be read, and the task's
         numbers. Every worker reads all lines, which is quick, and parses and predicts every ``size``-th chunk.
-
-        Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
         """
         size, step, all_chunks = self.seat.size, 0, chunks(files, self.reader)
         while together := list(islice(all_chunks, size)):

@@ -56,7 +56,7 @@ def probe(
         UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
             the data.
     """
-    with _unnoticed():
+    with _without_side_effects():
         _check_zero_init_of_weights(config)
         part = before_start("check", config.model)
         _try_transforms(config)
@@ -112,8 +112,6 @@ def _try_transforms(config: RunConfig) -> None:
 def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
     """Find the buckets in which the workers will exchange gradients; the model cannot be used afterwards. None: they
     exchange none, or the compiler decides on the order of the gradients.
-
-    None where they do not, or where the order of the gradients is the compiler's.
     """
     strategy = config.strategy
     if config.mode != "train" or config.compile or not isinstance(strategy, schema.CollectiveStrategy):
@@ -321,9 +319,6 @@ def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: F
 
     Errors on the meta device prove nothing. On the CPU they count, except in a user's own layer that may need a GPU.
 
-    What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's
-    own that may need a GPU.
-
     Raises:
         UserError: the model does not take the samples, or gives what the loss and the metrics do not take.
     """
@@ -406,7 +401,7 @@ def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor
 
 
 @contextmanager
-def _unnoticed() -> Iterator[None]:
+def _without_side_effects() -> Iterator[None]:
     """Context manager: keeps the run's random numbers, and silences torch's warnings, which come again in training."""
     state = torch.random.get_rng_state()
     try:

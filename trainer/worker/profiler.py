@@ -29,8 +29,6 @@ class Profiled(Unprofiled):
 
     On a GPU the profiler waits at each mark, so that a part's time is that of its kernels.
 
-    On a GPU the marked parts are waited for while the profiler runs, so that a part's time is its kernels'.
-
     Args:
         worker, folder: whose trace it is, and where it goes.
         after: updates before it begins, the profiler's own warm-up included; updates: how many are traced.
@@ -113,10 +111,6 @@ def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     Communication is time in which something is sent or awaited and no operator (on a GPU: no other kernel) runs. It is
     subtracted from the part in which it happens. ``ours`` is time that no part claims. A validation between two updates
     does not count.
-
-    Communication is what of it nothing covers: time in which something is sent or awaited and no operator (on a GPU:
-    no other kernel) runs. It is taken from the part in which it happens. ``ours`` is what no part claims. Validation
-    between two updates does not count.
 
     Args:
         events: of ``export_chrome_trace``, times in microseconds.

@@ -155,11 +155,6 @@ class BeforeValidation:
     The state is that of the random generators and, with several workers, the model's buffers, on which the workers have
     not agreed yet. Nothing else changes before the validation is done, or the change is the same when it is made twice:
     workers agree on equal parameters, and on averaged weights, whose mean is computed in float64.
-
-    It keeps the random generators and, of several workers, the buffers of the model, on which they have not agreed yet.
-
-    All else stays as it is until a validation is done, or is the same when it is done twice: what the workers agree on
-    are parameters, which are then equal, and the averaged weights, whose mean is taken in float64.
     """
 
     def __init__(self, run: Training, alone: bool) -> None:

@@ -99,8 +99,6 @@ def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerS
     """Return the first worker's part with the mean of all replicas' parameters, moving averages and optimizer states.
 
     Parts are read one after the other, so that two of them are in memory at a time.
-
-    One part after the other is read: two of them are in memory at a time.
     """
     names = store.parts(folder)
     own = [read(folder / name, [OWN])[OWN] for name in names]
@@ -116,9 +114,6 @@ def _add(total: Any, node: Any, weight: float) -> Any:
 
     Floating tensors with a dimension are summed as float64. Everything else (counts, settings, tensors without a
     dimension) comes from the first replica that has it.
-
-    Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension)
-    is as in the first replica that has it.
     """
     if isinstance(node, torch.Tensor) and node.is_floating_point() and node.dim():
         part = node.double() * weight

@@ -16,7 +16,6 @@ from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL
-from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import training_sampler
 from trainer.data.source import reader_of
 from trainer.errors import PREEMPTED, Missing, Preempted
@@ -177,7 +176,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     """Context manager: one worker of the run. It makes report, strategy, model and data, and closes them at the end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
-    with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
+    with _deaths_named(plan), settings(config, plan, seat), membership(seat, assignment) as strategy:
         best = best_metric(config)
         own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
@@ -208,6 +207,15 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
                 report.close()
             raise
         report.close()
+
+
+def _deaths_named(plan: Plan) -> AbstractContextManager[None]:
+    """Context manager: torch's error for a dead reading process becomes one sentence, if there are such processes."""
+    if not plan.chosen.num_workers:
+        return nullcontext()
+    from trainer.data.reading_processes import deaths_named
+
+    return deaths_named()
 
 
 def _host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
