@@ -41,11 +41,6 @@ def _other_processes(plan: Plan, about: store.About) -> bool:
     return plan.strategy.name in STRATEGIES and (about.workers, about.servers) != (plan.topology.workers, servers)
 
 
-def _batch(about: store.About, merge: int) -> int:
-    """The batch size of one worker in the run that wrote the checkpoint."""
-    return about.global_batch_size // (about.workers * merge)
-
-
 def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> None:
     """Refuse another number of workers if it does not fit the blocks leased before.
 
@@ -55,7 +50,7 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
     if not plan.batches.leased:
         why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
         raise UserError(f"{plan.topology.workers} workers", why, f"launch.workers={about.workers}")
-    if (before := _batch(about, plan.batches.merge)) != plan.batches.size:
+    if (before := about.global_batch_size // (about.workers * plan.batches.merge)) != plan.batches.size:
         why = (
             f"a batch has {plan.batches.size} samples, and had {before} in {folder}; work is handed out in blocks "
             f"of batches"
@@ -75,11 +70,6 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
                 else f"launch.workers={about.workers}"
             )
             raise UserError(f"{key}={now}", why, even)
-
-
-def _counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
-    """Whether the value of a key differs only because an asynchronous run has more or fewer workers."""
-    return _other_workers(plan, about) and key in EACH and about.config.get(key) is not None
 
 
 def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
@@ -120,7 +110,7 @@ def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 PRECISION = "precision"
-"""Key that is compared by what ``auto`` chose (:func:`_precision`)."""
+"""Key that is compared by what ``auto`` chose."""
 FP16, FP64 = "fp16", "fp64"
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
@@ -146,8 +136,9 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
     if _other_workers(plan, about):
         _check_other_workers(config, plan, about, folder)
-    else:
-        _check_global_batch(plan, about, folder)
+    elif about.global_batch_size != plan.batches.global_size:
+        why = f"an update has {plan.batches.global_size} samples, and had {about.global_batch_size} in {folder}"
+        raise UserError(f"{plan.topology.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
     matters, harmless = _changes(config, plan, about)
     check_ages(config, about)
     lost = [*left_behind(plan, about), *_average(config, about), *begins_anew(), *what_watches(config, plan, about)]
@@ -169,18 +160,20 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
 
 def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[list[str], list[str]]:
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
-    matters, harmless = list[str](), list[str]()
+    matters, harmless, others = list[str](), list[str](), _other_workers(plan, about)
     for key, line in differences(about.config, public(config), plan.strategy.name != about.strategy):
-        if is_of(key, HARMLESS) or _counts_for_others(plan, about, key):
+        of_each = others and key in EACH and about.config.get(key) is not None  # together they do as many updates
+        if is_of(key, HARMLESS) or of_each:
             harmless.append(line)
         elif key != PRECISION:
             matters.append(line)
-    if arithmetic := _precision(plan, about):
-        matters.append(arithmetic)
-    others = _other_workers(plan, about)  # together they do as many updates
+    if about.precision != plan.chosen.precision:
+        matters.append(f"precision was {about.precision}, is {plan.chosen.precision}")
     if not matters and about.total_steps != plan.length.total_steps and not others:
         matters = [f"the run had {about.total_steps} updates, and has {plan.length.total_steps}"]
-    matters = matters or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
+    if not matters:
+        matters = [*_other_order(config, plan, about), *_other_replicas(plan, about), *_other_errors(plan, about)]
+        matters += _other_numbers(plan, about)
     return matters, harmless
 
 
@@ -233,17 +226,6 @@ def other_classes(other: str, folder: str) -> UserError:
     )
 
 
-def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
-    """Refuse another number of samples in an update.
-
-    Raises:
-        UserError: there are more or fewer.
-    """
-    if about.global_batch_size != plan.batches.global_size:
-        why = f"an update has {plan.batches.global_size} samples, and had {about.global_batch_size} in {folder}"
-        raise UserError(f"{plan.topology.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
-
-
 def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why the samples of an epoch would come in another order."""
     sampler = config.sampler
@@ -290,12 +272,6 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
     if plan.strategy.name == SYNC and not plan.strategy.traits.exact:
         return "with these options of pserver_sync the updates would be others"
     return ""
-
-
-def _precision(plan: Plan, about: store.About) -> str:
-    """How the precision differs from the checkpoint's, or '' if it does not; ``auto`` counts as what it chose."""
-    before, now = about.precision, plan.chosen.precision
-    return f"precision was {before}, is {now}" if before != now else ""
 
 
 def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
@@ -356,7 +332,3 @@ def _kept_in_servers(plan: Plan, about: store.About) -> str:
     return (
         "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"
     )
-
-
-OTHER_NUMBERS = (_other_replicas, _other_errors, _other_numbers)
-"""Each yields why updates differ with more or fewer workers or servers than before."""

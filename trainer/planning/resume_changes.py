@@ -121,14 +121,9 @@ def completed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
         if isinstance(value, Mapping) and isinstance(inside, Mapping):
             if part := completed(inside, value, f"{path}."):
                 full[name] = part
-        elif name not in before and _is_default(path, value):
+        elif name not in before and any(k.default == value for s in sections() for k in s.keys if k.path == path):
             full[name] = value
     return full
-
-
-def _is_default(path: str, value: Any) -> bool:
-    """Whether a value is the key's default, in any option that has the key."""
-    return any(key.default == value for section in sections() for key in section.keys if key.path == path)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
@@ -233,11 +228,6 @@ class Measures:
 def measures_of(config: RunConfig, before: Mapping[str, Any], other_data: bool = False) -> Measures:
     """The :class:`Measures` of a run against a checkpoint's config, which is without secrets."""
     return Measures(before, public(config), other_data)
-
-
-def is_other(before: str, now: str) -> bool:
-    """Whether two fingerprints are of different data; an empty one is unknown."""
-    return bool(before and now and before != now)
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:

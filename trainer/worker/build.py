@@ -14,7 +14,6 @@ from trainer.config import redact
 from trainer.config.instantiate import call_target, needs_skeleton
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
-from trainer.config.schema import EarlyStopConfig
 from trainer.data.checked_splits import opened
 from trainer.data.epoch_order import EpochOrder, epoch_order, needs_training_data
 from trainer.data.evaluated_split import TEST, VAL
@@ -105,7 +104,8 @@ def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy
 
         watchers.user_metrics = OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores)
     if plan.mode == "train":
-        watchers.early_stop = _early_stop(config.early_stop, plan.objective.lower)
+        if (stop := config.early_stop).metric:
+            watchers.early_stop = EarlyStop(stop.metric, stop.patience, stop.min_delta, plan.objective.lower)
         watchers.plateau = is_plateau(config.scheduler._target_)
         if config.ema.decay is not None:
             from trainer.optim.averaged import averaged_weights
@@ -208,11 +208,6 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     if is_stream(test):
         test = Streamed(test, f"{name}, the test stream", facts, facts.val_shape or facts.shape)
     return replace(splits, train=train, val=val, test=test)
-
-
-def _early_stop(config: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
-    """Make the early stop that the config asks for; None if it watches no metric."""
-    return EarlyStop(config.metric, config.patience, config.min_delta, lower) if config.metric else None
 
 
 def _leased_work(

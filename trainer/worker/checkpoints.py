@@ -329,7 +329,9 @@ class Checkpoints:
             print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
         if began >= self.reported_at + REPORT_EVERY_S:
             self.reported_at = began
-            size, took = _written(place) / 1e6, self.clock() - began
+            # the best weights are a link
+            size = (durable_folder.bytes_of(place) - durable_folder.bytes_of(place, store.BEST)) / 1e6
+            took = self.clock() - began
             print(
                 f"checkpoint {place.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s",
                 flush=True,
@@ -379,11 +381,6 @@ def _position(run: Training, epoch: int) -> dict[str, Any]:
             "falls": watched.falls,
         },
     }
-
-
-def _written(folder: Path) -> int:
-    """The bytes of all workers' and servers' parts; the best weights are a link."""
-    return durable_folder.bytes_of(folder) - durable_folder.bytes_of(folder, store.BEST)
 
 
 def _meetings(run: Training) -> int:

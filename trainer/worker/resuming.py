@@ -13,7 +13,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
-from trainer.planning.resume_changes import Measures, completed, is_other, moved
+from trainer.planning.resume_changes import Measures, completed, moved
 from trainer.strategies.contract import Rehearses, Seat
 from trainer.strategies.replicas import HasReplicas
 from trainer.worker.checkpoints import Checkpoints
@@ -45,7 +45,7 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
     before = completed(about.config, config)
     nodes = [list(one.get("callbacks") or ()) for one in (before, config)]
     load_state(run, folder, replace(own, callbacks=moved(own.callbacks, *nodes)), first)
-    _forget(run, Measures(before, config, is_other(about.data, data)))
+    _forget(run, Measures(before, config, bool(about.data and data and about.data != data)))
     run.progress.stop = _stops(run, before, config)
     if isinstance(run.watchers.checkpoints, Checkpoints):
         run.watchers.checkpoints.saved, run.watchers.checkpoints.saved_after = about.step, run.progress.step
