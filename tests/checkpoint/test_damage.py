@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 import trainer
 from tests.checkpoint import disk, saving
 from trainer.checkpoint import durable_folder, store, tensor_tree, writer
-from trainer.checkpoint.life_folder import final_folder, life_folder
+from trainer.checkpoint.durable_folder import final_folder, life_folder
 from trainer.checkpoints import main as tools
 from trainer.errors import UserError
 from trainer.strategies.pserver.protocol import snapshot_parts

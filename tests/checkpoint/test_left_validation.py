@@ -16,8 +16,8 @@ from tests.checkpoint.test_identity import DIGITS, check_equal, lines
 from tests.ledgers import applied
 from trainer.checkpoint import store
 from trainer.optim.averaged import AveragedWeights
-from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.nonfinite import Stop
+from trainer.worker.state import BeforeValidation
 from trainer.worker.training import FinalTest, Watchers
 
 EVERYTHING = (

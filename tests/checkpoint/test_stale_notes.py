@@ -59,4 +59,4 @@ def test_who_may_stop_all_next_does_not_say_it_twice(tmp_path: Path) -> None:
     store = SealedBoard(dist.HashStore(), b"secret")
     second = of_worker(1, store, tmp_path)
     second.board.set("stop/0", "0 3")
-    assert not second._may_say("stop/0") and second._may_say("stop/1")
+    assert not second._may_write("stop/0") and second._may_write("stop/1")

@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 from tests.runs import environment
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.planning.hosts import check_alone
+from trainer.planning.one_of_several_tasks import check_alone
 
 SBATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
 STEP = {**SBATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}

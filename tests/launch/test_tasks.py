@@ -21,9 +21,8 @@ from trainer.errors import RunFailed, UserError
 from trainer.job.check import get_ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
 from trainer.launch.process_reports import VARIABLES, WHERE_SEVERAL
-from trainer.launch.start import start_here
 from trainer.launch.tasks import Commands, Task
-from trainer.planning.launcher import Supervision, launcher_of
+from trainer.planning.launcher import Supervision, launcher_of, start_here
 
 DIGITS = (
     "+recipe=digits_lenet",

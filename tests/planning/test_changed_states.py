@@ -17,7 +17,7 @@ from tests.strategies.launching import composed
 from trainer.checkpoint import store, tensor_tree
 from trainer.config.keys import Key, sections
 from trainer.errors import UserError
-from trainer.planning.resume import Resume
+from trainer.planning.plan import Resume
 from trainer.planning.resume_changes import (
     Measures,
     changed_states,
@@ -58,8 +58,8 @@ def resumed(checkpoint: Path, *changed: str) -> Resume:
     keys = {override.partition("=")[0] for override in changed}
     kept = [o for o in RUN if o.partition("=")[0] not in keys and o.partition(".")[0] not in keys]  # of another option
     ready = composed(*kept, *changed, f"resume.path={checkpoint}", "resume.allow_changes=true")
-    assert ready.resume is not None
-    return ready.resume
+    assert ready.plan.resume is not None
+    return ready.plan.resume
 
 
 ALL = "all 6 parameters"
@@ -206,7 +206,7 @@ def test_changed_key_is_refused_or_said(state: str, checkpoint: Path) -> None:
     ],
 )
 def test_what_is_taken_over_wholly_is_not_listed(changed: tuple[str, ...], checkpoint: Path) -> None:
-    assert resumed(checkpoint, *changed).lost == ()
+    assert resumed(checkpoint, *changed).lost == []
 
 
 def test_a_key_that_the_checkpoints_trainer_lacked_had_its_default(
@@ -218,7 +218,7 @@ def test_a_key_that_the_checkpoints_trainer_lacked_had_its_default(
     assert len([key for section in sections() for key in section.keys if _take_out(lacking, key)]) > 100
     monkeypatch.setattr(store, "about", lambda folder: replace(about, config=lacking))
     found = resumed(checkpoint)
-    assert found.lost == () and found.matters == () and found.harmless == ()
+    assert found.lost == found.matters == found.harmless == []
     full = completed(lacking, about.config)
     assert not any(Measures(full, about.config).why_not(metric) for metric in ("val/acc1", "val_ema/loss"))
     assert full["early_stop"] == about.config["early_stop"]

@@ -117,7 +117,7 @@ def test_nothing_begins_over_checkpoints_that_cannot_be_read(
     before = files(run)
     said = refusal("hydra.run.dir=run", "resume=auto")
     assert "none of its checkpoints is whole" in said and why in said and "resume=fresh to write over them" in said
-    ready = SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(run))), resume=None, secrets=set())
+    ready = SimpleNamespace(plan=SimpleNamespace(paths=SimpleNamespace(run_dir=str(run)), resume=None), secrets=set())
     with pytest.raises(RunFailed, match="is not started again"):
         begin_again(ready, None, "failed", 8, "died", 1)  # type: ignore[arg-type]
     assert files(run) == before
@@ -325,7 +325,7 @@ def test_hosts_that_come_and_go_know_the_runs_own_checkpoint_by_any_spelling(run
     Path("link").symlink_to("run")
     leads = elastic(run, "launch.node_rank=0", "resume.path=link")
     assert leads.assignment.resume == str(run / "checkpoints" / "step-000000008"), "others are told its name alone"
-    assert leads.resume is not None and leads.resume.here
+    assert leads.plan.resume is not None and leads.plan.resume.here
     with pytest.raises(UserError, match="did not come to its end"):
         elastic(run, "launch.node_rank=0")
-    assert elastic(run, "launch.node_rank=1").resume is None, "host 0 tells a host that comes late"
+    assert elastic(run, "launch.node_rank=1").plan.resume is None, "host 0 tells a host that comes late"

@@ -19,8 +19,8 @@ from trainer.host.hardware import Gpu
 from trainer.job import plan_table
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
+from trainer.planning.checked_config import Checked
 from trainer.planning.plan import Plan, Predicted
-from trainer.planning.restart_checks import restartable
 from trainer.tracking.describe import note
 from trainer.wording import counted
 
@@ -527,4 +527,4 @@ def test_processes_are_started_again_on_one_host_or_where_hosts_come_and_go_and_
     config = SimpleNamespace(mode=mode, launch=SimpleNamespace(nnodes=nnodes, least_nnodes=least))
     if torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert restartable(SimpleNamespace(config=config)) == again  # type: ignore[arg-type]
+    assert Checked.restartable.fget(SimpleNamespace(config=config)) == again  # type: ignore[attr-defined]

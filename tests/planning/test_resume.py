@@ -13,10 +13,11 @@ import pytest
 
 import trainer
 from tests.refusals import Case, cases
+from trainer.config.keys import is_of, sections
 from trainer.errors import UserError
 from trainer.host import versions
 from trainer.planning.resume import _average
-from trainer.planning.resume_changes import differences
+from trainer.planning.resume_changes import ORDER, ORDER_AT_SERVERS, SAME_VALIDATION, differences
 
 BASE = """
     +recipe=digits_lenet tracking=none execution.threads=1 verbosity=quiet limit_train_batches=4
@@ -215,3 +216,18 @@ def test_a_key_of_a_newer_trainer_is_no_difference_while_it_has_its_default() ->
     assert [key for key, _ in differences(before, {"model": {"_target_": "m", "init": "reference"}}, False)] == [
         "model.init"
     ]
+
+
+OTHER_SAMPLES = """_target_ batches dense_max dense_min draw_seed drawn_size fresh hash_size image image_size label
+    label_kind label_separator labels labels_below max_depth max_file_mib mean normalize num_classes on_bad path
+    per_class species split split_seed std test_fraction train_rows train_split val val_batches val_fraction val_path
+    val_resize val_rows val_size val_split"""
+"""Keys of ``data`` on which it depends what a validation measures."""
+
+
+def test_a_new_key_of_the_data_is_listed_as_one_that_changes_the_validation_or_not() -> None:
+    keys = [key.path for section in sections() for key in section.keys]
+    data = {key for key in keys if key.startswith("data.")}
+    assert {key for key in data if not is_of(key, SAME_VALIDATION)} == {f"data.{n}" for n in OTHER_SAMPLES.split()}
+    listed = (*SAME_VALIDATION, *ORDER, *ORDER_AT_SERVERS)
+    assert not [name for name in listed if not any(is_of(key, [name]) for key in keys)], "keys that are gone"

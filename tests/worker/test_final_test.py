@@ -26,8 +26,8 @@ from trainer.models.lenet import LeNet
 from trainer.planning.plan import Plan
 from trainer.tracking.logged_model import chosen
 from trainer.worker import final_test
-from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.nonfinite import Stop
+from trainer.worker.state import BeforeValidation
 from trainer.worker.training import FinalTest, Watchers
 
 TESTED = ["+recipe=digits_lenet", "tracking=none", "data.test_fraction=0.1"]

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.life_folder import life_folder
+from trainer.checkpoint.durable_folder import life_folder
 from trainer.host.notes_board import SealedBoard
 from trainer.worker.shared_folder import is_shared, life_of
 

@@ -1,1 +1,1 @@
-"""Folders that are there whole or not at all, and what a run keeps in them to go on from."""
+"""Folders that are complete or do not exist, and the checkpoints that a run keeps in them."""

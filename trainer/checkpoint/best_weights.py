@@ -1,4 +1,4 @@
-"""A run's best weights: each checkpoint holds those of its time, for a run that resumes from it."""
+"""The best weights of a run in its checkpoints: each checkpoint has those of its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from trainer.terminal.status import read_status
 class BestOfCheckpoints:
     """Puts the best weights so far into checkpoints, as hard links.
 
-    A file system without links gets a copy, in the background, of the file that was opened before the training went on.
+    On a file system without links they are copied in the background, from a file that is opened before the training
+    goes on.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class BestOfCheckpoints:
             self.to_copy = best.open("rb")
 
     def seal(self, folder: Path) -> None:
-        """Seal the best weights, in the background. Weights that the checkpoint before has, too, are not read again.
+        """Seal the best weights, in the background. Weights that are in the last checkpoint too are not read again.
 
         Raises:
             OSError: the file system refuses it.
@@ -92,7 +93,7 @@ def _is_damaged(held: Path, checkpoint: Path) -> bool:
 
 
 def _of(checkpoint: Path) -> Path | None:
-    """The best weights of a checkpoint's time; None: there are none."""
+    """The best weights at the time of a checkpoint; None: there are none."""
     if (held := checkpoint / BEST).is_file():
         return held
     about, beside = store.about(checkpoint), checkpoint.parent / BEST

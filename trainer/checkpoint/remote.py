@@ -292,7 +292,8 @@ def reason(error: BaseException) -> str:
 
 
 def named(address: str) -> tuple[Remote, str]:
-    """The :class:`Remote` of a run's copies, and the name of the addressed checkpoint: the newest one of a run.
+    """The :class:`Remote` of a run's copies, and the name of the checkpoint at an address; of a run's address, its
+    newest one.
 
     Raises:
         UserError: there is no such checkpoint.

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint import durable_folder
-from trainer.checkpoint.life_folder import final_folder
 from trainer.errors import UserError, why
 from trainer.host import files, json_text
 from trainer.wording import quoted
@@ -166,17 +165,18 @@ def newest_whole(checkpoints: Path, say: Callable[[str], None] = lambda line: No
 def remains(checkpoints: Path) -> list[Path]:
     """The folders with any file of a checkpoint: the newest first, then those that were given up."""
     given_up = [path for path in _entries(checkpoints) if OF_GIVEN_UP.fullmatch(path.name) and path.is_dir()]
-    return [path for path in (*found(checkpoints), *reversed(given_up)) if _holds_something(path)]
-
-
-def _holds_something(folder: Path) -> bool:
-    return not folder.is_dir() or any(FILE.fullmatch(path.name) for path in folder.iterdir())
+    return [
+        folder
+        for folder in (*found(checkpoints), *reversed(given_up))
+        if not folder.is_dir() or any(FILE.fullmatch(path.name) for path in folder.iterdir())
+    ]
 
 
 def newest_to_go_on(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint; None: there is no checkpoint yet.
 
-    Without a whole one, the newest of which only the best weights are damaged: checkpoints share them by links.
+    If none is whole, a checkpoint is returned of which only the best weights are damaged: links share them between
+    checkpoints.
 
     Args:
         say: see :func:`newest_whole`.
@@ -289,23 +289,13 @@ def parse_about(text: bytes, path: str) -> About:
         )
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(path, f"it cannot be read ({why(error)})") from error
-    numbers = (
-        found.step,
-        found.epoch,
-        found.update,
-        found.samples,
-        found.points,
-        found.workers,
-        found.global_batch_size,
-        found.total_steps,
-    )
-    if not all(type(number) is int and number >= 0 for number in numbers):
+    counts = ("step", "epoch", "update", "samples", "points", "workers", "global_batch_size", "total_steps")
+    others = isinstance(found.best_step, int) and isinstance(found.updates, (int, type(None)))
+    if not (others and all(type(count := getattr(found, name)) is int and count >= 0 for name in counts)):
         raise UserError(path, "it tells a number that is none")
     value, texts = found.watched.value, (found.strategy, found.precision, found.data, found.run_id)
     if not isinstance(value, (int, float, type(None))) or not all(isinstance(text, str) for text in texts):
         raise UserError(path, "it tells a value of another kind")
-    if not isinstance(found.best_step, int) or not isinstance(found.updates, (int, type(None))):
-        raise UserError(path, "it tells a number that is none")
     if not isinstance(found.config, dict) or not isinstance(found.versions, dict):
         raise UserError(path, "it does not tell the config")
     if not all(isinstance(version, str) for version in found.versions.values()):
@@ -326,7 +316,7 @@ def complete(folder: Path, names: Sequence[str]) -> None:
     """
     linked = [path.name for path in sorted(durable_folder.partial_of(folder).glob(LINKED))]
     beside = [name for name in (*linked, BEST) if durable_folder.is_written(folder, name)]
-    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, final_folder(folder))
+    durable_folder.complete(folder, [ABOUT, *names, *beside], FORMAT, durable_folder.final_folder(folder))
     try:
         durable_folder.durable_text(folder.parent / LATEST, found(folder.parent)[0].name + "\n")
     except OSError:  # resuming reads the folders; a wrong ``latest`` would mislead people
@@ -380,7 +370,7 @@ def forget_unfinished(checkpoints: Path, newest: Path | None = None) -> None:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether a path is a rest of an unfinished write or of an unfinished removal."""
+    """Whether a path remains of an unfinished write or removal."""
     if UNNAMED.fullmatch(path.name) or PERSISTABLES.fullmatch(path.name):
         return True
     if part := files.PART.match(path.name):
@@ -393,7 +383,7 @@ def _is_left(path: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; a rest of an interrupted removal has the name of an unfinished one."""
+    """Remove a checkpoint. After an interrupted removal, the rest has the name of an unfinished one."""
     durable_folder.begin(folder)
     os.rename(folder, durable_folder.partial_of(folder))
     durable_folder.begin(folder)
@@ -412,7 +402,7 @@ def is_whole(folder: Path, verify: bool = False, but: str = "") -> bool:
 
 
 def _share_a_file(one: Path, other: Path) -> bool:
-    """Whether two checkpoints share a linked file, other than the best weights, which a run can do without."""
+    """Whether two checkpoints share a linked file, without the best weights, which a run does not need."""
     own, others = ({path.stat().st_ino for path in of.iterdir() if path.name != BEST} for of in (one, other))
     return bool(own & others)
 

@@ -248,9 +248,8 @@ class _Unpacking:
 
 
 def _order(tensor: torch.Tensor) -> list[list[int]]:
-    """The axes in the order of memory, outermost first, as one item; no item if the tensor is contiguous.
-
-    With channels_last the order is not that of the shape.
+    """The order of the axes in memory, outermost first, as one item; no item if the tensor is contiguous. With
+    channels_last it differs from the shape's order.
     """
     if tensor.is_contiguous() or not tensor.numel():
         return []

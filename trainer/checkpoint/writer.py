@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.life_folder import final_folder
+from trainer.checkpoint.durable_folder import final_folder
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.errors import UserError, why
 from trainer.host.files import replace_file
@@ -121,8 +121,7 @@ def failure_of(folder: Path, name: str) -> Path:
 
 
 def leave_failure(folder: Path, name: str, why_not: str) -> bool:
-    """Report to the completing process that a part will not come. Returns whether the report is written, or the
-    checkpoint is gone."""
+    """Tell the completing process that a part will not come. Returns whether it was told, or the checkpoint is gone."""
     partial = durable_folder.partial_of(folder)
     if partial.is_symlink() or not partial.is_dir():
         return True

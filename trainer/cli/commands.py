@@ -58,14 +58,11 @@ def run_one(
     """
     config = compose.compose(app, [*overrides, *composed_with], config_name)
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
-    from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready
     from trainer.job.claim_folder import claim
     from trainer.job.prepared_data import of_the_same_data
-    from trainer.launch.start import start_here
-    from trainer.planning.tracking_store import MLFLOW, try_tracking
-    from trainer.tracking.trackers import check
+    from trainer.planning.launcher import start_here
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
     check_run_folder(run_dir, config.hydra.output_subdir)
@@ -74,7 +71,10 @@ def run_one(
         trackers: list[RecorderProcess | None] = []
 
         def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
-            check(checked.config.tracking, run_dir)
+            if checked.config.tracking.trackers:
+                from trainer.tracking.trackers import check
+
+                check(checked.config.tracking, run_dir)
             if not (recorded := recorded_by(checked.config)):
                 trackers.append(None)
                 return
@@ -91,12 +91,18 @@ def run_one(
             return show_only(ready)
         with _noted(ready, [*flags, *overrides]):
             ready = of_the_same_data(ready)
-        if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
-            trackers[0].mark_away(MLFLOW, away)
+        if ready.plan.paths.tracking:
+            from trainer.config.schema.run import MLFLOW
+            from trainer.planning.tracking_store import try_tracking
+
+            if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
+                trackers[0].mark_away(MLFLOW, away)
         run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
         ready = ready.in_folder(run_dir)
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
+    from trainer.cli.last_lines import say_result
+
     say_result(result, ready, [*flags, *overrides])
     return result
 
@@ -105,7 +111,6 @@ def _executed(
     config: DictConfig, ready: Ready, start: Starter, overrides: Sequence[str], tracker: RecorderProcess | None
 ) -> Result:
     """Run the job in its folder; prints the last lines of a run that failed."""
-    from trainer.cli.last_lines import say_broken
     from trainer.host import early_signals
     from trainer.job.claim_folder import held
     from trainer.job.job import execute
@@ -118,6 +123,8 @@ def _executed(
         early_signals.job_ended(exit_code(result))
         return result
     except (Interrupted, RunFailed) as error:
+        from trainer.cli.last_lines import say_broken
+
         early_signals.job_ended(error.exit_code)
         say_broken(ready)
         raise
@@ -126,11 +133,11 @@ def _executed(
 @contextlib.contextmanager
 def _noted(ready: Ready, overrides: Sequence[str]) -> Iterator[None]:
     """Context manager: an error of the run gets a note, the last line of the output: how to resume the run."""
-    from trainer.cli.last_lines import how_to_go_on
-
     try:
         yield
     except (Interrupted, RunFailed) as error:
+        from trainer.cli.last_lines import how_to_go_on
+
         if note := how_to_go_on(error, ready, overrides):
             error.add_note(note)
         raise
@@ -146,11 +153,12 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
         UserError: the message has the newest folder beside it that can be resumed.
     """
     from trainer.checkpoint import store
-    from trainer.cli.last_lines import short
     from trainer.planning.find_checkpoint import AUTO
 
     if config.resume.path != AUTO or config.mode != "train" or not compose.named_by_time(config, key):
         return
+    from trainer.cli.last_lines import short
+
     there = sorted(folder.parent.glob(f"*/{store.CHECKPOINTS}/step-*/{store.ABOUT}"), key=lambda path: path.parts[-4])
     newest = short(there[-1].parents[2]) if there else f"{short(folder.parent)}/NAME"
     why = f"the folder has the time in its name ({key}), so that no command finds the checkpoints of the one before"
@@ -159,7 +167,7 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
 
 def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:
     """Whether the user has named the run's folder, by an override, or in a config with resume=auto."""
-    if (ready.resume is not None and ready.resume.here) or "hydra.run.dir" in typed_keys(overrides):
+    if (ready.plan.resume is not None and ready.plan.resume.here) or "hydra.run.dir" in typed_keys(overrides):
         return True
     return ready.checked.config.resume.path in (AUTO, FRESH) and not compose.named_by_time(config, "hydra.run.dir")
 

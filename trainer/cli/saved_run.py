@@ -180,7 +180,7 @@ def _path(asked: Words) -> Path:
     if not RUN_ID.fullmatch(asked.run):
         why = "there is no such folder, and an MLflow run id has 32 hexadecimal digits"
         raise UserError(asked.command, why, asked.command_of("outputs/RECIPE/TIME"))
-    from trainer.planning.tracking_store import MLFLOW
+    from trainer.config.schema.run import MLFLOW
     from trainer.tracking.run_lookup import folder_of
 
     uris = [o.partition("=")[2].strip("'\"") for o in asked.overrides if key_of(o) == "tracking.uri"]

@@ -16,6 +16,7 @@ from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
 from trainer.cli.sweep_points import Point, check_points, expand, swept_keys
 from trainer.config.redact import command, hide, text
+from trainer.config.schema.run import MLFLOW
 from trainer.errors import (
     BY_CTRL_C,
     NOTHING_NEW,
@@ -37,9 +38,9 @@ from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.start import start_here
 from trainer.planning.find_checkpoint import AUTO
-from trainer.planning.tracking_store import MLFLOW, try_tracking
+from trainer.planning.launcher import start_here
+from trainer.planning.tracking_store import try_tracking
 from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen, say
 from trainer.tracking.client import tracking
@@ -142,7 +143,7 @@ class Sweep:
         from trainer.tracking.naming import sweep_name
 
         point = self.points[0].ready
-        plan = point.plan.changed(paths={"run_dir": str(self.folder)})
+        plan = point.plan.changed(paths={"run_dir": str(self.folder)}, resume=None)
         run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
         return replace(
             run,
@@ -244,7 +245,7 @@ class Sweep:
         from trainer.tracking.describe import NOTE
 
         sweep_table.leave_best(every, self.folder)
-        note = sweep_table.note(self.points[0].ready.plan.name, every, self.swept, repeat, self.folder)
+        note = sweep_table.note(self.points[0].ready.plan.paths.name, every, self.swept, repeat, self.folder)
         tracker.close(self.folder, status, hide({NOTE: note}), FLUSH_S)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from trainer.host import descriptors, private
+from trainer.host import descriptors
 from trainer.host.patience import Patience
 
 FOREVER = datetime.timedelta(days=3650)
@@ -111,6 +111,8 @@ class FolderBoard:
 
     def set(self, key: str, value: str) -> None:
         """Write a note to its file, which appears complete."""
+        from trainer.host import private
+
         try:
             descriptors.in_reserve(lambda: private.write(self._path(key), value))
         except OSError as error:
@@ -121,6 +123,8 @@ class FolderBoard:
 
     def get(self, key: str) -> bytes:
         """Wait for a note's file, and return its content."""
+        from trainer.host import private
+
         self.wait([key])
         return descriptors.in_reserve(lambda: private.read(self._path(key))).encode()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from trainer.config.run_config import RunConfig
 from trainer.data.epoch_order import epoch_order, needs_training_data, sampler_name
 from trainer.job.ready import Ready
-from trainer.planning.eval_and_predict import class_weights_of
+from trainer.planning.class_names import run_of
+from trainer.planning.plan import read_plan
 from trainer.planning.training_checks import BALANCED, balanced_keys
 from trainer.planning.user_class_checks import asked
 
@@ -29,7 +32,7 @@ def weighed(ready: Ready, early: bool = False) -> Ready:
     of_samples = needs_training_data(config)
     if config.mode == "predict" or ready.checked.elsewhere or ready.counted or not (keys or of_samples):
         return ready
-    known = class_weights_of(config)
+    known = _weights_of_the_run(config)
     if keys and all(
         len(known.get(name, [])) == (1 if name == "pos_weight" else ready.plan.data.facts.classes) for name in keys
     ):
@@ -65,6 +68,16 @@ def _weights(ready: Ready, keys: Sequence[str], labels: Any) -> dict[str, list[f
 
     found = weights_of({name: BALANCED for name in keys}, ready.plan.data.facts.classes, labels)
     return {name: values.flatten().tolist() for name, values in found.items()}
+
+
+def _weights_of_the_run(config: RunConfig) -> dict[str, list[float]]:
+    """For mode=eval the class weights that the run of the saved weights had computed; empty if it has no plan."""
+    if config.mode != "eval" or (run := run_of(Path(str(config.weights)))) is None:
+        return {}
+    try:
+        return read_plan(run).objective.class_weights
+    except (OSError, ValueError):
+        return {}
 
 
 def _training_data(ready: Ready) -> Any:

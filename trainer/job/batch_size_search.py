@@ -16,9 +16,8 @@ from trainer.host import memory
 from trainer.host.memory import GIB
 from trainer.job.ready import Ready
 from trainer.launch.builtin import Forkserver, InProcess, Local
-from trainer.launch.start import start_here
 from trainer.planning.batches import FIRST_TRY, most
-from trainer.planning.launcher import Assignment, Supervision
+from trainer.planning.launcher import Assignment, Supervision, start_here
 from trainer.run_folder.leftovers import TRIALS
 from trainer.wording import counted
 

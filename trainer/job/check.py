@@ -21,13 +21,11 @@ from trainer.job.claim_folder import wait_for_the_life_before
 from trainer.job.fetch_checkpoints import check_copies, fetched
 from trainer.job.ready import Command, NamedFolder, Ready, plan_job
 from trainer.job.result import tested_before
-from trainer.launch.preload import imported_since
 from trainer.planning.batches import FIRST_TRY
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_checkpoint
 from trainer.planning.find_checkpoint import FRESH, find_checkpoint
 from trainer.planning.plan import Paths, Plan
-from trainer.planning.resume import Resume, as_begun, fit, other_classes, with_classes
 from trainer.terminal.screen import say
 
 
@@ -63,25 +61,29 @@ def get_ready(
 def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
     before = frozenset(sys.modules)
     ready = plan_job(command, passed)
-    ready = replace(ready, imported=tuple(imported_since(before)))
-    checked, resume = ready.checked, None
+    topology = ready.plan.topology
+    if len(topology.processes) > 1 or topology.least_nnodes or topology.launcher or ready.checked.searches:
+        from trainer.launch.preload import imported_since
+
+        ready = replace(ready, imported=tuple(imported_since(before)))
+    checked = ready.checked
     with checked.lacks:
         folder = _checkpoint(checked.config, ready.plan)
         if folder is not None and checked.searches:
             ready = _as_in_checkpoint(ready, folder)
-        resume = None if folder is None else _of_these_classes(ready, folder)
+        if folder is not None:
+            ready = _resumed(ready, folder)
     ready = weighed(ready, early=True)
-    lacks = list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))
-    ready = replace(ready, plan=as_begun(ready.plan, resume), resume=resume, tested=tested_before(resume))
-    return ready.with_plan(remarks={"lacks": lacks})
+    return ready.with_plan(remarks={"lacks": list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))})
 
 
-def _of_these_classes(ready: Ready, folder: Path) -> Resume:
-    """The :class:`Resume` from a checkpoint that fits the job.
+def _resumed(ready: Ready, folder: Path) -> Ready:
+    """The job that resumes from a checkpoint; leased blocks keep their size of the run's beginning.
 
     Raises:
-        UserError: it does not fit, or is of other classes.
+        UserError: the checkpoint does not fit, or is of other classes.
     """
+    from trainer.planning.resume import fit, other_classes, with_classes
     from trainer.worker.carried_over import begins_anew
 
     checked = ready.checked
@@ -91,9 +93,12 @@ def _of_these_classes(ready: Ready, folder: Path) -> Resume:
         resume = fit(checked.config, ready.plan, folder, anew)
     except UserError:  # if the classes differ, so do many other facts: report the classes
         if other and not checked.config.resume.allow_changes:
-            raise other_classes(other, folder) from None
+            raise other_classes(other, str(folder)) from None
         raise
-    return with_classes(resume, other, checked.config.resume.allow_changes)
+    resume = with_classes(resume, other, checked.config.resume.allow_changes)
+    blocks = store.about(folder).lease_batches or ready.plan.batches.lease_batches
+    ready = ready.with_plan(resume=resume, batches={"lease_batches": blocks})
+    return replace(ready, tested=tested_before(resume))
 
 
 def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:

@@ -13,8 +13,7 @@ from trainer.errors import why
 from trainer.host import disk_speed
 from trainer.host.folder_checks import nearest
 from trainer.job.ready import Ready
-from trainer.planning.restart_checks import GEO
-from trainer.planning.resume import Resume
+from trainer.planning.plan import GEO, Resume
 from trainer.wording import sized
 
 SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2}
@@ -37,8 +36,8 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
     plan, config = ready.plan, ready.checked.config.checkpoint
     if plan.mode != "train":
         return
-    if ready.resume is not None:
-        yield from _resumes(ready.resume)
+    if plan.resume is not None:
+        yield from _resumes(plan.resume)
     rhythm = ", ".join(_rhythm(config))
     rhythm = " and ".join(rhythm.rsplit(", ", 1))
     if not rhythm:
@@ -58,8 +57,8 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
 
 
 def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
-    about = resume.about
-    place = f"checkpoints/{resume.folder.name}" if resume.here else str(resume.folder)
+    about = store.about(Path(resume.folder))
+    place = f"checkpoints/{Path(resume.folder).name}" if resume.here else resume.folder
     yield (
         "resumes",
         f"{place} after update {about.done} of {about.total_steps} (epoch {about.epoch}, update {about.update})",
@@ -92,8 +91,8 @@ def _stay(config: CheckpointConfig) -> str:
 def _size(ready: Ready) -> tuple[str, float]:
     """The size of a checkpoint: ``about`` or ``at most`` if it is estimated, and the bytes. The best weights are a
     link."""
-    if ready.resume is not None:
-        files = durable_folder.files(ready.resume.folder, store.FORMAT).items()
+    if ready.plan.resume is not None:
+        files = durable_folder.files(Path(ready.plan.resume.folder), store.FORMAT).items()
         return "", sum(seal.get("bytes", 0) for name, seal in files if name != store.BEST)
     config, plan, model = ready.checked.config, ready.plan, ready.model
     whole = model.parameters

@@ -15,7 +15,7 @@ from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.job.ready import Ready
 from trainer.planning.find_checkpoint import check_nothing_lost, check_still_newest
-from trainer.planning.resume import Resume
+from trainer.planning.plan import Resume
 from trainer.run_folder import lives
 from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.leftovers import clear
@@ -69,7 +69,7 @@ def held(ready: Ready) -> Iterator[None]:
         return
     run_dir, hold = Path(ready.plan.paths.run_dir), FolderLock(Path(ready.plan.paths.run_dir))
     try:
-        patience_s = 0.0 if ready.resume is not None else PATIENCE_S
+        patience_s = 0.0 if ready.plan.resume is not None else PATIENCE_S
         _take(hold, run_dir, patience_s, lambda line: print(line, flush=True))
         _check_still_free(ready, run_dir)
         hold.sign()
@@ -86,12 +86,12 @@ def _check_still_free(ready: Ready, run_dir: Path) -> None:
     Raises:
         UserError: a run that can be resumed would be lost.
     """
-    config, resume = ready.checked.config, ready.resume
+    config, resume = ready.checked.config, ready.plan.resume
     try:
         if resume is not None and resume.here:
-            check_still_newest(config, run_dir, resume.folder)
+            check_still_newest(config, run_dir, Path(resume.folder))
         else:
-            check_nothing_lost(config, run_dir, None if resume is None else resume.folder)
+            check_nothing_lost(config, run_dir, None if resume is None else Path(resume.folder))
     except OSError as error:
         raise UserError(str(error.filename or run_dir), f"cannot be read: {error.strerror or error}") from error
 
@@ -114,11 +114,11 @@ def _busy(hold: FolderLock, run_dir: Path) -> UserError:
 
 def make_room(folder: Path, ready: Ready, overrides: Sequence[str], say: Callable[[str], None]) -> None:
     """Create this host's run folder or clear what an earlier run left there; a resumed run keeps its own files."""
-    plan, resume = ready.plan, ready.resume
+    plan, resume = ready.plan, ready.plan.resume
     folder.mkdir(parents=True, exist_ok=True)
     if resume is not None and resume.here:
         store.forget_unfinished(Path(plan.paths.run_dir) / CHECKPOINTS)
-        store.set_aside_newer(resume.folder)
+        store.set_aside_newer(Path(resume.folder))
     elif clear(folder, None if plan.topology.node_rank else plan.topology.nnodes):
         say(f"written over: the run that was in {folder}")
     if plan.mode == "train" and not plan.topology.node_rank:
@@ -131,19 +131,19 @@ def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tupl
 
     A second call changes nothing, so a run that is killed here can be started again.
     """
-    source, points = resume.source, resume.about.points
-    before = lives.past(source)
+    source, checkpoint = resume.source, Path(resume.folder)
+    before, points = lives.past(source), store.about(checkpoint).points
     if resume.here:
-        put_back(run_dir, resume.folder, say)
+        put_back(run_dir, checkpoint, say)
         reset_to_checkpoint(run_dir, points, say)
         return before
-    if resume.folder.name.startswith(store.GIVEN_UP):
+    if checkpoint.name.startswith(store.GIVEN_UP):
         say(
-            f"ATTENTION: the training of {resume.folder.name} was given up: the points before it in {source} "
+            f"ATTENTION: the training of {checkpoint.name} was given up: the points before it in {source} "
             f"are those of the training in its place"
         )
     copy_points(source, run_dir, points, say)
-    put_back(run_dir, resume.folder, say)
+    put_back(run_dir, checkpoint, say)
     return lives.until(before, resume.step)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.redact import hide, scrub, text
+from trainer.config.schema.run import MLFLOW
 from trainer.errors import PREEMPTED, first_line
 from trainer.planning.plan import Plan
-from trainer.planning.tracking_store import MLFLOW
 from trainer.run_folder import lives, repeat
 from trainer.tasks.contract import task_of
 from trainer.wording import counted, quoted
@@ -132,7 +132,7 @@ def _draw(closing: Closing, run_dir: Path, ready: Ready) -> None:
     from trainer.metrics.validation_file import WHICH, read
 
     plan, checked, task = ready.plan, ready.checked, task_of(ready.checked.config)
-    title = f"{plan.name}: {plan.strategy.name}, {counted(plan.topology.workers, 'worker')}"
+    title = f"{plan.paths.name}: {plan.strategy.name}, {counted(plan.topology.workers, 'worker')}"
     if plan.mode == "train":
         with closing.step("curves.png"):
             curves.draw(run_dir, title, task.curve)

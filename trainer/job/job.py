@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -177,13 +177,21 @@ def _chosen(plan: Plan) -> dict[str, Any]:
 def _show(ready: Ready) -> None:
     """The plan on the screen."""
     from trainer.job import plan_table
-    from trainer.tracking import trackers
 
     if ready.later:
         plan_table.show_briefly(ready.plan, ready.checked.config.verbosity)
     else:
-        more = [*trackers.rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir)), *kept_rows(ready)]
-        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, more)
+        plan_table.show_plan(ready.plan, ready.checked.config.verbosity, [*_tracking_rows(ready), *kept_rows(ready)])
+
+
+def _tracking_rows(ready: Ready) -> Iterator[tuple[str, str]]:
+    """Rows of the plan table about trackers."""
+    if not ready.checked.config.tracking.trackers:
+        yield "tracking", "none (the run folder only)"
+        return
+    from trainer.tracking import trackers
+
+    yield from trackers.rows(ready.checked.config.tracking, Path(ready.plan.paths.run_dir))
 
 
 def _tracked_run(ready: Ready, overrides: Sequence[str], parent: Path | None) -> TrackedRun:
@@ -192,7 +200,7 @@ def _tracked_run(ready: Ready, overrides: Sequence[str], parent: Path | None) ->
 
     config, plan = ready.checked.config, ready.plan
     past = lives.read(Path(plan.paths.run_dir)) if plan.mode == "train" else ()
-    return describe(config, plan, overrides, parent, ready.digest, ready.swept, past, ready.resume)
+    return describe(config, plan, overrides, parent, ready.digest, ready.swept, past)
 
 
 def _leave_config(run_dir: Path, config: RunConfig) -> None:

@@ -41,12 +41,12 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
     out = Screen()
     every = [] if verbosity == "quiet" else [*rows(plan), *more]
     if verbosity == "debug":
-        out.facts(f"Plan of {plan.name}", every)
+        out.facts(f"Plan of {plan.paths.name}", every)
         for role, variables in plan.topology.environment.items():
             out.facts(f"Environment of {role} 0", variables.items())
     elif verbosity != "quiet":
         shown = [(what, _shortened(what, value, plan)) for what, value in every if not _is_detail(what, value, plan)]
-        out.facts(f"Plan of {plan.name}", shown)
+        out.facts(f"Plan of {plan.paths.name}", shown)
         out.print(f"({counted(len(every) - len(shown), 'more row')} with verbosity=debug)")
     _warn(out, plan)
 

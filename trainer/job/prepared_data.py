@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from trainer.checkpoint import store
 from trainer.data.source import Facts, OnProgress, digest_of, named_sizes
 from trainer.errors import NOTHING_NEW, AskedToLeave, RunFailed, RunPreempted, UserError, failed
 from trainer.host.signals import termination_raises
@@ -13,9 +15,8 @@ from trainer.job.balanced_weights import weighed
 from trainer.job.ready import Ready
 from trainer.planning.checked_config import Checked
 from trainer.planning.class_names import of_outputs
-from trainer.planning.eval_and_predict import measured_by
 from trainer.planning.find_checkpoint import can_go_on
-from trainer.planning.resume import with_data
+from trainer.planning.plan import measured_by
 from trainer.planning.user_class_checks import checked_facts
 
 
@@ -50,9 +51,9 @@ def _named(ready: Ready, facts: Facts) -> Ready:
 def _with_measured(ready: Ready) -> Checked:
     """The job's checked config, with the facts that its run had measured before the checkpoint."""
     checked = ready.checked
-    if ready.resume is None:
+    if ready.plan.resume is None:
         return checked
-    before = measured_by(ready.resume.folder.parents[1])
+    before = measured_by(ready.plan.resume.source)
     node = checked.config.node("data")
     known = {key: value for key, value in before.items() if node.get(key) == "auto"}
     return replace(checked, facts=replace(checked.facts, measured={**checked.facts.measured, **known}))
@@ -111,18 +112,16 @@ def of_the_same_data(ready: Ready) -> Ready:
         UserError: it has other data.
         RunPreempted: SIGTERM or SIGUSR1 came meanwhile.
     """
-    resume = ready.resume
-    if (
-        resume is None
-        or not resume.about.data
-        or ready.plan.topology.node_rank
-        or not ready.checked.source.knows_its_data
-    ):
+    resume = ready.plan.resume
+    if resume is None or ready.plan.topology.node_rank or not ready.checked.source.knows_its_data:
         return ready
+    if not store.about(Path(resume.folder)).data:
+        return ready
+    from trainer.planning.resume import with_data
+
     try:
         with termination_raises(partial(can_go_on, ready.checked.config, ready.plan)):
             ready = fingerprinted(prepared(ready), True)
     except AskedToLeave as error:
         raise RunPreempted(NOTHING_NEW.format(error)) from None
-    checked = ready.checked
-    return replace(ready, resume=with_data(resume, ready.digest, checked.config))
+    return ready.with_plan(resume=with_data(resume, ready.digest, ready.checked.config))

@@ -13,18 +13,15 @@ from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.host.folder_checks import LEAST, check_folder
-from trainer.host.quiet_torch import import_quietly
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import single_sample
 from trainer.planning.checked_config import Checked
 from trainer.planning.launcher import Assignment
 from trainer.planning.make_plan import make_plan
 from trainer.planning.plan import Paths, Plan
-from trainer.planning.resume import Resume
 from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
-from trainer.tracking import trackers
 
 WEIGHTS_KEPT = 2
 """Times that a run's folder holds the weights: the last and the best."""
@@ -80,9 +77,8 @@ class Ready:
     Attributes:
         command: the job is planned from it. model: facts of the model. imported: packages that the checks have
         imported; the processes need most of them. swept: keys with several values in the sweep. later: the job is not
-        the first of its sweep, and is described briefly. resume: the checkpoint from which it resumes; None: it begins.
-        digest: fingerprint of its prepared data; empty: not computed. tested: see :class:`Assignment`. counted: the
-        labels of its training data are counted, if they have to be.
+        the first of its sweep, and is described briefly. digest: fingerprint of its prepared data; empty: not computed.
+        tested: see :class:`Assignment`. counted: the labels of its training data are counted, if they have to be.
     """
 
     command: Command
@@ -92,7 +88,6 @@ class Ready:
     imported: tuple[str, ...] = ()
     swept: frozenset[str] = frozenset()
     later: bool = False
-    resume: Resume | None = None
     digest: str = ""
     tested: tuple[int, dict[str, float]] = (0, {})
     counted: bool = False
@@ -107,7 +102,7 @@ class Ready:
             checked.files,
             tuple(sorted(self.secrets)),
             self.imported,
-            str(self.resume.folder) if self.resume is not None else "",
+            self.plan.resume.folder if self.plan.resume is not None else "",
             data=self.digest if checked.source.knows_its_data else "",
             tested=self.tested,
         )
@@ -132,7 +127,9 @@ class Ready:
             return self
         checked = replace(self.checked, facts=facts)
         plan = make_plan(checked, self.model, Machine.here(), self.command.paths).changed(
-            remarks={"left_out": self.plan.remarks.left_out}, batches={"lease_batches": self.plan.batches.lease_batches}
+            remarks={"left_out": self.plan.remarks.left_out},
+            batches={"lease_batches": self.plan.batches.lease_batches},
+            resume=self.plan.resume,
         )
         return replace(self, checked=checked, plan=plan, counted=False)
 
@@ -162,11 +159,15 @@ def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checke
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)
-    with checked.lacks:
-        if not checked.config.launch.node_rank:
+    if checked.config.tracking.trackers and not checked.config.launch.node_rank:
+        from trainer.tracking import trackers
+
+        with checked.lacks:
             trackers.check(checked.config.tracking, Path(command.paths.run_dir))
     passed(checked)
     if checked.config.launch.nnodes > 1:
+        from trainer.host.quiet_torch import import_quietly
+
         import_quietly()
     from trainer.worker.probe import probe  # imports torch: only what has passed the light checks waits for that
 

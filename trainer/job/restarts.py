@@ -131,11 +131,13 @@ def begin_again(
     run_dir = Path(ready.plan.paths.run_dir)
     try:
         folder = store.newest_to_go_on(run_dir / CHECKPOINTS, say)
+        if folder is None and ready.plan.resume is not None:
+            folder = Path(ready.plan.resume.folder)
+        about = store.about(folder) if folder is not None else None
     except UserError as error:
         raise RunFailed(f"{error.what}: {error.why}: the run is not started again") from error
     store.forget_unfinished(run_dir / CHECKPOINTS)
-    about = store.about(folder) if folder is not None else ready.resume.about if ready.resume is not None else None
-    put_back(run_dir, folder or (ready.resume.folder if ready.resume is not None else None), say)
+    put_back(run_dir, folder, say)
     points = about.points if about is not None else 0
     reset_to_checkpoint(run_dir, points, say)
     if tracker is not None:
@@ -144,7 +146,7 @@ def begin_again(
     before = lives.read(run_dir)
     command = before[-1].command if before else ""
     lives.begin(run_dir, before, about.done if about is not None else 0, workers, command)
-    return about, str(folder) if folder is not None else ready.assignment.resume
+    return about, str(folder or "")
 
 
 def workers_update(death: Died) -> int:

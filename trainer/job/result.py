@@ -8,8 +8,7 @@ from typing import Any
 
 from trainer.host import json_text
 from trainer.metrics.best import TESTED
-from trainer.planning.plan import Plan
-from trainer.planning.resume import Resume
+from trainer.planning.plan import Plan, Resume
 
 
 @dataclass
@@ -76,9 +75,9 @@ def planned(plan: Plan) -> Result:
     return Result("planned", plan.paths.run_dir, error="\n".join(plan.remarks.lacks))
 
 
-def tested_before(resume: Resume | None) -> tuple[int, dict[str, float]]:
+def tested_before(resume: Resume) -> tuple[int, dict[str, float]]:
     """The last update and the test metrics of a finished run that is resumed unchanged; (0, {}): there are none."""
-    if resume is None or not resume.here or resume.matters or resume.harmless or resume.lost:
+    if not resume.here or resume.matters or resume.harmless or resume.lost:
         return 0, {}
     before = read_result(str(resume.source), "failed", "")
     tested = {name: value for name, value in before.metrics.items() if name.startswith(TESTED)}

@@ -157,11 +157,11 @@ def uploading(ready: Ready, result: Result, say: Callable[[str], None]) -> Itera
 
 def _give_up_others(ready: Ready, remote: Remote) -> None:
     """Remove or rename the copies of a training that this run does not continue."""
-    resume, path = ready.resume, ready.checked.config.resume.path
+    resume, path = ready.plan.resume, ready.checked.config.resume.path
     for name in remote.found():
         if path == FRESH:
             remote.remove(name)
         elif (resume is None and path != AUTO) or (
-            resume is not None and (not resume.here or store.step_of(name) > resume.about.step)
+            resume is not None and (not resume.here or store.step_of(name) > store.about(Path(resume.folder)).step)
         ):
             remote.set_aside(name)

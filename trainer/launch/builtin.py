@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.host import private, torchrun
+from trainer.host import torchrun
 from trainer.planning.launcher import Assignment, Launcher, Supervision
 
 
@@ -33,6 +33,8 @@ class Forkserver(Launcher):
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:
         if torchrun.is_rank() or (config.plan and config.launch.nnodes > 1):  # it is not this host's forkserver
             return []
+        from trainer.host import private
+
         try:
             private.check_sockets()
         except UserError as error:

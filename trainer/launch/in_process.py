@@ -18,7 +18,6 @@ from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import interpreter
 from trainer.host.addresses import LOOPBACK, free_port
 from trainer.host.notes_board import SealedBoard
-from trainer.launch.process import refused_by_machine
 from trainer.launch.process_reports import environment, leave_plan
 from trainer.planning.launcher import Assignment
 from trainer.strategies.seat import Seat
@@ -49,6 +48,8 @@ def in_place(assignment: Assignment) -> dict[str, Any]:
         except (RunFailed, UserError, Interrupted):
             raise
         except (Exception, SystemExit) as error:  # the user's code may call sys.exit
+            from trainer.launch.process import refused_by_machine
+
             if refused := refused_by_machine(error):
                 raise RunFailed(f"worker 0: {refused}") from error
             raise RunFailed(f"worker 0:\n{traceback.format_exc()}  its log: {run_dir}/workerlog.0") from error

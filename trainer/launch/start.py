@@ -11,17 +11,11 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import RunFailed
-from trainer.host import machine_limits
 from trainer.host.files import if_the_disk_takes, replace_file
 from trainer.host.signals import Grace
-from trainer.launch.terms import terms
-from trainer.planning.endpoints import server_ports
 from trainer.planning.find_checkpoint import can_go_on, has_begun
-from trainer.planning.hosts import hosts_of, listens_at
-from trainer.planning.launch_role import peers
-from trainer.planning.launcher import Assignment, Supervision, launcher_of
+from trainer.planning.launcher import Assignment, Supervision
 from trainer.planning.plan import Plan
-from trainer.planning.run_secret import secret_of_hosts
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
@@ -30,20 +24,6 @@ if TYPE_CHECKING:
 
 SERVED = "served until its workers had left"
 """The outcome of a host without workers."""
-
-
-def start_here(assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
-    """Run this host's part of the plan with the config's launcher; returns its first worker's result."""
-    launcher = launcher_of(assignment.config)
-    with machine_limits.named():
-        outcome = launcher.start(assignment, supervision)
-    if not isinstance(outcome, Mapping):
-        name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
-        raise RunFailed(
-            f"{name}: start returned something of type {type(outcome).__name__}. Return the dict that the "
-            f"first worker of this host returned"
-        )
-    return dict(outcome)
 
 
 def start_processes(assignment: Assignment, supervision: Supervision, engine: Engine | None = None) -> dict[str, Any]:
@@ -56,6 +36,10 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
     from trainer.launch.preload import modules_of
     from trainer.launch.process_reports import ProcessReports
     from trainer.launch.rendezvous import Rendezvous
+    from trainer.launch.terms import terms
+    from trainer.planning.hosts import hosts_of, listens_at
+    from trainer.planning.launch_role import peers
+    from trainer.planning.run_secret import secret_of_hosts
 
     plan, config = assignment.plan, assignment.config
     settings = config.launch
@@ -140,6 +124,9 @@ def _leave_statistics(run_dir: Path, servers: Mapping[int, Any]) -> None:
 
 def _ports(settings: LaunchConfig, servers: int, ranks: Sequence[int]) -> list[int]:
     """The ports of this host's servers, by rank; empty: free ports."""
+    from trainer.planning.endpoints import server_ports
+    from trainer.planning.launch_role import peers
+
     if everybody := peers(settings):
         return [everybody[settings.node_rank].endpoint.port]
     ports = server_ports(settings.server_ports, servers)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainer.weights.fresh_rows import RowInit, fresh_table
-
 
 class RowEmbedding(nn.Embedding):
     """A sparse ``nn.Embedding`` that takes no memory until :func:`materialise` draws its rows or servers keep them.
@@ -26,6 +24,8 @@ class RowEmbedding(nn.Embedding):
     ) -> None:
         weight = nn.Parameter(torch.empty((num_embeddings or 1, embedding_dim), device="meta"))
         super().__init__(num_embeddings or 1, embedding_dim, sparse=True, _weight=weight)
+        from trainer.weights.fresh_rows import RowInit
+
         self.unbounded = num_embeddings is None
         self.row_init = RowInit(init, scale)
 
@@ -62,6 +62,8 @@ def materialise(model: nn.Module, seed: int, device: torch.device | str = "cpu")
     """Draw the rows of every RowEmbedding of a model, for strategies whose workers hold whole tables."""
     for name, module in tables(model):
         if isinstance(module, RowEmbedding) and module.weight.is_meta:
+            from trainer.weights.fresh_rows import fresh_table
+
             weight = fresh_table(seed, name, tuple(module.weight.shape), module.row_init, module.weight.dtype)
             module.weight = nn.Parameter(weight.to(device))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.models.sync_batch_norm import GlooSyncBatchNorm
+if TYPE_CHECKING:
+    from trainer.models.sync_batch_norm import GlooSyncBatchNorm
 
 
 def counting(model: nn.Module, samples: int) -> AbstractContextManager[None]:
@@ -22,6 +24,8 @@ def _without_statistics(model: nn.Module) -> Iterator[None]:
 
     torch's nn.SyncBatchNorm has no such weight: it counts the placeholder.
     """
+    from trainer.models.sync_batch_norm import GlooSyncBatchNorm
+
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
     together = [m for m in norms if isinstance(m, GlooSyncBatchNorm)]
     alone = [m for m in norms if not isinstance(m, (GlooSyncBatchNorm, nn.SyncBatchNorm))]

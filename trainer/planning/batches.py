@@ -1,6 +1,5 @@
-"""How many samples an update has (``data.batch_size``, ``data.global_batch_size``), and which batches have one sample,
-of which batch norm has no variance.
-"""
+"""The number of samples of an update (``data.batch_size``, ``data.global_batch_size``), and batches of one sample,
+which batch norm refuses."""
 
 from __future__ import annotations
 
@@ -61,9 +60,9 @@ def most(config: RunConfig, samples: int, workers: int) -> int:
 def batch_sizes(
     data: schema.DataConfig, workers: int, merge: int, typed: set[str], leased: bool = False
 ) -> dict[str, int | None]:
-    """The ``batch_size`` per worker and ``global_batch_size`` that the config means; typed values go before a recipe's.
+    """Return ``batch_size`` per worker and ``global_batch_size``; typed values override a recipe's.
 
-    A global batch is shared out unevenly where it must be, and the first is the most that a worker gets at a time.
+    If a global batch cannot be shared out evenly, ``batch_size`` is the largest share of a worker.
 
     Raises:
         UserError: they contradict each other, or the batch cannot be shared out.
@@ -96,14 +95,15 @@ def batch_sizes(
 
 
 def nearest(data: schema.DataConfig, portions: int) -> dict[str, int | None]:
-    """Valid batch sizes near the invalid ones asked for, to show a plan that a run would be refused for."""
+    """Return valid batch sizes near the invalid ones, for the plan of a run that would be refused."""
     size = None if data.batch_size == AUTO else data.batch_size
     together = data.global_batch_size or (size or 1) * portions
     return {"batch_size": max(1, round(together / portions)), "global_batch_size": None}
 
 
 def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
-    """Return the config without padding where samples count once (global batches), and strided where work is leased.
+    """Return the config without padding for global batches, in which each sample counts once, and with strided padding
+    for leased work.
 
     Raises:
         UserError: it was typed; or the samples come in an order that is no sampler of Paddle's.
@@ -128,6 +128,12 @@ def with_padding(config: RunConfig, typed: set[str], leased: bool) -> RunConfig:
     if together is not None:
         return config.changed(sampler={"pad": False, "padding": STRIDED})
     return config.changed(sampler={"padding": STRIDED}) if leased else config
+
+
+def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
+    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
+    size = data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size)
+    return int(size or max(1, (data.global_batch_size or 32 * workers) // workers))
 
 
 @dataclass(frozen=True)
@@ -169,8 +175,8 @@ def single_sample(checked: Checked) -> SingleSample | None:
 
 
 def _cuts(config: RunConfig, checked: Checked) -> list[set[int]]:
-    """The numbers of samples of which batch norm takes a variance, in each of the first and the last batches of an
-    epoch that are trained: those of each worker, or with ``sync_batch_norm`` of all together."""
+    """The sizes of batches from which batch norm computes a variance, for the first and last batches of an epoch: those
+    of each worker, or with ``sync_batch_norm`` of all workers together."""
     from trainer.data.sampler import TrainingSampler, training_sampler, undivided_sampler
 
     samples, workers = checked.facts.train_samples, checked.workers

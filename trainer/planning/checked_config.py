@@ -1,7 +1,8 @@
-"""A config that has passed the checks, with what they found out; or the reasons why a run would be refused."""
+"""A config that has passed the checks with their findings, or the reasons why a run would be refused."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,13 @@ class Checked:
     def class_names(self) -> Sequence[str]:
         """The names of the classes in the order of the model's outputs; empty if they have none."""
         return self.classes.names or self.source.class_names(self.facts)
+
+    @property
+    def restartable(self) -> bool:
+        """Whether all processes can be started again together: they are on this host, or hosts can come and go.
+        torchrun restarts its ranks itself."""
+        ours = self.config.launch.nnodes == 1 or self.config.launch.least_nnodes is not None
+        return self.config.mode == "train" and ours and "TORCHELASTIC_RUN_ID" not in os.environ
 
     @property
     def leased(self) -> bool:

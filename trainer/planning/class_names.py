@@ -43,7 +43,7 @@ class Classes:
 
 
 def of_data(facts: Facts, labels: Sequence[int]) -> Facts:
-    """The facts as the data source knows them: with as many classes as it has labels; empty: they are the weights'."""
+    """The facts with the data's own number of classes; ``labels`` empty: the number of the weights is the data's."""
     return replace(facts, classes=len(labels)) if labels else facts
 
 
@@ -100,7 +100,8 @@ def names_of_data(config: RunConfig, source: DataSource, facts: Facts) -> list[s
 
 
 def of_outputs(config: RunConfig, source: DataSource, facts: Facts) -> Classes:
-    """What the outputs of the model mean: of saved weights that are evaluated or predict, else what the data say.
+    """The meaning of the model's outputs: the classes of saved weights in evaluation and prediction, else those of the
+    data.
 
     Raises:
         UserError: the weights, or what the run starts from, are of other classes.
@@ -159,7 +160,7 @@ def for_weights(config: RunConfig, source: DataSource, facts: Facts) -> Classes:
 
 
 def for_predictions(config: RunConfig, source: DataSource, facts: Facts) -> Classes:
-    """What the outputs of ``weights`` are called in mode=predict: as the run called them, else as the data do."""
+    """The names of the outputs of ``weights`` in mode=predict: those of the run, else those of the data."""
     weights = Path(str(config.weights))
     if (theirs := class_names_of(weights)) is not None:
         return Classes(tuple(theirs))
@@ -183,8 +184,7 @@ def _others(what: str, strange: Sequence[str], theirs: Sequence[str], facts: Fac
 
 
 def new_head(config: RunConfig, source: DataSource, facts: Facts) -> tuple[RunConfig, str]:
-    """Return the config, with a new head if the pretrained weights are of a run with other classes, and a remark on
-    that."""
+    """Return the config, with a new head if the pretrained weights have other classes, and a remark about it."""
     model = config.model
     if config.mode != "train" or model.get("_target_") != schema.FinetuneModel._target_ or model.get("head") != "auto":
         return config, ""

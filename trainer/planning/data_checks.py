@@ -168,7 +168,7 @@ def check_batch_fits(config: RunConfig, samples: int, workers: int) -> None:
     if not config.sampler.drop_last or (together or size * workers) <= samples:
         return
     if samples < workers:
-        return  # which is said by itself, and no size of a batch mends it
+        return  # refused elsewhere; no batch size helps
     left_out = f"does not fit the {samples} training samples, and sampler.drop_last leaves out what is not full"
     if together is not None:
         raise UserError(
@@ -193,7 +193,7 @@ SHARES = {
 def with_length(
     config: RunConfig, facts: Facts, together: int, workers: int, typed: set[str], searches: bool = False
 ) -> tuple[RunConfig, Facts]:
-    """Return the config and facts of a run on a stream with an epoch of known length; for other data, unchanged.
+    """Return config and facts with the length of an epoch, for a run on a stream; for other data, unchanged.
 
     Args:
         together: samples of an update over all workers; searches: that is a guess.
@@ -273,7 +273,7 @@ def _stream_refusals(
 
 
 def stream_reading(config: RunConfig, facts: Facts) -> str:
-    """Describe for the plan stream_reading a stream is read; '' for other data."""
+    """Describe for the plan how a stream is read; '' for other data."""
     if not facts.iterable or config.mode != "train":
         return ""
     order = (

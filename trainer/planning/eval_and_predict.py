@@ -15,10 +15,9 @@ from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts, reader_of
 from trainer.errors import UserError
 from trainer.host import json_text
-from trainer.planning.batches import AUTO
 from trainer.planning.class_names import class_names_of, run_of
-from trainer.planning.plan import read_plan
-from trainer.planning.user_class_checks import asked, checked_facts
+from trainer.planning.plan import measured_by, read_plan
+from trainer.planning.user_class_checks import facts_of
 from trainer.strategies.builtin import EVALUATORS
 from trainer.weights import paddle_files
 from trainer.wording import some, typed
@@ -27,48 +26,24 @@ if TYPE_CHECKING:
     from trainer.data.rows import RowReader
 
 
-def in_its_mode(config: RunConfig) -> RunConfig:
-    """Return the config adapted to its mode: for eval and predict, plain workers replace the strategy's.
+VAL, TEST = "val", "test"
+"""What ``eval.split`` can be."""
+
+
+def as_evaluation(config: RunConfig) -> RunConfig:
+    """Return the config of mode=eval or mode=predict, in which plain workers replace the strategy's.
 
     Raises:
-        UserError: a key of another mode is set, or one of this mode is not.
+        UserError: there are no such weights, or a profile is asked for.
     """
-    mode, weights = config.mode, config.weights
-    for path, value, modes in (
-        ("weights", weights, ("eval", "predict")),
-        ("predict.input", config.predict.input, ("predict",)),
-        ("predict.output", config.predict.output, ("predict",)),
-    ):
-        if value is not None and mode not in modes:
-            raise UserError(
-                f"{path}={value}",
-                f"mode={mode} does not take it",
-                f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval",
-            )
-        if value is None and mode in modes and path != "predict.output":
-            what = (
-                "the file of weights, or the folder of the run that made it"
-                if path == "weights"
-                else "a folder of images, or a file of rows"
-            )
-            raise UserError(f"mode={mode}", f"needs {path}, {what}", f"{path}=PATH")
-    if config.eval.split != VAL and mode != "eval":
-        raise UserError(
-            f"eval.split={config.eval.split}",
-            f"mode={mode} does not take it",
-            "mode=eval (test=true measures the test samples at the end of a training)",
-        )
-    if mode == "train":
-        return config
     if config.profile:
-        raise UserError(
-            "profile=true", f"shows where an update's time goes, and mode={mode} makes none", "profile=false"
-        )
+        why = f"shows where an update's time goes, and mode={config.mode} makes none"
+        raise UserError("profile=true", why, "profile=false")
     plain = asdict(schema.GroupStrategy())
     plain |= {"_target_": EVALUATORS, "timeout_s": config.node("strategy").get("timeout_s", plain["timeout_s"])}
     kept = {"cache": "none"} if config.node("data").get("cache") == "auto" else {}  # each sample is read once
     return config.replaced("strategy", plain).changed(
-        weights=str(weights_file(Path(str(weights)))),
+        weights=str(weights_file(Path(str(config.weights)))),
         launch={"servers": None, "server_hosts": "auto", "server_ports": None, "server_endpoints": None},
         data={"work": "static", "read": "each", **kept},
     )
@@ -114,15 +89,14 @@ def weights_file(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
+def evaluated_facts(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
     """The facts of the data; for mode=predict without data, from the run that left the weights.
 
     Raises:
         UserError: the data are not there, and no run tells.
     """
-    what = f"data._target_={config.data._target_}"
     try:
-        facts = checked_facts(asked(what, "facts", lambda: source.facts(global_batch_size)), what, "facts")
+        facts = facts_of(config, source, global_batch_size)
     except UserError:
         if (known := _of_the_run(config)) is None:
             raise
@@ -131,14 +105,14 @@ def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> F
 
 
 def as_measured(config: RunConfig, facts: Facts) -> Facts:
-    """The facts for mode=eval and mode=predict, with what the run that left the weights measured of its training data.
+    """The facts with values that the run of the weights measured of its training data.
 
     Raises:
         UserError: a key of data is auto, and no run tells what was measured.
     """
     node = config.node("data")
     automatic = [key for key in ("dense_min", "dense_max") if node.get(key) == "auto"]
-    if config.mode == "train" or not automatic:
+    if not automatic:
         return facts
     run = run_of(Path(str(config.weights)))
     measured = {} if run is None else measured_by(run)
@@ -151,26 +125,8 @@ def as_measured(config: RunConfig, facts: Facts) -> Facts:
     return replace(facts, measured={key: measured[key] for key in automatic})
 
 
-def measured_by(run: Path) -> dict[str, Any]:
-    """What a run measured of its training data (``Facts.measured``); empty if it does not tell."""
-    try:
-        return read_plan(run).data.facts.measured
-    except (OSError, ValueError):
-        return {}
-
-
-def class_weights_of(config: RunConfig) -> dict[str, list[float]]:
-    """For mode=eval the class weights that the run of the saved weights had computed; empty if it does not tell."""
-    if config.mode != "eval" or (run := run_of(Path(str(config.weights)))) is None:
-        return {}
-    try:
-        return read_plan(run).objective.class_weights
-    except (OSError, ValueError):
-        return {}
-
-
 def _of_the_run(config: RunConfig) -> Facts | None:
-    """For mode=predict what the run that left the weights knew of data of the same kind."""
+    """For mode=predict: the facts that the run of the weights had of data of the same kind."""
     if config.mode != "predict" or (folder := run_of(Path(str(config.weights)))) is None:
         return None
     import yaml
@@ -183,12 +139,8 @@ def _of_the_run(config: RunConfig) -> Facts | None:
     return facts if target == config.data._target_ else None
 
 
-VAL, TEST = "val", "test"
-"""What ``eval.split`` can be."""
-
-
 @dataclass(frozen=True)
-class LookedAt:
+class EvaluatedInputs:
     """The image files or files of rows that mode=predict reads; none for mode=eval.
 
     Attributes:
@@ -204,7 +156,7 @@ class LookedAt:
     attention: str = ""
 
 
-def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
+def evaluated_inputs(config: RunConfig, source: DataSource, facts: Facts) -> EvaluatedInputs:
     """Find the image files, or the files of rows, that mode=predict reads.
 
     Raises:
@@ -214,7 +166,7 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
         _check_split(config, facts)
         if (rows := reader_of(source, facts)) is not None:
             _check_same_reading(run_of(Path(str(config.weights))), rows)
-        return LookedAt("", (), 0, facts.attention)
+        return EvaluatedInputs("", (), 0, facts.attention)
     reader = reader_of(source, facts)
     if reader is None and not source.sees_pictures:
         raise UserError("mode=predict", f"{facts.source} does not say how a picture becomes an input", "mode=eval")
@@ -223,20 +175,15 @@ def looked_at(config: RunConfig, source: DataSource, facts: Facts) -> LookedAt:
     return found
 
 
-def evaluated_samples(config: RunConfig, facts: Facts) -> int:
-    """How many samples mode=eval measures."""
-    return facts.val_samples if config.eval.split == VAL else facts.test_samples
-
-
 def _check_split(config: RunConfig, facts: Facts) -> None:
-    """There are samples to be measured.
+    """Refuse a split without samples.
 
     Raises:
         UserError: there are none, or their number is not known.
     """
-    if evaluated_samples(config, facts):
-        return
     split = config.eval.split
+    if facts.val_samples if split == VAL else facts.test_samples:
+        return
     kind, other = ("validation", TEST) if split == VAL else (TEST, VAL)
     what_is_there = (
         f"tells no number of {kind} samples ({split}_samples of its facts)"
@@ -248,8 +195,8 @@ def _check_split(config: RunConfig, facts: Facts) -> None:
     raise UserError(what, f"{facts.source} {what_is_there}", f"eval.split={other}" if there else "")
 
 
-def _images(config: RunConfig, source: DataSource) -> LookedAt:
-    """The images of the folder, or the one image that is given, or those that a table names."""
+def _images(config: RunConfig, source: DataSource) -> EvaluatedInputs:
+    """The images of the folder, or the one named image, or those that a table names."""
     from trainer.data.images.image_files import EXTENSIONS, is_image
     from trainer.data.images.listing import images_in
 
@@ -261,7 +208,7 @@ def _images(config: RunConfig, source: DataSource) -> LookedAt:
     elif folder.is_dir():
         files, again = images_in(folder)
     elif (is_address(place) or folder.is_file()) and (found := source.pictures_of(place)):
-        return LookedAt(os.path.abspath(found[0]), tuple(found[1]), len(found[1]))
+        return EvaluatedInputs(os.path.abspath(found[0]), tuple(found[1]), len(found[1]))
     else:
         there = "is neither a folder nor an image" if folder.exists() else "there is no such folder"
         raise UserError(f"predict.input={folder}", there, "predict.input=FOLDER")
@@ -272,10 +219,12 @@ def _images(config: RunConfig, source: DataSource) -> LookedAt:
             f"there is no image in it ({', '.join(EXTENSIONS)}){passed}",
             "predict.input=FOLDER",
         )
-    return LookedAt(os.path.abspath(folder), tuple(files), len(files), f"passed over: {some(again)}" if again else "")
+    return EvaluatedInputs(
+        os.path.abspath(folder), tuple(files), len(files), f"passed over: {some(again)}" if again else ""
+    )
 
 
-def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
+def _rows(config: RunConfig, node: dict[str, Any]) -> EvaluatedInputs:
     """The files of rows, the folder that they are all in, and about how many rows they have.
 
     Raises:
@@ -294,11 +243,11 @@ def _rows(config: RunConfig, node: dict[str, Any]) -> LookedAt:
         if reader.labelled(text) is None:
             raise UserError(f"predict.input={path}", f"has no row in its first MiB ({reader.format})")
     common = os.path.commonpath([path.parent for path in files])
-    return LookedAt(str(common), tuple(os.path.relpath(path, common) for path in files), round(rows))
+    return EvaluatedInputs(str(common), tuple(os.path.relpath(path, common) for path in files), round(rows))
 
 
 def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
-    """Rows become inputs as they did for the run that left the weights.
+    """Refuse keys with which rows become other inputs than in the run of the weights: the model would see other ids.
 
     Raises:
         UserError: a key is another one: the model would see other ids.
@@ -318,7 +267,7 @@ def _check_same_reading(run: Path | None, node: dict[str, Any]) -> None:
 
 
 def _check_output(output: str | None) -> None:
-    """The table can be written.
+    """Refuse an output that cannot be written.
 
     Raises:
         UserError: its folder is not there, or it is a folder itself.
@@ -329,12 +278,3 @@ def _check_output(output: str | None) -> None:
         raise UserError(
             f"predict.output={output}", "is a folder", typed("predict.output", Path(output) / "predictions.csv")
         )
-
-
-def evaluation_batch_size(data: schema.DataConfig, workers: int) -> int:
-    """The batch size of a worker in mode=eval and mode=predict; any will do, as nothing is trained."""
-    size, together = (
-        data.val_batch_size or (None if data.batch_size == AUTO else data.batch_size),
-        data.global_batch_size,
-    )
-    return int(size or max(1, (together or 32 * workers) // workers))

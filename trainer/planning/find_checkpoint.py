@@ -1,6 +1,5 @@
-"""Finds the checkpoint from which a run resumes, and refuses to write over what a run's folder holds to go on from,
-unless ``resume=fresh`` is typed.
-"""
+"""Finds the checkpoint from which a run resumes, and refuses to overwrite a run that could go on, unless
+``resume=fresh`` is typed."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def _checkpoint(
 
 
 def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
-    """A checkpoint, or the newest of a run's folder.
+    """The checkpoint in ``path``, or the newest one of the run in ``path``.
 
     Args:
         asked: what was typed.
@@ -87,7 +86,7 @@ def _named(asked: str, path: Path, say: Callable[[str], None]) -> Path:
 
 
 def own(folder: Path, run_dir: Path) -> Path | None:
-    """A checkpoint's path in the run's own folder, by whichever way its path leads there; None: it lies elsewhere."""
+    """A checkpoint's path in the run's own folder, whichever links lead there; None: it is elsewhere."""
     real, checkpoints = Path(os.path.realpath(folder)), run_dir / store.CHECKPOINTS
     if checkpoints.is_dir() and real.parent.is_dir() and real.parent.samefile(checkpoints):
         return checkpoints / real.name
@@ -95,7 +94,7 @@ def own(folder: Path, run_dir: Path) -> Path | None:
 
 
 def check_nothing_lost(config: RunConfig, run_dir: Path, source: Path | None) -> None:
-    """A run that clears its folder finds nothing there that could go on.
+    """Refuse to clear a run folder whose run could go on.
 
     Called before anything is written, and again while the run holds its folder alone: it may have waited for another
         run's end.
@@ -120,14 +119,15 @@ def check_nothing_lost(config: RunConfig, run_dir: Path, source: Path | None) ->
 
 
 def instead(config: RunConfig) -> str:
-    """What to type where a run that could go on would be written over."""
+    """What to type if a run that could go on would be overwritten."""
     if config.mode != "train":
         return ELSEWHERE
     return GO_ON if config.resume.path is None else "resume=auto to go on with that run, or another hydra.run.dir"
 
 
 def check_still_newest(config: RunConfig, run_dir: Path, source: Path) -> None:
-    """Of the run's own checkpoints the one to go on from is there and, with resume=auto, still the newest whole one.
+    """Refuse to resume if another command went on in this folder meanwhile: the checkpoint must exist and, with
+    resume=auto, be the newest whole one.
 
     Raises:
         UserError: another command has gone on from it since it was looked for.
@@ -141,8 +141,7 @@ def check_still_newest(config: RunConfig, run_dir: Path, source: Path) -> None:
 
 
 def _check_name(asked: str, folder: Path, run_dir: Path) -> None:
-    """A run goes on in its own folder from a checkpoint called step-N; others are of a training that was given up, or
-    copies.
+    """Refuse to resume a run in its own folder from anything but a step-N: other names are copies, or were given up.
 
     Raises:
         UserError: it has another name.
@@ -159,10 +158,10 @@ def _check_name(asked: str, folder: Path, run_dir: Path) -> None:
 
 
 def can_go_on(config: RunConfig, plan: Plan) -> bool:
-    """Whether nothing is lost if the run ends now and the same command begins it again.
+    """Whether nothing is lost if the run ends now and the same command is given again.
 
-    So it is where nothing is trained, before the first update of a run, and where host 0 writes checkpoints into a
-    folder that this host sees.
+    This is so if nothing is trained, before the first update, and if host 0 writes checkpoints into a folder that this
+    host sees.
     """
     if config.mode != "train":
         return True
@@ -172,6 +171,6 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Whether the run has done an update in its current life. What a life before has left may tell that it ran."""
+    """Whether the run has done an update in its current life; the status of an earlier life does not count."""
     status = read_status(run_dir)
     return status.get("state") == "running" and status.get("life") == lives.number(run_dir)

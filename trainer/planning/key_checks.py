@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.config import keys, schema
 from trainer.config.keys import every_key, leaves
+from trainer.config.run_config import RunConfig
 from trainer.config.schema import option_of
 from trainer.config.target_source import check_arguments, check_target, parameters
 from trainer.errors import UserError, WrongValue
@@ -206,6 +207,29 @@ def _check_nodes(key: str, nodes: Any, example: str) -> None:
                 f"{target} takes no such argument; it takes {', '.join(accepted or ())}",
                 near and f"{near}: {keys.spelled(node[strange])}",
             )
+
+
+def check_mode(config: RunConfig) -> None:
+    """Refuse keys of another mode, and a mode without its keys.
+
+    Raises:
+        UserError: a key of another mode is set, or one of this mode is not.
+    """
+    mode, predict = config.mode, config.predict
+    weights = "the file of weights, or the folder of the run that made it"
+    for path, value, modes, needed in (
+        ("weights", config.weights, ("eval", "predict"), weights),
+        ("predict.input", predict.input, ("predict",), "a folder of images, or a file of rows"),
+        ("predict.output", predict.output, ("predict",), ""),
+    ):
+        if value is not None and mode not in modes:
+            instead = f"mode={modes[0]} (or ~{path}={value})" if path != "weights" else "mode=eval"
+            raise UserError(f"{path}={value}", f"mode={mode} does not take it", instead)
+        if value is None and mode in modes and needed:
+            raise UserError(f"mode={mode}", f"needs {path}, {needed}", f"{path}=PATH")
+    if config.eval.split != schema.EvalConfig.split and mode != "eval":
+        instead = "mode=eval (test=true measures the test samples at the end of a training)"
+        raise UserError(f"eval.split={config.eval.split}", f"mode={mode} does not take it", instead)
 
 
 def check_name(name: str) -> None:

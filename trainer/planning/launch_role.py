@@ -125,7 +125,7 @@ ROLE, RANK = "launch.role", "launch.rank"
 SERVERS, WORKERS = "launch.server_endpoints", "launch.worker_endpoints"
 OF_ROLES = ("rank", "server_endpoints", "worker_endpoints")
 OF_HOSTS = ("ips", "nnodes", "node_rank", "nproc", "master_addr", "master_port", "server_hosts", "server_ports")
-"""Keys that say the same in another way."""
+"""Other keys for what the endpoints say."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def peers(launch: LaunchConfig) -> list[Peer]:
 
 
 def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> RunConfig:
-    """Return the config with hosts filled in from its endpoints, if processes are started one by one; else unchanged.
+    """Return the config with hosts from its endpoints, if processes are started one by one; else unchanged.
 
     Raises:
         UserError: role, rank and endpoints do not fit together, or not to this machine.
@@ -236,7 +236,7 @@ def _me(launch: LaunchConfig) -> Peer:
 
 
 def _check_apart(launch: LaunchConfig, everybody: list[Peer]) -> None:
-    """Each endpoint is one process's, and each leads to the same place from all machines."""
+    """Refuse two processes at one endpoint, and loopback endpoints beside others."""
     seen: dict[Endpoint, Peer] = {}
     for peer in everybody:
         if (other := seen.setdefault(peer.endpoint, peer)) != peer:
@@ -257,7 +257,7 @@ def _check_apart(launch: LaunchConfig, everybody: list[Peer]) -> None:
 
 
 def _check_others(launch: LaunchConfig, everybody: list[Peer]) -> None:
-    """What else is typed does not contradict the endpoints."""
+    """Refuse keys that contradict the endpoints."""
     usual = LaunchConfig()
     for name in OF_HOSTS:
         if (value := getattr(launch, name)) != (instead := getattr(usual, name)):

@@ -18,19 +18,20 @@ from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.errors import Died, RunFailed, UserError
+from trainer.host import machine_limits
 from trainer.host.notes_board import Board
 from trainer.planning.plan import Plan
 from trainer.wording import counted
 
 WINDOW_S = 3600.0
-"""So many restarts as ``launch.max_restarts`` may be within this time."""
+"""Time within which ``launch.max_restarts`` restarts are allowed."""
 
 
 class Deaths:
     """Counts how often processes of the run have died, and allows a limited number of restarts in an hour.
 
     Args:
-        most: so many restarts may be within an hour; clock: in seconds.
+        most: allowed restarts within an hour. clock: time in seconds.
 
     Attributes:
         returned: how workers died that were started again while the others went on.
@@ -49,13 +50,12 @@ class Deaths:
         return self.most - len(self.times)
 
     def count(self) -> str:
-        """Count a restart, of all processes or of one while the others go on; returns which of how many it is, in
-        words."""
+        """Count a restart, of all processes or of one alone; returns in words which of how many it is."""
         self.times.append(self.clock())
         return f"restart {len(self.times)} of {self.most}"
 
     def restart(self, death: Died) -> str:
-        """Allow a restart after this death and return it in words (which of how many).
+        """Allow a restart after this death; returns in words which of how many it is.
 
         Raises:
             RunFailed: it has none.
@@ -191,3 +191,17 @@ def launcher_of(config: RunConfig) -> Launcher:
     """
     made: Launcher = call_target(config.node("launch"), "launch", kind=Launcher)
     return made
+
+
+def start_here(assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
+    """Run this host's part of the plan with the config's launcher; returns its first worker's result."""
+    launcher = launcher_of(assignment.config)
+    with machine_limits.named():
+        outcome = launcher.start(assignment, supervision)
+    if not isinstance(outcome, Mapping):
+        name = f"{type(launcher).__module__}.{type(launcher).__qualname__}"
+        raise RunFailed(
+            f"{name}: start returned something of type {type(outcome).__name__}. Return the dict that the "
+            f"first worker of this host returned"
+        )
+    return dict(outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -10,6 +10,7 @@ from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.own_code import own_code
 from trainer.config.run_config import RunConfig
+from trainer.config.schema.run import MLFLOW
 from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import AVERAGED, RAW
@@ -17,7 +18,6 @@ from trainer.optim.schedules import Plateau
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
 from trainer.planning.data_checks import stream_reading
-from trainer.planning.eval_and_predict import evaluated_samples
 from trainer.planning.plan import (
     Batches,
     DataPlan,
@@ -32,28 +32,25 @@ from trainer.planning.plan import (
     Topology,
 )
 from trainer.planning.processes import Process, processes_of, transport_of
-from trainer.planning.restart_checks import restartable
-from trainer.planning.run_secret import is_insecure
-from trainer.planning.tracking_store import tracking_uri
 from trainer.planning.training_checks import concern_of, loss_in_words
 from trainer.tasks.contract import best_metric, task_of
 from trainer.wording import counted
 
 SCHEDULES = "trainer.optim.schedules."
-"""Where schedules are that tell what a run is too short for."""
+"""Module of the schedules with ``concerns()``."""
 ENTRIES = {
     "train": "trainer.worker.train:train",
     "eval": "trainer.worker.evaluate:evaluate_weights",
     "predict": "trainer.worker.predict:predict",
 }
-"""Where a worker enters, by mode."""
+"""Entry function of a worker, by mode."""
 UNSAID = "(host 0's address, launch.master_addr)"
 MOST_LATE_MOMENTUM = 0.5
-"""digits_lenet with 3 workers of pserver_async learns with it; with 0.9 its loss stays where it began."""
+"""With it digits_lenet learns on 3 workers of pserver_async; with 0.9 its loss does not fall."""
 
 
 def _late_momentum(checked: Checked) -> str:
-    """A warning where late gradients and momentum add up; usually empty."""
+    """A warning if late gradients add to the momentum; usually empty."""
     momentum = checked.config.optimizer.get("momentum") or 0.0
     if not (checked.declaration.traits.alone and checked.workers > 1 and momentum > MOST_LATE_MOMENTUM):
         return ""
@@ -65,7 +62,7 @@ def _late_momentum(checked: Checked) -> str:
 
 
 def _concern(checked: Checked, model: ModelFacts, length: Length) -> str:
-    """What runs and is probably a mistake; usually empty."""
+    """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
     said = [model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
@@ -73,7 +70,8 @@ def _concern(checked: Checked, model: ModelFacts, length: Length) -> str:
 
 
 def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[str]:
-    """Yield what of a built-in schedule the run is too short for. A user's own class is called only in workers."""
+    """Yield the parts of a built-in schedule for which the run is too short. A user's own class is called only in
+    workers."""
     node, execution = config.node("scheduler"), config.execution
     if config.mode != "train" or not total or not str(node.get("_target_")).startswith(SCHEDULES):
         return
@@ -103,7 +101,6 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
     chosen, why = _chosen(checked, model, machine, facts.slow or checked.sees_pictures)
     length = _training_length(checked) if config.mode == "train" else _evaluation_length(checked)
     return Plan(
-        name=config.name,
         mode=config.mode,
         strategy=StrategyPlan(
             name=checked.declaration.name,
@@ -126,7 +123,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
         ),
         model=ModelPlan(model.parameters, config.weights or "", model.part),
         objective=_objective(checked, model),
-        paths=replace(paths, tracking=tracking_uri(config.tracking), own_code=own_code(config)),
+        paths=replace(paths, name=config.name, tracking=_tracking_uri(config), own_code=own_code(config)),
         remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, length)),
     )
 
@@ -145,10 +142,28 @@ def _topology(checked: Checked) -> Topology:
         node_rank=launch.node_rank,
         least_nnodes=launch.least_nnodes or 0,
         launcher="" if launch._target_ == schema.LaunchConfig._target_ else str(launch._target_),
-        restarts=launch.max_restarts if restartable(checked) else 0,
+        restarts=launch.max_restarts if checked.restartable else 0,
         by_role=launch.role is not None,
-        insecure=is_insecure(checked.config, roles),
+        insecure=_is_insecure(checked.config, roles),
     )
+
+
+def _is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:
+    """Whether servers would accept any program that reaches the launcher's store as a process of the run."""
+    if config.launch.nnodes == 1 or not config.launch.insecure or set(roles) == {"worker"}:
+        return False
+    from trainer.planning.run_secret import has_secret
+
+    return not has_secret(config.launch)
+
+
+def _tracking_uri(config: RunConfig) -> str:
+    """The address of MLflow's tracking store; '' without MLflow."""
+    if MLFLOW not in config.tracking.trackers:
+        return ""
+    from trainer.planning.tracking_store import tracking_uri
+
+    return tracking_uri(config.tracking)
 
 
 def _batches(checked: Checked) -> Batches:
@@ -240,8 +255,8 @@ def _lease_batches(checked: Checked) -> int:
 
 def _evaluation_length(checked: Checked) -> Length:
     """Epochs and batches of each worker in mode=eval and mode=predict: one pass."""
-    config = checked.config
-    samples = checked.samples or evaluated_samples(config, checked.facts)
+    config, facts = checked.config, checked.facts
+    samples = checked.samples or (facts.val_samples if config.eval.split == "val" else facts.test_samples)
     batches = ceil(ceil(samples / checked.workers) / config.batch_size)
     if config.mode == "eval":
         batches = min(batches, config.limit_val_batches or batches)

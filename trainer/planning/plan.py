@@ -19,6 +19,8 @@ from trainer.planning.processes import Process
 from trainer.strategies.contract import Traits
 
 MOST_PROCESSES_SHOWN = 16
+GEO = "pserver_geo"
+"""The strategy whose workers each have a replica of the servers' parameters."""
 
 
 @dataclass(frozen=True)
@@ -185,12 +187,13 @@ class Paths:
     """Where a run writes, and where its modules and relative paths lead from.
 
     Attributes:
-        tracking: address of the tracking store; empty: none. whole_path: the user named the run's folder by a path from
-        the root: so are its copies at ``checkpoint.to``. started_in: the working folder. own_code: folders of the
-        module search path that hold the user's own classes.
+        name: of the run. tracking: address of the tracking store; empty: none. whole_path: the user named the run's
+        folder by a path from the root: so are its copies at ``checkpoint.to``. started_in: the working folder.
+        own_code: folders of the module search path that hold the user's own classes.
     """
 
     run_dir: str
+    name: str = ""
     tracking: str = ""
     whole_path: bool = False
     started_in: str = ""
@@ -214,10 +217,35 @@ class Remarks:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The plan of a run, in parts. ``chosen``: precision, channels_last, ... as used."""
+class Resume:
+    """The checkpoint from which a run resumes, and how the run differs from the one that wrote it.
 
-    name: str
+    Attributes:
+        folder: of the checkpoint. here: it lies in the run's own folder, which then is not cleared. step: updates of
+        the reporting worker at the checkpoint. matters: differences that change the training, each a line; there are
+        none without ``resume.allow_changes``. harmless: other differences of the config, each a line. lost: what the
+        checkpoint has and this run cannot take over, each a line. versions: packages with another version, each a line.
+    """
+
+    folder: str
+    here: bool
+    step: int
+    matters: list[str] = field(default_factory=list)
+    harmless: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> Path:
+        """The folder of the run that wrote the checkpoint."""
+        return Path(self.folder).parent.parent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run, in parts. ``chosen``: precision, channels_last, ... as used. ``resume``: the checkpoint from
+    which the run resumes; None: it begins."""
+
     mode: str
     strategy: StrategyPlan
     topology: Topology
@@ -229,6 +257,7 @@ class Plan:
     objective: Objective
     paths: Paths
     remarks: Remarks = field(default_factory=Remarks)
+    resume: Resume | None = None
 
     @property
     def own_folder(self) -> Path:
@@ -238,8 +267,8 @@ class Plan:
 
     @property
     def updates_of(self) -> str:
-        """`` of worker N`` if work is leased: the result counts that worker's updates, because each worker does another
-        number of them. Empty otherwise."""
+        """`` of worker N`` if work is leased: each worker does another number of updates, and the result counts those
+        of worker N. Empty otherwise."""
         first = min((process.rank for process in self.topology.here if process.role == "worker"), default=0)
         return f" of worker {first}" if self.batches.leased else ""
 
@@ -263,7 +292,7 @@ class Plan:
 
 
 def _made(kind: Any, plain: Any) -> Any:
-    """An object of a type from plain data: dataclasses, and those in lists, are made; everything else stays."""
+    """Make an object of type ``kind`` from plain data: dataclasses, also in lists, are made; other values stay."""
     if kind is Facts:
         return Facts.of(plain)
     if is_dataclass(kind):
@@ -286,3 +315,11 @@ def read_plan(run: Path) -> Plan:
         return Plan.of(plain)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("it is no plan of a run") from error
+
+
+def measured_by(run: Path) -> dict[str, Any]:
+    """What a run measured of its training data (``Facts.measured``); empty if its plan cannot be read."""
+    try:
+        return read_plan(run).data.facts.measured
+    except (OSError, ValueError):
+        return {}

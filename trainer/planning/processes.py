@@ -12,11 +12,7 @@ from trainer.config.instantiate import locate
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
-from trainer.host import addresses, hardware, segments
-from trainer.host.addresses import with_port
-from trainer.planning.endpoints import server_ports
-from trainer.planning.hosts import hosts_of, server_hosts
-from trainer.planning.launch_role import Peer, neighbours, peers
+from trainer.host import hardware
 from trainer.strategies.builtin import AUTO
 
 
@@ -52,6 +48,8 @@ def transport_of(config: RunConfig, roles: Mapping[str, int]) -> str:
         return "TCP, encrypted"
     if transport == "ipc":
         return "Unix sockets"
+    from trainer.host import segments
+
     lacks = segments.what_lacks()
     return f"Unix sockets (no shared memory: {lacks})" if lacks else "Unix sockets, large values in shared memory"
 
@@ -65,12 +63,19 @@ def default_workers(config: RunConfig) -> int | None:
 def workers_here(launch: schema.LaunchConfig, device: str, default: int | None = None) -> int:
     """The number of workers on each host; if processes are started one by one, those on this machine (at least 1)."""
     if launch.role is not None:
+        from trainer.planning.launch_role import neighbours
+
         return max(1, len(neighbours(launch)))
     if launch.nproc is not None:
         return launch.nproc
     if launch.workers is not None:
         return launch.workers // int(launch.nnodes)
     return max(1, len(hardware.gpus())) if device == "cuda" else default or 1
+
+
+def is_elsewhere(config: RunConfig, device: str, nproc: int) -> bool:
+    """Whether a plan is for other hosts than this one alone: for several, or for one with more GPUs."""
+    return bool(config.plan) and (config.launch.nnodes > 1 or (device == "cuda" and nproc > len(hardware.gpus())))
 
 
 def workers_everywhere(launch: schema.LaunchConfig, here: int) -> int:
@@ -101,40 +106,40 @@ def processes_of(roles: Mapping[str, int], launch: LaunchConfig, device: str) ->
 
     Workers are spread evenly over the hosts, servers over the hosts of ``launch.server_hosts``; other roles sit on
     host 0."""
-    if everybody := peers(launch):
-        return [_alone(node, peer, everybody, device) for node, peer in enumerate(everybody)]
+    if launch.role is not None:
+        return _started_one_by_one(launch, device)
     found = []
-    ports = server_ports(launch.server_ports, roles.get("server", 0))
     for role, size in roles.items():
         here = [0] * launch.nnodes
-        for rank, node in enumerate(_nodes(role, size, launch)):
+        for rank, (node, endpoint) in enumerate(_places(role, size, launch)):
             where = f"cuda:{here[node]}" if device == "cuda" and role == "worker" else "cpu"
-            at = _listening(launch, node, ports[rank]) if role == "server" and ports else ""
-            found.append(Process(role, rank, node, here[node], where, at))
+            found.append(Process(role, rank, node, here[node], where, endpoint))
             here[node] += 1
     return found
 
 
-def _alone(node: int, peer: Peer, everybody: list[Peer], device: str) -> Process:
-    """A process that is started by a command of its own. A worker has its own GPU where its command sees those of its
-    machine, else the first of those that it sees."""
-    if peer.role != "worker" or device != "cuda":
-        return Process(peer.role, peer.rank, node, 0, "cpu", str(peer.endpoint))
-    beside = [other for other in everybody if other.role == "worker" and other.endpoint.host == peer.endpoint.host]
-    gpu = beside.index(peer) if len(hardware.gpus()) >= len(beside) else 0
-    return Process(peer.role, peer.rank, node, 0, f"cuda:{gpu}", str(peer.endpoint))
+def _places(role: str, size: int, launch: LaunchConfig) -> list[tuple[int, str]]:
+    """The host of each process of a role, and its endpoint where that is known."""
+    if role == "server":
+        from trainer.planning.hosts import server_places
+
+        return server_places(launch, size)
+    each = size // launch.nnodes if role == "worker" else size
+    return [(rank // each, "") for rank in range(size)]
 
 
-def _nodes(role: str, size: int, launch: LaunchConfig) -> list[int]:
-    """The host of each process of a role."""
-    if role == "worker":
-        return [rank // (size // launch.nnodes) for rank in range(size)]
-    return server_hosts(launch, size) if role == "server" else [0] * size
+def _started_one_by_one(launch: LaunchConfig, device: str) -> list[Process]:
+    """The processes of a run whose commands start one process each. A worker has its own GPU if its command sees all
+    GPUs of its machine; else it has the first that it sees."""
+    from trainer.planning.launch_role import peers
 
-
-def _listening(launch: LaunchConfig, node: int, port: int) -> str:
-    """A server's endpoint, as far as it is known."""
-    if launch.nnodes == 1:
-        return with_port(addresses.LOOPBACK, port)
-    hosts = hosts_of(launch)
-    return with_port(hosts[node], port) if hosts else f"port {port} of host {node}"
+    found, everybody = [], peers(launch)
+    for node, peer in enumerate(everybody):
+        where = "cpu"
+        if peer.role == "worker" and device == "cuda":
+            beside = [
+                other for other in everybody if other.role == "worker" and other.endpoint.host == peer.endpoint.host
+            ]
+            where = f"cuda:{beside.index(peer) if len(hardware.gpus()) >= len(beside) else 0}"
+        found.append(Process(peer.role, peer.rank, node, 0, where, str(peer.endpoint)))
+    return found

@@ -1,10 +1,8 @@
-"""Checks whether a run can start again, whether its hosts can come and go (launch.nnodes=MIN:MAX), and whether it can
-skip or go back from numbers that are not finite (``on_nonfinite``).
-"""
+"""Checks whether hosts of a run can come and go (launch.nnodes=MIN:MAX), and whether it can skip or rewind numbers that
+are not finite (``on_nonfinite``)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from trainer.config import schema
@@ -13,15 +11,15 @@ from trainer.errors import UserError
 from trainer.host import torchrun
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.checked_config import Checked
+from trainer.planning.plan import GEO
 from trainer.strategies.contract import Declaration
 
 EACH = ("limit_train_batches", "max_steps")
 """Keys that count batches or updates of each worker."""
-GEO = "pserver_geo"
 STRATEGIES = ("pserver_async", "pserver_ssp", GEO)
-"""Of workers without a common step; a user's own does not know of other numbers."""
+"""Strategies without a common step that resume with another number of workers."""
 STARTERS = (str(schema.LaunchConfig._target_), str(schema.ForkserverLaunch._target_))
-"""Launchers that can end a life of the run and start the next one."""
+"""Launchers that can restart all processes of a run."""
 
 
 def check_elastic(config: RunConfig, declaration: Declaration) -> None:
@@ -39,7 +37,7 @@ def check_elastic(config: RunConfig, declaration: Declaration) -> None:
 
 
 def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str, str]]:
-    """Why not, and what to type instead."""
+    """Yield the reasons why not, and what to type instead."""
     launch, traits, kept = config.launch, declaration.traits, config.checkpoint
     least, most = launch.least_nnodes, launch.nnodes
     assert least is not None
@@ -78,7 +76,7 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
 
 
 def _of_each(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str, str]]:
-    """Why not, where workers have no common step: each of them has something of its own."""
+    """Yield the reasons for workers without a common step, each with a state of its own."""
     if not declaration.leased(config):
         yield "data.work=static gives each worker its own part of an epoch, so their number stays", "data.work=leased"
     if config.data.global_batch_size is not None:
@@ -86,14 +84,6 @@ def _of_each(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
     for key in EACH:
         if (value := getattr(config, key)) is not None:
             yield f"{key}={value} counts those of each worker, whose number changes", f"{key}=null"
-
-
-def restartable(checked: Checked) -> bool:
-    """Whether a run can restart all its processes together: they are on this host, or hosts can come and go."""
-    config = checked.config
-    one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
-    ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
-    return config.mode == "train" and ours
 
 
 STOP = "on_nonfinite=stop"
@@ -107,8 +97,6 @@ def check_nonfinite(checked: Checked) -> None:
     """
     config, declaration = checked.config, checked.declaration
     what, kept = f"on_nonfinite={config.on_nonfinite}", config.checkpoint
-    if config.on_nonfinite == "stop":
-        return
     if not declaration.traits.skips:
         why = f"with strategy={declaration.name} a worker's update cannot be left out: the optimizer is elsewhere"
         raise UserError(what, why, f"{STOP} (or strategy=collective)")
@@ -119,7 +107,7 @@ def check_nonfinite(checked: Checked) -> None:
             )
             raise UserError(what, why, "on_nonfinite=rewind (or strategy.comm_hook=none)")
         return
-    if not restartable(checked) or config.launch.nnodes > 1:
+    if not checked.restartable or config.launch.nnodes > 1:
         why = "the run goes back by a restart of its processes, which are all on one host and not started by torchrun"
         raise UserError(what, why, "on_nonfinite=skip")
     if not (kept.every_steps or kept.every_minutes or kept.every_epochs):

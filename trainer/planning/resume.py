@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainer.checkpoint import store
@@ -14,9 +14,10 @@ from trainer.errors import UserError
 from trainer.host import versions
 from trainer.planning.batches import CONTIGUOUS
 from trainer.planning.find_checkpoint import own
-from trainer.planning.plan import Plan
-from trainer.planning.restart_checks import EACH, GEO, STRATEGIES
+from trainer.planning.plan import GEO, Plan, Resume
+from trainer.planning.restart_checks import EACH, STRATEGIES
 from trainer.planning.resume_changes import (
+    HARMLESS,
     begin_anew,
     check_ages,
     completed,
@@ -40,13 +41,8 @@ def _other_processes(plan: Plan, about: store.About) -> bool:
     return plan.strategy.name in STRATEGIES and (about.workers, about.servers) != (plan.topology.workers, servers)
 
 
-def _batch(about: store.About, merge: int) -> int:
-    """The batch size of one worker in the run that wrote the checkpoint."""
-    return about.global_batch_size // (about.workers * merge)
-
-
 def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, folder: Path) -> None:
-    """Refuse to resume with another number of workers if that does not fit the blocks leased before.
+    """Refuse another number of workers if it does not fit the blocks leased before.
 
     Raises:
         UserError: it does not.
@@ -54,7 +50,7 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
     if not plan.batches.leased:
         why = f"{folder} has {counted(about.workers, 'worker')}, each with its own part of an epoch (data.work=static)"
         raise UserError(f"{plan.topology.workers} workers", why, f"launch.workers={about.workers}")
-    if (before := _batch(about, plan.batches.merge)) != plan.batches.size:
+    if (before := about.global_batch_size // (about.workers * plan.batches.merge)) != plan.batches.size:
         why = (
             f"a batch has {plan.batches.size} samples, and had {before} in {folder}; work is handed out in blocks "
             f"of batches"
@@ -74,11 +70,6 @@ def _check_other_workers(config: RunConfig, plan: Plan, about: store.About, fold
                 else f"launch.workers={about.workers}"
             )
             raise UserError(f"{key}={now}", why, even)
-
-
-def _counts_for_others(plan: Plan, about: store.About, key: str) -> bool:
-    """Whether a resumed asynchronous run has another value of a key only because it has more or fewer workers."""
-    return _other_workers(plan, about) and key in EACH and about.config.get(key) is not None
 
 
 def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
@@ -103,8 +94,7 @@ def _lost_with_other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def _is_cut(plan: Plan, about: store.About) -> bool:
-    """Whether the run before was to end inside the epoch in which the checkpoint is, or before that, and this one goes
-    on."""
+    """Whether max_steps of the run before cut the checkpoint's epoch, or an earlier one, and this run goes on."""
     whole, rest = divmod(about.total_steps, plan.length.steps_per_epoch)
     return plan.length.total_steps > about.total_steps and bool(rest) and about.epoch >= whole
 
@@ -120,79 +110,12 @@ def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 PRECISION = "precision"
-"""Key that is compared by what ``auto`` chose (:func:`_precision`)."""
+"""Key that is compared by what ``auto`` chose."""
 FP16, FP64 = "fp16", "fp64"
-HARMLESS = (
-    "on_nonfinite",
-    "max_rewinds",
-    "name",
-    "verbosity",
-    "debug",
-    "profile",
-    "tracking",
-    "checkpoint",
-    "launch",
-    "predict",
-    "task.threshold",
-    "device",
-    "data.batch_size",
-    "data.global_batch_size",
-    "data.num_workers",
-    "data.prefetch",
-    "data.pin_memory",
-    "data.cache",
-    "data.root",
-    "sampler.pad",
-    "model.head",
-    "test",
-    "eval",
-    "execution.keep_memory",
-    "execution.threads",
-    "execution.log_every",
-    "execution.log_workers",
-    "execution.line_of",
-    "execution.profile_after",
-    "execution.profile_steps",
-)
-"""Keys, and groups of them, that may differ: what is computed does not depend on them, or the plan tells."""
 ALIKE = ("single", "collective")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
 SYNC = "pserver_sync"
-"""Goes on with any number of workers and servers: servers share their parts anew, and workers have nothing of their
-own."""
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The checkpoint from which a run resumes, and how the run differs from it.
-
-    Attributes:
-        folder: of the checkpoint.
-        about: what its checkpoint.json tells.
-        here: it lies in the run's own folder, which then is not cleared.
-        matters: what differs and changes the training, each a line; there is none without ``resume.allow_changes``.
-        harmless: what else differs in the config, each a line.
-        lost: what the checkpoint has and this run cannot take over, each a line.
-        versions: which packages had another version, each a line.
-    """
-
-    folder: Path
-    about: store.About
-    here: bool
-    matters: tuple[str, ...] = ()
-    harmless: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    versions: tuple[str, ...] = ()
-
-    @property
-    def step(self) -> int:
-        """The number of updates done at the checkpoint."""
-        return self.about.done
-
-    @property
-    def source(self) -> Path:
-        """The folder of the run that wrote the checkpoint."""
-        return self.folder.parent.parent
+"""Resumes with any number of workers and servers: servers divide the parameters anew, and workers keep no state."""
 
 
 def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], Sequence[str]] = tuple) -> Resume:
@@ -213,11 +136,12 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         raise UserError(f"precision={plan.chosen.precision}", f"{folder} {why}", f"precision={about.precision}")
     if _other_workers(plan, about):
         _check_other_workers(config, plan, about, folder)
-    else:
-        _check_global_batch(plan, about, folder)
+    elif about.global_batch_size != plan.batches.global_size:
+        why = f"an update has {plan.batches.global_size} samples, and had {about.global_batch_size} in {folder}"
+        raise UserError(f"{plan.topology.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
     matters, harmless = _changes(config, plan, about)
     check_ages(config, about)
-    lost = (*left_behind(plan, about), *_average(config, about), *begins_anew(), *what_watches(config, plan, about))
+    lost = [*left_behind(plan, about), *_average(config, about), *begins_anew(), *what_watches(config, plan, about)]
     if matters and not config.resume.allow_changes:
         without = f" (not carried over: {'; '.join(lost)})" if lost else ""
         besides = f"; harmless differences: {'; '.join(harmless)}" if harmless else ""
@@ -230,25 +154,27 @@ def fit(config: RunConfig, plan: Plan, folder: Path, begins_anew: Callable[[], S
         raise UserError(
             counted(plan.length.total_steps, "update"), f"{folder} is after update {about.step}", long_enough
         )
-    other = tuple(versions.differences(about.versions, versions.installed()))
-    return Resume(folder, about, here, matters, harmless, lost, other)
+    other = list(versions.differences(about.versions, versions.installed()))
+    return Resume(str(folder), here, about.done, matters, harmless, lost, other)
 
 
-def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _changes(config: RunConfig, plan: Plan, about: store.About) -> tuple[list[str], list[str]]:
     """How a run differs from the one that wrote the checkpoint: what matters to its training, and what does not."""
-    matters, harmless = list[str](), list[str]()
+    matters, harmless, others = list[str](), list[str](), _other_workers(plan, about)
     for key, line in differences(about.config, public(config), plan.strategy.name != about.strategy):
-        if is_of(key, HARMLESS) or _counts_for_others(plan, about, key):
+        of_each = others and key in EACH and about.config.get(key) is not None  # together they do as many updates
+        if is_of(key, HARMLESS) or of_each:
             harmless.append(line)
         elif key != PRECISION:
             matters.append(line)
-    if arithmetic := _precision(plan, about):
-        matters.append(arithmetic)
-    others = _other_workers(plan, about)  # whose updates are as many together
+    if about.precision != plan.chosen.precision:
+        matters.append(f"precision was {about.precision}, is {plan.chosen.precision}")
     if not matters and about.total_steps != plan.length.total_steps and not others:
         matters = [f"the run had {about.total_steps} updates, and has {plan.length.total_steps}"]
-    matters = matters or [*_other_order(config, plan, about), *(why for of in OTHER_NUMBERS for why in of(plan, about))]
-    return tuple(matters), tuple(harmless)
+    if not matters:
+        matters = [*_other_order(config, plan, about), *_other_replicas(plan, about), *_other_errors(plan, about)]
+        matters += _other_numbers(plan, about)
+    return matters, harmless
 
 
 def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
@@ -260,17 +186,19 @@ def with_data(resume: Resume, now: str, config: RunConfig) -> Resume:
     Raises:
         UserError: they are others, and ``resume.allow_changes`` does not allow it.
     """
-    before = resume.about.data
+    about = store.about(Path(resume.folder))
+    before = about.data
     if before == now:
         return resume
     if not config.resume.allow_changes:
         why = f"the data are others than those of {resume.folder}: their fingerprint was {before}, is {now}"
         raise UserError("resume", why, "the data of before, or resume.allow_changes=true")
-    matters = (*resume.matters, f"the data: their fingerprint was {before}, is {now}")
-    anew = [
-        line for line in begin_anew(measures_of(config, resume.about.config, True), config) if line not in resume.lost
-    ]
-    return replace(resume, matters=matters, lost=(*resume.lost, *anew))
+    measures = measures_of(config, completed(about.config, public(config)), True)
+    return replace(
+        resume,
+        matters=[*resume.matters, f"the data: their fingerprint was {before}, is {now}"],
+        lost=[*dict.fromkeys((*resume.lost, *begin_anew(measures, config)))],
+    )
 
 
 def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
@@ -286,10 +214,10 @@ def with_classes(resume: Resume, other: str, allowed: bool) -> Resume:
         return resume
     if not allowed:
         raise other_classes(other, resume.folder)
-    return replace(resume, matters=(*resume.matters, f"{other}: the head goes on in its order"))
+    return replace(resume, matters=[*resume.matters, f"{other}: the head goes on in its order"])
 
 
-def other_classes(other: str, folder: Path) -> UserError:
+def other_classes(other: str, folder: str) -> UserError:
     """The error for a run whose data have other classes than those of the checkpoint."""
     return UserError(
         "resume",
@@ -298,25 +226,8 @@ def other_classes(other: str, folder: Path) -> UserError:
     )
 
 
-def as_begun(plan: Plan, resume: Resume | None) -> Plan:
-    """Return the plan with the size of leased blocks from the run's beginning, which never changes in a run."""
-    blocks = resume.about.lease_batches if resume is not None else 0
-    return plan.changed(batches={"lease_batches": blocks}) if blocks else plan
-
-
-def _check_global_batch(plan: Plan, about: store.About, folder: Path) -> None:
-    """As many samples in an update as before.
-
-    Raises:
-        UserError: there are more or fewer.
-    """
-    if about.global_batch_size != plan.batches.global_size:
-        why = f"an update has {plan.batches.global_size} samples, and had {about.global_batch_size} in {folder}"
-        raise UserError(f"{plan.topology.workers} workers", why, f"data.global_batch_size={about.global_batch_size}")
-
-
 def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
-    """Why the samples of an epoch would come in another order."""
+    """Yield why the samples of an epoch would come in another order."""
     sampler = config.sampler
     before, now = (about.workers, about.config.get("sampler", {}).get("pad")), (plan.topology.workers, sampler.pad)
     if sampler.padding == CONTIGUOUS and before != now:
@@ -327,7 +238,7 @@ def _other_order(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
 
 
 def _check_strategy(plan: Plan, about: store.About, folder: Path) -> None:
-    """This strategy can take over what the one before has left.
+    """Refuse a strategy that cannot load the state of the one before.
 
     Raises:
         UserError: it cannot.
@@ -363,16 +274,10 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
     return ""
 
 
-def _precision(plan: Plan, about: store.About) -> str:
-    """How the precision differs from the checkpoint's, or '' if it does not; ``auto`` counts as what it chose."""
-    before, now = about.precision, plan.chosen.precision
-    return f"precision was {before}, is {now}" if before != now else ""
-
-
 def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
-    """Yield one line for everything that a resuming run loses or begins anew.
+    """Yield one line for each thing that a resuming run loses or begins anew.
 
-    Parameters and what the optimizer remembers are float32 with fp32, bf16 and fp16 alike, and float64 with fp64.
+    Parameters and optimizer state are float32 with fp32, bf16 and fp16, and float64 with fp64.
     """
     before, now = about.precision, plan.chosen.precision
     if now == FP16 != before:
@@ -390,7 +295,7 @@ def left_behind(plan: Plan, about: store.About) -> Iterator[str]:
 
 
 def _average(config: RunConfig, about: store.About) -> Iterator[str]:
-    """Yield what becomes of the moving average of the weights, if only one of the two runs has one."""
+    """Yield what becomes of the averaged weights if only one of the two runs has them."""
     before, now = about.config.get("ema", {}).get("decay"), config.ema.decay
     if before is None and now is not None:
         yield (
@@ -427,7 +332,3 @@ def _kept_in_servers(plan: Plan, about: store.About) -> str:
     return (
         "" if kinds[0] == kinds[1] else f"is of precision={about.precision}, and servers keep float{kinds[0]} as it is"
     )
-
-
-OTHER_NUMBERS = (_other_replicas, _other_errors, _other_numbers)
-"""Each tells why updates are others where there are more or fewer workers or servers than before."""

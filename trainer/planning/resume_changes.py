@@ -1,7 +1,7 @@
-"""What of a checkpoint's state begins anew, or goes on otherwise, because a resumed run has another config.
+"""State of a checkpoint that begins anew, or goes on otherwise, because the resumed run has another config.
 
-The config of a checkpoint is compared with that of today, both without secrets and with the keys of today. A metric is
-compared with the values before only where it measures the same thing on the same samples.
+The two configs are compared without secrets, and with the keys of today. A metric is compared with earlier values only
+if it measures the same thing on the same samples.
 """
 
 from __future__ import annotations
@@ -18,10 +18,86 @@ from trainer.errors import UserError
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import is_plateau
 from trainer.planning.plan import Plan
+from trainer.planning.user_class_checks import callback_name
 from trainer.tasks.contract import best_metric, task_of
 
 OF_THE_COMMAND = ("resume", "plan")
-"""From where a run resumes, and whether its plan alone is shown: no differences of the training."""
+"""Keys of a command, not of the training."""
+HARMLESS = (
+    "on_nonfinite",
+    "max_rewinds",
+    "name",
+    "verbosity",
+    "debug",
+    "profile",
+    "tracking",
+    "checkpoint",
+    "launch",
+    "predict",
+    "task.threshold",
+    "device",
+    "data.batch_size",
+    "data.global_batch_size",
+    "data.num_workers",
+    "data.prefetch",
+    "data.pin_memory",
+    "data.cache",
+    "data.root",
+    "sampler.pad",
+    "model.head",
+    "test",
+    "eval",
+    "execution.keep_memory",
+    "execution.threads",
+    "execution.log_every",
+    "execution.log_workers",
+    "execution.line_of",
+    "execution.profile_after",
+    "execution.profile_steps",
+)
+"""Keys, and groups of them, that may differ: no result depends on them, or the plan lists the difference itself."""
+SAME_ORDER = (
+    *HARMLESS,
+    "data.cache_dir",
+    "data.download",
+    "data.val_batch_size",
+    "data.memory_limit_gib",
+    "data.read",
+    "data.mixup",
+    "data.cutmix",
+    "data.mix_probability",
+    "data.flip",
+    "data.augment",
+    "data.randaugment_ops",
+    "data.randaugment_magnitude",
+    "data.erasing",
+    "data.transforms",
+)
+"""And keys with which the same training samples come in the same order. (Batch sizes are compared by the samples of an
+update.)"""
+SAME_VALIDATION = (
+    *SAME_ORDER,
+    "data.work",
+    "data.lease_batches",
+    "data.steps_per_epoch",
+    "data.shard",
+    "data.shuffle_buffer",
+    "data.on_lost_worker",
+    "data.min_scale",
+    "data.min_ratio",
+    "data.train_resize",
+    "data.pad_crop",
+    "data.block_mib",
+    "data.chunk_rows",
+    "data.verify",
+    "data.max_pixels",
+    "data.max_label_kib",
+    "data.max_bad_fraction",
+    "data.on_missing",
+    "data.order",
+    "data.test_path",
+)
+"""And keys with which a validation measures the same samples."""
 CLIPS = ("strategy.clip_norm", "strategy.clip_value")
 
 
@@ -32,8 +108,8 @@ def public(config: RunConfig) -> dict[str, Any]:
 
 
 def completed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """An older config with each key that it lacks and that has its default now: the trainer of then did what the
-    default does.
+    """Return an older config with the keys that it lacks and that have their defaults now: the older trainer did what
+    the default does.
 
     Args:
         now: the config with which it is compared.
@@ -45,14 +121,9 @@ def completed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
         if isinstance(value, Mapping) and isinstance(inside, Mapping):
             if part := completed(inside, value, f"{path}."):
                 full[name] = part
-        elif name not in before and _is_default(path, value):
+        elif name not in before and any(k.default == value for s in sections() for k in s.keys if k.path == path):
             full[name] = value
     return full
-
-
-def _is_default(path: str, value: Any) -> bool:
-    """Whether a key has that default, in any of the options that have it."""
-    return any(key.default == value for section in sections() for key in section.keys if key.path == path)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strategy: bool) -> Iterator[tuple[str, str]]:
@@ -70,14 +141,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], other_strateg
 Nodes = Sequence[Mapping[str, Any]]
 
 
-def name_of(number: int, node: Mapping[str, Any]) -> str:
-    """How messages and checkpoints call a callback."""
-    return f"callbacks[{number}] ({node.get('_target_')})"
-
-
 def places_before(before: Nodes, now: Nodes) -> list[int | None]:
-    """For each callback, its place in the run before: that of an equal one, else of one of the same class; None: it is
-    new."""
+    """For each callback, its place in the run before: of an equal one, else of one of the same class; None: new."""
     found: list[int | None] = [None] * len(now)
     for names in ((), ("_target_",)):  # all of it, then the class alone
         for number, node in enumerate(now):
@@ -94,12 +159,12 @@ def _some(node: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def moved(states: Mapping[str, Any], before: Nodes, now: Nodes) -> dict[str, Any]:
-    """The saved states of callbacks under the names of this run's; what else is saved beside them stays."""
-    names = {name_of(number, node) for number, node in enumerate(before)}
+    """Rename the saved states of callbacks to this run's names; other entries stay."""
+    names = {callback_name(number, node) for number, node in enumerate(before)}
     kept = {name: state for name, state in states.items() if name not in names}
     for number, place in enumerate(places_before(before, now)):
-        if place is not None and (name := name_of(place, before[place])) in states:
-            kept[name_of(number, now[number])] = states[name]
+        if place is not None and (name := callback_name(place, before[place])) in states:
+            kept[callback_name(number, now[number])] = states[name]
     return kept
 
 
@@ -109,62 +174,20 @@ def changes(before: Nodes, now: Nodes) -> Iterator[str]:
     places = places_before(before, now)
     for number, (place, node) in enumerate(zip(places, now, strict=True)):
         if place is None:
-            yield f"{name_of(number, node)}: begins anew, because the checkpoint has no state of it"
+            yield f"{callback_name(number, node)}: begins anew, because the checkpoint has no state of it"
         elif before[place] != node:
-            yield f"{name_of(number, node)}: goes on with the state that it had under its old arguments"
+            yield f"{callback_name(number, node)}: goes on with the state that it had under its old arguments"
     for number, node in enumerate(before):
         if number not in places:
-            yield f"the state of {name_of(number, node)}, which this run does not have"
+            yield f"the state of {callback_name(number, node)}, which this run does not have"
 
 
-TRAINING_ALONE = (
-    "data.batch_size",
-    "data.global_batch_size",
-    "data.val_batch_size",
-    "data.memory_limit_gib",
-    "data.num_workers",
-    "data.prefetch",
-    "data.pin_memory",
-    "data.cache",
-    "data.cache_dir",
-    "data.root",
-    "data.download",
-    "data.read",
-    "data.work",
-    "data.lease_batches",
-    "data.steps_per_epoch",
-    "data.shard",
-    "data.shuffle_buffer",
-    "data.on_lost_worker",
-    "data.mixup",
-    "data.cutmix",
-    "data.mix_probability",
-    "data.flip",
-    "data.augment",
-    "data.randaugment_ops",
-    "data.randaugment_magnitude",
-    "data.erasing",
-    "data.min_scale",
-    "data.min_ratio",
-    "data.train_resize",
-    "data.transforms",
-    "data.pad_crop",
-    "data.block_mib",
-    "data.verify",
-    "data.max_pixels",
-    "data.max_label_kib",
-    "data.max_bad_fraction",
-    "data.on_missing",
-    "data.order",
-    "data.test_path",
-)
-"""Keys of the data that say nothing about the samples of a validation."""
 LOSS, LIMIT = "loss", "limit_val_batches"
 
 
 @dataclass(frozen=True)
 class Measures:
-    """What the metrics of a resumed run measure, against those of the run before.
+    """Compares what metrics measure in a resumed run and in the run before.
 
     Attributes:
         before, now: the two configs, without secrets.
@@ -176,7 +199,7 @@ class Measures:
     other_data: bool = False
 
     def why_not(self, metric: str) -> str:
-        """Why values of a metric cannot be compared with those before: what differs; empty: they can be."""
+        """Why values of a metric cannot be compared with earlier ones: what differs; empty: they can be."""
         name = metric.rpartition("/")[2]
         if self.other_data:
             return "the data are others"
@@ -187,12 +210,12 @@ class Measures:
             return "there was no average of the weights"
         old, new = ({**_values(one, "data"), **_values(one, LIMIT)} for one in (self.before, self.now))
         changed = [
-            key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not is_of(key, TRAINING_ALONE)
+            key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not is_of(key, SAME_VALIDATION)
         ]
         return f"{changed[0]} was {spelled(old.get(changed[0]))}" if changed else ""
 
     def anew(self, key: str, metric: str, usual: str = "") -> str:
-        """Why what watches a metric begins anew; empty: it goes on.
+        """Why a watcher of a metric begins anew; empty: it goes on.
 
         Args:
             key: that names the metric, e.g. ``early_stop.metric``.
@@ -207,11 +230,6 @@ def measures_of(config: RunConfig, before: Mapping[str, Any], other_data: bool =
     return Measures(before, public(config), other_data)
 
 
-def is_other(before: str, now: str) -> bool:
-    """Whether two fingerprints are of other data; empty: it was not taken."""
-    return bool(before and now and before != now)
-
-
 def _at(config: Mapping[str, Any], path: str) -> Any:
     node: Any = config
     for part in path.split("."):
@@ -220,12 +238,12 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def _values(config: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The values below a key by their dotted keys. Null is as good as a key that an older trainer did not have."""
+    """The values below a key, by dotted key. Null counts as a key that is not there."""
     return {key: value for key, value in leaves({path: _at(config, path)}, "") if value is not None}
 
 
 def begin_anew(measures: Measures, config: RunConfig) -> Iterator[str]:
-    """Yield one line for everything that remembers the best value of a validation metric, and begins anew."""
+    """Yield one line for each watcher of a validation metric that forgets its best value."""
     found = [
         ("best.metric", best_metric(config), RAW + task_of(config).best, "the best model so far"),
         ("early_stop.metric", config.early_stop.metric, "", "the early stop's best value and the validations waited"),
@@ -235,38 +253,13 @@ def begin_anew(measures: Measures, config: RunConfig) -> Iterator[str]:
         what = "the best value of scheduler=plateau and the validations waited (its factor stays)"
         found.append(("scheduler.metric", metric, "", what))
     for key, watched, usual, what in found:
-        remembered = usual or _at(measures.before, key)  # nothing is lost of what watched nothing
+        remembered = usual or _at(measures.before, key)  # without a metric before, nothing is lost
         if config.validation and watched and remembered and (why := measures.anew(key, watched, usual)):
             yield f"{what}: begins anew with {watched}, because {why}"
 
 
 ORDER = ("seed", "limit_train_batches", "data", "sampler", "strategy.gradient_merge")
 """Keys, and groups of them, on which it depends which samples are in an update."""
-SAME_ORDER = (
-    "data.num_workers",
-    "data.prefetch",
-    "data.pin_memory",
-    "data.cache",
-    "data.cache_dir",
-    "data.root",
-    "data.download",
-    "data.val_batch_size",
-    "data.memory_limit_gib",
-    "data.batch_size",
-    "data.global_batch_size",
-    "data.read",
-    "data.mixup",
-    "data.cutmix",
-    "data.mix_probability",
-    "data.flip",
-    "data.augment",
-    "data.randaugment_ops",
-    "data.randaugment_magnitude",
-    "data.erasing",
-    "data.transforms",
-    "sampler.pad",
-)
-"""Of these, keys that do not change the order. (The batch size is compared by the samples of an update.)"""
 ORDER_AT_SERVERS = (
     "optimizer.lr_factors",
     "optimizer.layer_decay",
@@ -281,8 +274,7 @@ MEMORIES = (("comm_hook", "powersgd"), ("wire", "int8"))
 
 
 def what_watches(config: RunConfig, plan: Plan, about: store.About) -> Iterator[str]:
-    """Yield one line for everything besides the optimizer that remembers something, and begins anew or goes on
-    otherwise."""
+    """Yield one line for each thing besides the optimizer that begins anew, or goes on otherwise."""
     measures = measures_of(config, about.config)
     yield from begin_anew(measures, config)
     yield from changes(*(list(one.get("callbacks") or ()) for one in (measures.before, measures.now)))
@@ -290,7 +282,7 @@ def what_watches(config: RunConfig, plan: Plan, about: store.About) -> Iterator[
 
 
 def changed_states(now: Mapping[str, Any], plan: Plan, about: store.About) -> Iterator[str]:
-    """Yield one line for everything else that begins anew, or goes on under another config.
+    """Yield one line for each other state that begins anew, or goes on under another config.
 
     Args:
         now: the config without secrets, as the checkpoint has that of before.
@@ -348,7 +340,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
 
 
 def _schedule(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what becomes of the factor of scheduler=plateau, if only one of the two runs has that schedule."""
+    """Yield what becomes of the factor of scheduler=plateau if only one of the two runs has this schedule."""
     was, is_ = (is_plateau(str(one.get("scheduler", {}).get("_target_"))) for one in (before, now))
     if was and not is_:
         yield "the factor to which scheduler=plateau had lowered the rate, and the validations that it has seen"

@@ -46,9 +46,10 @@ def run_secret(launch: schema.LaunchConfig, environment: Mapping[str, str] = os.
 
 
 def secret_of_hosts(launch: schema.LaunchConfig) -> str:
-    """The secret by which the hosts of a run recognise each other; '' if there is none, or only one host.
-    It is the user's; of processes that are started one by one on one machine, else one that the user's cache keeps,
-    for this user alone.
+    """The secret by which the hosts of a run recognise each other; '' without one, or with one host.
+
+    It is the user's. If processes are started one by one on one machine, it may be a secret in the user's cache, which
+    only this user can read.
 
     Raises:
         UserError: it can be guessed, or others can read it.
@@ -107,7 +108,7 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
         UserError: there is none, or it is no good one.
     """
     launch = config.launch
-    if launch.nnodes == 1 or run_secret(launch) or launch.insecure or set(roles) == {"worker"}:
+    if run_secret(launch) or launch.insecure or set(roles) == {"worker"}:
         return
     alone = launch.role is not None
     if alone and on_one_machine(launch):
@@ -124,8 +125,7 @@ def check_secret(config: RunConfig, roles: Mapping[str, int]) -> None:
     )
 
 
-def is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:
-    """Whether servers would accept any program that reaches the launcher's store as a process of the run."""
-    launch = config.launch
-    secret = launch.secret_file or os.environ.get(VARIABLE) or (launch.role is not None and on_one_machine(launch))
-    return launch.nnodes > 1 and launch.insecure and not secret and set(roles) != {"worker"}
+def has_secret(launch: schema.LaunchConfig) -> bool:
+    """Whether the hosts of a run have a secret: the user's, or the one that processes on one machine share."""
+    own = launch.secret_file or os.environ.get(VARIABLE)
+    return bool(own) or (launch.role is not None and on_one_machine(launch))

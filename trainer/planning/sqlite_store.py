@@ -25,7 +25,7 @@ MOVES_WITHIN_S = 3.0
 
 @dataclass(frozen=True)
 class Experiment:
-    """An MLflow experiment: its name, which key or variable names it ('': it is called as the run), its id if that was
+    """An MLflow experiment: its name, the key or variable that names it ('': the run's name), and its id if that was
     set."""
 
     name: str
@@ -44,8 +44,7 @@ def upgrade_command(uri: str) -> str:
 
 
 def check(uri: str, rest: str, what: str, experiment: Experiment | None) -> None:
-    """Refuse an address ``sqlite:///FILE`` that is no database of this MLflow that can be written, and no place for
-    one.
+    """Refuse an address ``sqlite:///FILE`` that is no writable database of this MLflow, and no place for one.
 
     Args:
         rest: the address after ``://``.
@@ -124,7 +123,7 @@ def _read(file: Path, experiment: Experiment | None) -> _Found:
 
 
 def _check_database(file: Path, uri: str, what: str, experiment: Experiment | None) -> None:
-    """What another version of MLflow, or another program, left in it; an experiment that was deleted."""
+    """Refuse a database of another MLflow version or another program, and a deleted experiment."""
     try:
         found = _read(file, experiment)
         _check_version(file, found, uri, what)

@@ -71,7 +71,7 @@ def _check_weights(config: RunConfig, task: Task) -> None:
 
 
 def check_checkpoint(config: RunConfig, before: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a checkpoint of another task: what it has counted is of other metrics, and its head of other labels.
+    """Refuse a checkpoint of another task, whose metrics and head are others.
 
     Args:
         before: the checkpoint's config.
@@ -87,7 +87,7 @@ def check_checkpoint(config: RunConfig, before: Mapping[str, Any], folder: Path)
 
 
 def said_of_loss(config: RunConfig) -> str:
-    """What the plan says of a loss that is the task's and not cross-entropy; empty if the user chose it."""
+    """The plan's remark on a loss that the task has chosen in place of cross-entropy; else empty."""
     task = task_of(config)
     usual = asdict(schema.CrossEntropyLoss())["_target_"]
     node = dict(config.loss)

@@ -1,5 +1,5 @@
-"""Checks the tracking store and the names given to MLflow, without mlflow: what can never work, and what may come
-back."""
+"""Checks the tracking store and the names for MLflow, without mlflow: what can never work, and what does not answer
+now."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from trainer.config.redact import text
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import TrackingConfig
+from trainer.config.schema.run import MLFLOW
 from trainer.errors import UserError, first_line
 from trainer.host import json_text, text_checks
 from trainer.planning import sqlite_store
@@ -28,8 +29,6 @@ from trainer.planning.plan import Plan
 from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
 from trainer.wording import typed
 
-MLFLOW = "mlflow"
-"""MLflow's name among the trackers."""
 DRIVERS = {"sqlite": "sqlite3", "postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
 """MLflow's databases, with the module that SQLAlchemy takes for each where the address names none."""
 MODULES = {"mysqlconnector": "mysql.connector", "mysqldb": "MySQLdb"}
@@ -60,7 +59,7 @@ def store_uri(uri: str | None) -> str:
 
 
 def chosen(tracking: TrackingConfig) -> str:
-    """The trackers as one types them: ``none``, ``mlflow``, or ``[mlflow,tensorboard]``."""
+    """The trackers as typed: ``none``, ``mlflow``, or ``[mlflow,tensorboard]``."""
     names = list(tracking.trackers)
     return names[0] if len(names) == 1 else f"[{','.join(names)}]" if names else "none"
 
@@ -249,7 +248,8 @@ def _try_server(uri: str, what: str, experiment: Experiment) -> str:
 
 
 def _refusal(error: urllib.error.HTTPError, what: str, experiment: Experiment) -> str:
-    """What an answer that is none says: nothing (there is no such experiment yet), that it may come back, or never."""
+    """The meaning of an HTTP error: empty (the experiment does not exist yet), a reason why the store may answer later,
+    or a UserError."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         code = json_text.loads(error.read(1 << 16)).get("error_code")
         if code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and experiment.id):

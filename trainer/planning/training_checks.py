@@ -210,7 +210,7 @@ def _list(numbers: Any) -> str:
 
 
 def check_denominator(checked: Checked, model: ModelFacts) -> None:
-    """Refuse a loss whose values on batches do not add up to that on the global batch, where they would have to.
+    """Refuse a loss whose values on batches do not add up to the value on the global batch, if they must.
 
     Raises:
         UserError: it is a sum, or the update would be another than that of one process on the global batch.
@@ -276,7 +276,7 @@ def loss_in_words(checked: Checked, denominator: str) -> str:
 
 
 def concern_of(config: RunConfig, denominator: str) -> str:
-    """What is odd about a loss that runs; empty as a rule."""
+    """A remark on an odd loss that runs; usually empty."""
     what = f"loss ({config.loss.get('_target_')})"
     if denominator == "neither":
         return (

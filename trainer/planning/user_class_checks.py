@@ -8,8 +8,9 @@ from typing import Any
 
 from trainer.config import schema
 from trainer.config.instantiate import locate, required_by
+from trainer.config.run_config import RunConfig
 from trainer.config.target_source import check_target
-from trainer.data.source import Facts
+from trainer.data.source import DataSource, Facts
 from trainer.errors import RunFailed, UserError, first_line
 from trainer.strategies.contract import Declaration, Traits
 from trainer.wording import kind
@@ -33,6 +34,11 @@ def asked(what: str, method: str, call: Callable[[], Any]) -> Any:
         raise UserError(
             what, f"its {method} breaks in {frame.filename}:{frame.lineno}: {type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def callback_name(number: int, node: Mapping[str, Any]) -> str:
+    """The name of a callback in messages and checkpoints."""
+    return f"callbacks[{number}] ({node.get('_target_')})"
 
 
 def refusals(what: str, method: str, call: Callable[[], Any]) -> Sequence[UserError]:
@@ -99,6 +105,16 @@ def _check_place(place: Any, what: str, name: str, form: str, purpose: str) -> N
             f"its {name}='{place}': {error.why}",
             error.instead and f"{name} = '{module}:{error.instead.rpartition('.')[2]}'",
         ) from error
+
+
+def facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
+    """Ask a data source for its facts, and check them.
+
+    Raises:
+        UserError: the data are not there, or the source breaks or returns something else.
+    """
+    what = f"data._target_={config.data._target_}"
+    return checked_facts(asked(what, "facts", lambda: source.facts(global_batch_size)), what, "facts")
 
 
 def checked_facts(facts: Any, what: str, method: str) -> Facts:

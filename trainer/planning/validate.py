@@ -8,15 +8,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.data.epoch_order import epoch_order
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
 from trainer.host import hardware, torchrun
-from trainer.host.cache import check_code
 from trainer.planning.auto import with_strategy
-from trainer.planning.batches import FIRST_TRY, at_most, batch_sizes, nearest, searched, with_padding
+from trainer.planning.batches import (
+    FIRST_TRY,
+    at_most,
+    batch_sizes,
+    evaluation_batch_size,
+    nearest,
+    searched,
+    with_padding,
+)
 from trainer.planning.checked_config import Checked, Lacks
 from trainer.planning.class_names import Classes, new_head, of_outputs
 from trainer.planning.data_checks import (
@@ -28,19 +36,24 @@ from trainer.planning.data_checks import (
     with_classes,
     with_length,
 )
-from trainer.planning.endpoints import check_port
-from trainer.planning.eval_and_predict import evaluation_batch_size, facts_of, in_its_mode, looked_at
-from trainer.planning.hosts import check_alone, check_servers, is_elsewhere, on_hosts
-from trainer.planning.key_checks import check_group, check_keys, check_name, check_targets
+from trainer.planning.key_checks import check_group, check_keys, check_mode, check_name, check_targets
 from trainer.planning.launcher import launcher_of
-from trainer.planning.processes import check_devices, choose_device, default_workers, workers_everywhere, workers_here
-from trainer.planning.restart_checks import check_elastic, check_nonfinite
-from trainer.planning.run_secret import check_secret
+from trainer.planning.one_of_several_tasks import check_alone
+from trainer.planning.processes import (
+    check_devices,
+    choose_device,
+    default_workers,
+    is_elsewhere,
+    workers_everywhere,
+    workers_here,
+)
 from trainer.planning.task_checks import with_task
-from trainer.planning.tracking_store import check_tracking
 from trainer.planning.training_checks import check_optimization, check_validation, check_weights
-from trainer.planning.user_class_checks import check_declaration, refusals
+from trainer.planning.user_class_checks import check_declaration, facts_of, refusals
 from trainer.strategies.contract import Declaration
+
+OF_HOSTS = ("nnodes", "node_rank", "ips", "workers", "role", "rank", "server_endpoints", "worker_endpoints")
+"""Keys of ``launch`` about hosts, and about processes that are started one by one."""
 
 
 def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
@@ -56,12 +69,12 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     typed = set(typed)
     check_keys(composed)
     check_targets(composed, typed)
-    config = on_hosts(in_its_mode(RunConfig.of(composed)))
+    config = _on_hosts(_in_its_mode(RunConfig.of(composed)))
     check_name(config.name)
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
     elsewhere = is_elsewhere(config, device, nproc)
-    for check_one in (check_alone, check_tracking, partial(check_validation, typed=typed)):
+    for check_one in (check_alone, _check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             check_one(config)
     workers = workers_everywhere(config.launch, nproc)
@@ -69,7 +82,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     declaration = _declared(config, workers, lacks)
     _check_processes(config, declaration, workers, lacks)
     check_devices(config, device, nproc)
-    check_port(config)
+    _check_port(config)
     if not elsewhere:
         with lacks:
             check_compiler(config, device)
@@ -102,39 +115,105 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     for check_other in (check_orders, check_data, check_enough, check_optimization):
         with lacks:
             check_other(checked)
-    check_weights(checked)  # a plan needs the loss, too, and cannot make it with what is refused here
+    check_weights(checked)  # not in ``lacks``: a plan cannot be made without the loss
     if config.mode != "train":
-        return _looking(checked)
+        return _with_inputs(checked)
     with lacks:
-        check_nonfinite(checked)
+        _check_nonfinite(checked)
     with lacks:
         check_batch_fits(config, len(epoch_order(config, facts.train_samples)), workers)
     return checked
 
 
+# A training on one host, without servers and trackers, does not import what only other runs need.
+
+
+def _in_its_mode(config: RunConfig) -> RunConfig:
+    """Return the config adapted to its mode."""
+    check_mode(config)
+    if config.mode == "train":
+        return config
+    from trainer.planning.eval_and_predict import as_evaluation
+
+    return as_evaluation(config)
+
+
+def _on_hosts(config: RunConfig) -> RunConfig:
+    """Return the config with its hosts filled in."""
+    launch = config.launch
+    if launch.env != "paddle" and all(getattr(launch, name) == getattr(schema.LaunchConfig, name) for name in OF_HOSTS):
+        return config
+    from trainer.planning.hosts import on_hosts
+
+    return on_hosts(config)
+
+
+def _check_tracking(config: RunConfig) -> None:
+    """Refuse a tracking store that cannot work, and names that it does not accept."""
+    if config.tracking == schema.TrackingConfig():
+        return
+    from trainer.planning.tracking_store import check_tracking
+
+    check_tracking(config)
+
+
+def _check_port(config: RunConfig) -> None:
+    """Refuse a meeting endpoint that is in use, or not of this host."""
+    if config.launch.master_port:
+        from trainer.planning.endpoints import check_port
+
+        check_port(config)
+
+
+def _check_nonfinite(checked: Checked) -> None:
+    """Refuse ``on_nonfinite=skip`` or ``rewind`` for a run that cannot do it."""
+    if checked.config.on_nonfinite != "stop":
+        from trainer.planning.restart_checks import check_nonfinite
+
+        check_nonfinite(checked)
+
+
+def _facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> Facts:
+    """Ask the data source for its facts; in mode=predict the run of the weights may know them."""
+    if config.mode == "train":
+        return facts_of(config, source, global_batch_size)
+    from trainer.planning.eval_and_predict import evaluated_facts
+
+    return evaluated_facts(config, source, global_batch_size)
+
+
 def _check_processes(config: RunConfig, declaration: Declaration, workers: int, lacks: Lacks) -> None:
     """Refuse servers, hosts and launchers that cannot run these processes."""
     roles = declaration.roles(workers, config.launch)
-    check_servers(config, declaration.name, roles)
-    with lacks:
-        check_secret(config, roles)
-    with lacks:
-        check_elastic(config, declaration)
+    if "server" in roles:
+        from trainer.planning.hosts import check_servers
+
+        check_servers(config, declaration.name, roles)
+    if config.launch.nnodes > 1:
+        from trainer.planning.run_secret import check_secret
+
+        with lacks:
+            check_secret(config, roles)
+    if config.launch.least_nnodes is not None:
+        from trainer.planning.restart_checks import check_elastic
+
+        with lacks:
+            check_elastic(config, declaration)
     _check_launcher(config, workers, declaration, lacks)
 
 
 def _with_facts(
     config: RunConfig, source: DataSource, workers: int, merge: int, typed: set[str], lacks: Lacks, searches: bool
 ) -> tuple[RunConfig, Facts, Classes, str]:
-    """Ask the data source for its facts; returns the config with what follows from them, the facts, its classes, and
-    why this task was chosen for ``task=auto``.
+    """Ask the data source for its facts. Returns the config completed from the facts, the facts, the classes, and why
+    ``task=auto`` chose this task.
 
     Args:
         searches: the batch size is a guess.
     """
     global_size = config.data.global_batch_size if config.mode == "train" else None
     together = global_size or config.batch_size * workers * merge
-    facts, classes = facts_of(config, source, together), Classes()
+    facts, classes = _facts_of(config, source, together), Classes()
     config, auto_task = with_task(config, facts, typed, lacks)
     with lacks:
         classes = of_outputs(config, source, facts)
@@ -193,17 +272,19 @@ def _with_batches(
     return config
 
 
-def _looking(checked: Checked) -> Checked:
-    """Return the checked config with the images or rows that mode=predict reads (mode=eval: none)."""
+def _with_inputs(checked: Checked) -> Checked:
+    """Return the checked config with the images or rows that mode=predict reads; none for mode=eval."""
+    from trainer.planning.eval_and_predict import evaluated_inputs
+
     config = checked.config
-    looked, output = looked_at(config, checked.source, checked.facts), config.predict.output
-    predict = {"input": looked.folder or config.predict.input, "output": output and os.path.abspath(output)}
+    inputs, output = evaluated_inputs(config, checked.source, checked.facts), config.predict.output
+    predict = {"input": inputs.folder or config.predict.input, "output": output and os.path.abspath(output)}
     return replace(
         checked,
         config=config.changed(predict=predict),
-        files=looked.files,
-        samples=looked.samples,
-        facts=replace(checked.facts, attention=looked.attention),
+        files=inputs.files,
+        samples=inputs.samples,
+        facts=replace(checked.facts, attention=inputs.attention),
     )
 
 
@@ -213,4 +294,6 @@ def check_compiler(config: RunConfig, device: str) -> None:
     if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
         raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
     if config.compile:
+        from trainer.host.cache import check_code
+
         check_code()

@@ -17,8 +17,7 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.host import versions
-from trainer.planning.plan import Plan
-from trainer.planning.resume import Resume
+from trainer.planning.plan import Plan, Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder import repeat
 from trainer.run_folder.lives import Life
@@ -63,7 +62,6 @@ def describe(
     digest: str,
     swept: Collection[str] = (),
     lives: Sequence[Life] = (),
-    resume: Resume | None = None,
 ) -> TrackedRun:
     """Describe a training to its trackers: its name, parameters, tags and text.
 
@@ -71,17 +69,16 @@ def describe(
         digest: of the data, from its source.
         swept: keys of which the sweep that the run belongs to takes several values.
         lives: of the run, the present one included.
-        resume: where it goes on from; None: it begins.
     """
     plain = config.plain()
     tracking, secrets = config.tracking, values(plain) | HERE.values
-    experiment = experiment_of(tracking, plan.name)
+    experiment = experiment_of(tracking, plan.paths.name)
     shown = {
         "experiment": experiment.name,
-        "name": tracking.run_name or run_name(plan.name, public(overrides, secrets), swept, _first(plan)),
+        "name": tracking.run_name or run_name(plan.paths.name, public(overrides, secrets), swept, _first(plan)),
         "tags": {
             **tags(plan, overrides),
-            **_lived(lives, resume),
+            **_lived(lives, plan.resume),
             **_own_tags(hide(tracking.tags, secrets)),
             NOTE: note(plan, repeat.words(config, overrides, lives, Path(plan.paths.run_dir)), lives=lives),
         },
@@ -99,7 +96,7 @@ def describe(
         start_time=int(time.time() * 1000),
         parent=str(parent) if parent else None,
         opened=uuid.uuid4().hex,
-        resumed=resume is not None and resume.here,
+        resumed=plan.resume is not None and plan.resume.here,
         trackers=dict(tracking.trackers),
         mlflow={
             "uri": plan.paths.tracking,
@@ -121,7 +118,7 @@ def secrets_of(config: RunConfig) -> list[str]:
 def _lived(lives: Sequence[Life], resume: Resume | None) -> dict[str, str]:
     """Tags with the number of resumes, and with the folder of the resumed run if it is another run's."""
     resumed = {RESUMED: str(len(lives) - 1)} if lives else {}
-    return {**resumed, RESUMED_FROM: str(resume.folder)} if resume is not None and not resume.here else resumed
+    return {**resumed, RESUMED_FROM: resume.folder} if resume is not None and not resume.here else resumed
 
 
 def _own_tags(tags: Mapping[str, Any]) -> dict[str, str]:
@@ -205,7 +202,7 @@ def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = N
 
 def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:
     """The first line of the description; MLflow's page shows little more without a click."""
-    what = f"{plan.name}: {DOING[plan.mode]}"
+    what = f"{plan.paths.name}: {DOING[plan.mode]}"
     if ended is None:
         return f"**{what} is running**"
     best = plan.objective.best and ended["best"].get(plan.objective.best)
@@ -248,15 +245,15 @@ def _models(config: RunConfig, plan: Plan) -> dict[str, str]:
     if plan.mode != "train" or not tracking.log_model:
         return {}
     if not plan.objective.best:
-        return {"last": model_name(plan.name, "last")}
+        return {"last": model_name(plan.paths.name, "last")}
     last = tracking.log_last_model or tracking.registered_model is not None
-    return {which: model_name(plan.name, which) for which in ("best", *(["last"] if last else []))}
+    return {which: model_name(plan.paths.name, which) for which in ("best", *(["last"] if last else []))}
 
 
 def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
     """The tags by which an MLflow run can be searched."""
     found = {
-        "trainer.recipe": plan.name,
+        "trainer.recipe": plan.paths.name,
         "trainer.mode": plan.mode,
         "trainer.strategy": plan.strategy.name,
         "trainer.world_size": str(plan.topology.workers),
@@ -275,7 +272,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
         "trainer.overrides": command(overrides)[:5000],
         RUN_DIR: plan.paths.run_dir,
         "mlflow.user": user(),
-        "mlflow.source.name": f"trainer {plan.name}",
+        "mlflow.source.name": f"trainer {plan.paths.name}",
         "mlflow.source.type": "LOCAL",
         "trainer.python": platform.python_version(),
         **git(),

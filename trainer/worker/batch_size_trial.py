@@ -26,7 +26,7 @@ from trainer.worker.train import at_work
 UPDATES = 2
 """The first makes the optimizer's state, and the second has it beside the gradients and the activations."""
 TRIAL, TOO_LARGE = "trial.json", "too_large.{}"
-"""In the trial's folder: what its workers are told, and why a worker's memory was not enough."""
+"""Files in the trial's folder: the limits for its workers, and why a worker's memory was not enough."""
 THREAD = 16 << 20
 """Bytes of memory that a thread asks for at most, and hardly uses."""
 
@@ -37,7 +37,7 @@ PROBABLY = ("the peak was", "CUDNN_STATUS_NOT_SUPPORTED", "could not create a pr
 
 @dataclass(frozen=True)
 class TrialLimits:
-    """The memory limits that a trial's workers get.
+    """The memory limits of a trial's workers.
 
     Attributes:
         limit: bytes that all processes of the run may use on this host, or on a GPU; None: what is free.
@@ -57,7 +57,7 @@ class TrialLimits:
 
 
 class Needed(NamedTuple):
-    """The bytes that a worker needed at its peak, and that it may need; on a CPU, beyond those of an empty process."""
+    """Bytes that a worker needed at its peak, and may need; on a CPU without those of an empty process."""
 
     peak: int
     most: int
@@ -100,7 +100,7 @@ Measure = Callable[[], Needed]
 
 
 def _limited_gpu(limits: TrialLimits, device: str) -> Measure:
-    """Limit this process's GPU memory; returns a function that measures what was needed."""
+    """Limit this process's GPU memory; returns a function that measures the memory used."""
     there = torch.cuda.mem_get_info(device)[1]
     most = min(limits.limit or there, there)
     if limits.limit is not None:
@@ -109,9 +109,8 @@ def _limited_gpu(limits: TrialLimits, device: str) -> Measure:
 
 
 def _limited_host(limits: TrialLimits) -> Measure:
-    """Limit this worker's host memory to about its share; returns a function that measures what was needed.
-
-    This process is what the kernel ends first, should the host's memory be gone nevertheless.
+    """Limit this worker's host memory to about its share; returns a function that measures the memory used. If the
+    host's memory runs out nevertheless, the kernel ends this process first.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

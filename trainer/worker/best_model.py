@@ -16,10 +16,10 @@ from trainer.worker.model import save
 
 
 def save_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -> None:
-    """Write the model as the best one so far. The one before stays where the disk is full.
+    """Write the model as the best one so far. On a full disk the best model before stays.
 
-    It stays also where this worker was stopped while it wrote, and taken for lost: then another worker keeps the best
-    model, and may have a better one already.
+    The file also stays if this worker was stopped while it wrote and counted as lost. Another worker then keeps the
+    best model, and may already have a better one.
     """
     with whole(strategy):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,24 +14,17 @@ from trainer.config import redact
 from trainer.config.instantiate import call_target, needs_skeleton
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
-from trainer.config.schema import EarlyStopConfig
-from trainer.data.augment.mixing import Mixing
-from trainer.data.auto_num_workers import growing_readers
 from trainer.data.checked_splits import opened
 from trainer.data.epoch_order import EpochOrder, epoch_order, needs_training_data
 from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.feed import Feed
-from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 from trainer.data.placement import Placement
 from trainer.data.reader import Reader, Reading
 from trainer.data.sampler import EvaluationSampler, training_sampler, undivided_sampler
 from trainer.data.source import Facts, Splits
-from trainer.data.streamed import Streamed, StreamShare, is_stream
 from trainer.errors import RunFailed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.criterion import Criterion, labels_of, make_criterion, weights_of
-from trainer.metrics.user_metrics import OwnMetrics
-from trainer.optim.averaged import averaged_weights
 from trainer.optim.schedules import is_plateau
 from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
@@ -46,6 +40,11 @@ from trainer.worker.nonfinite import STEP_HOOKS
 from trainer.worker.settings import seed_all
 from trainer.worker.training import FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
 from trainer.worker.user_strategy import check_abilities, check_set_up
+
+if TYPE_CHECKING:
+    from trainer.data.augment.mixing import Mixing
+    from trainer.data.auto_num_workers import Growth
+    from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 
 UNLIMITED = 1 << 62
 
@@ -100,15 +99,20 @@ def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy
     watchers = Watchers(
         step_hook=STEP_HOOKS[config.on_nonfinite](seat.rank, seat.size, together),
         callbacks=made(config.callbacks, seat.rank, seat.size, run_dir, plan.length.total_steps, model),
-        user_metrics=OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores),
     )
+    if config.metrics:
+        from trainer.metrics.user_metrics import OwnMetrics
+
+        watchers.user_metrics = OwnMetrics(config.metrics, torch.device(seat.device), task_of(config).scores)
     if plan.mode == "train":
-        watchers.early_stop = _early_stop(config.early_stop, plan.objective.lower)
+        if (stop := config.early_stop).metric:
+            watchers.early_stop = EarlyStop(stop.metric, stop.patience, stop.min_delta, plan.objective.lower)
         watchers.plateau = is_plateau(config.scheduler._target_)
-        watchers.ema, watchers.average_ema = (
-            averaged_weights(model, config.ema),
-            not plan.strategy.traits.same_everywhere,
-        )
+        if config.ema.decay is not None:
+            from trainer.optim.averaged import averaged_weights
+
+            watchers.ema = averaged_weights(model, config.ema)
+        watchers.average_ema = not plan.strategy.traits.same_everywhere
         watchers.save_best = partial(save_best, model, strategy, seat, run_dir)
     return watchers
 
@@ -171,7 +175,7 @@ def _make_feed(
         expect=strategy.expect if isinstance(strategy, ExpectsBatches) else None,
         work=_leased_work(config, plan, splits, reading, strategy, order),
         scatter=strategy.scatter if isinstance(strategy, Scatters) and config.data.read == "scatter" else None,
-        growth=growing_readers(config.data, readers, prefetch, seat.local_size),
+        growth=_make_growth(config, readers, prefetch, seat),
         test=EvaluationSampler(facts.test_samples, plan.batches.val_size, seat.rank, seat.size) if tested else None,
         outputs=plan.data.labels,
         denominator=criterion.denominator,
@@ -187,6 +191,8 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     facts, data = plan.data.facts, config.data
     if not facts.iterable:
         return splits
+    from trainer.data.streamed import Streamed, StreamShare, is_stream
+
     name, train, val, test = str(data._target_), splits.train, splits.val, splits.test
     if plan.mode == "train":
         if not is_stream(train):
@@ -205,17 +211,14 @@ def _streamed(splits: Splits, config: RunConfig, plan: Plan, seat: Seat) -> Spli
     return replace(splits, train=train, val=val, test=test)
 
 
-def _early_stop(config: EarlyStopConfig, lower: dict[str, bool]) -> EarlyStop | None:
-    """Make the early stop that the config asks for; None if it watches no metric."""
-    return EarlyStop(config.metric, config.patience, config.min_delta, lower) if config.metric else None
-
-
 def _leased_work(
     config: RunConfig, plan: Plan, splits: Splits, reading: Reading, strategy: Strategy, order: EpochOrder
 ) -> LeasedBatches | LeasedRows | None:
     """Make the worker's training data in blocks that the strategy leases; None if it is split beforehand."""
     if not plan.batches.leased or not isinstance(strategy, LeasesWork):
         return None
+    from trainer.data.leased_blocks import LeasedBatches, LeasedRows
+
     size = plan.batches.size
     if plan.data.facts.streams:
         return LeasedRows(splits.train, size, config.seed, config.sampler.shuffle, strategy.leases)
@@ -233,6 +236,15 @@ def _leased_work(
     )
 
 
+def _make_growth(config: RunConfig, readers: int, prefetch: int, seat: Seat) -> Growth | None:
+    """Make what decides on more reading processes; None without reading processes, or for a fixed number of them."""
+    if not readers:
+        return None
+    from trainer.data.auto_num_workers import growing_readers
+
+    return growing_readers(config.data, readers, prefetch, seat.local_size)
+
+
 def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> EpochOrder:
     """Make the epoch's order of samples that the config's sampler asks for."""
     needed = needs_training_data(config)
@@ -242,5 +254,10 @@ def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> EpochOrder:
 def _make_mixing(config: RunConfig, facts: Facts) -> Mixing | None:
     """Make the mixup and CutMix of training batches that the config asks for; None if it asks for none."""
     data = config.node("data")
-    mixing = Mixing(data.get("mixup", 0.0), data.get("cutmix", 0.0), data.get("mix_probability", 1.0), facts.classes)
+    mixup, cutmix = data.get("mixup", 0.0), data.get("cutmix", 0.0)
+    if not (mixup or cutmix):
+        return None
+    from trainer.data.augment.mixing import Mixing
+
+    mixing = Mixing(mixup, cutmix, data.get("mix_probability", 1.0), facts.classes)
     return mixing if mixing.active else None

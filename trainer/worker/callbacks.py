@@ -13,7 +13,7 @@ from torch import nn
 from trainer.config.instantiate import call_target
 from trainer.errors import Interrupted, RunFailed, failed
 from trainer.metrics.exchange import Total, exchanged
-from trainer.planning.resume_changes import name_of
+from trainer.planning.user_class_checks import callback_name
 
 HOOKS = ("on_train_start", "on_update_end", "on_validation_end", "on_train_end", "on_exception")
 """Methods that a callback may have, each called with one event."""
@@ -142,7 +142,7 @@ class Callbacks:
         self.agreed = asked.get("agreed", "")
 
     def forget_stop(self) -> None:
-        """Forget what they have asked for, as callbacks of other arguments did."""
+        """Forget the requests to stop, because callbacks with other arguments made them."""
         self.requests.clear()
         self.agreed = ""
 
@@ -172,7 +172,8 @@ class Callbacks:
             print(another, flush=True)
 
     def asked(self) -> torch.Tensor:
-        """A vector (size,) float64 with 1 at this worker's index if a callback asks to stop; adds up over workers."""
+        """Return a vector (size,) float64 with 1 at this worker's rank if one of its callbacks asks to stop. Summed
+        over workers."""
         flags = torch.zeros(self.size, dtype=torch.float64)
         flags[self.rank] = float(bool(self.requests))
         return flags
@@ -204,5 +205,5 @@ def made(
     nodes: Sequence[Mapping[str, Any]], rank: int, size: int, run_dir: Path, total_steps: int, model: nn.Module
 ) -> Callbacks | None:
     """Instantiate the callbacks of these config nodes; None if there are none."""
-    called = [(name_of(n, node), call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)]
+    called = [(callback_name(n, node), call_target(node, f"callbacks[{n}]")) for n, node in enumerate(nodes)]
     return Callbacks(called, rank, size, run_dir, total_steps, model) if called else None

@@ -17,8 +17,7 @@ from trainer.optim.state_transfer import BETWEEN, StateKeys, named, plan_transfe
 from trainer.optim.states import by_name, of_no_parameter
 from trainer.optim.updater import UpdaterState
 from trainer.planning.auto import ModelFacts
-from trainer.planning.plan import Plan
-from trainer.planning.restart_checks import GEO
+from trainer.planning.plan import GEO, Plan
 from trainer.weights import server_files
 from trainer.weights.server_files import DENSE, ServerFile
 
@@ -27,14 +26,14 @@ MODEL, STRATEGY = "model", "strategy"
 
 @dataclass(frozen=True)
 class Outline:
-    """Of the first worker's part: the model's parameters and the strategy's common share, without their values."""
+    """The first worker's part without values: the model's parameters, and the strategy's common state."""
 
     model: Mapping[str, Any] = field(default_factory=dict)
     strategy: Mapping[str, Any] = field(default_factory=dict)
 
 
 def begins_anew(plan: Plan, model: ModelFacts, folder: Path) -> list[str]:
-    """What of the optimizer's state in a checkpoint this run's optimizer cannot take over, each a line with parameter
+    """Return one line for each part of the saved optimizer state that this run's optimizer cannot load, with parameter
     names.
 
     Raises:
@@ -60,7 +59,7 @@ def begins_anew(plan: Plan, model: ModelFacts, folder: Path) -> list[str]:
 
 
 def _check_model(folder: Path, saved: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """The checkpoint has the model's parameters.
+    """Refuse a checkpoint without the model's parameters.
 
     Raises:
         UserError: it lacks one, or has another shape of it.
@@ -74,7 +73,7 @@ def _check_model(folder: Path, saved: Mapping[str, Any], shapes: Mapping[str, tu
 
 
 def _of_servers(folder: Path, live: StateKeys) -> StateKeys:
-    """What servers have saved of each parameter; of a table all that its rule keeps.
+    """The state that servers have saved of each parameter; for a table, everything that its rule keeps.
 
     Raises:
         UserError: their files cannot be read.
@@ -95,7 +94,7 @@ def _of_servers(folder: Path, live: StateKeys) -> StateKeys:
 
 
 def _dense_keys(part: ServerFile) -> Iterator[tuple[str, list[str]]]:
-    """The keys that a server has saved of each dense parameter of its own: of its vectors, and the numbers of all."""
+    """Keys of the state that a server has saved of each of its dense parameters: vectors, and single numbers."""
     numbers = {key.removeprefix(f"{DENSE}.").partition("|")[0] for key in part.meta.get("numbers", {})}
     kinds: dict[str, set[str]] = {}
     for name in part:
@@ -107,8 +106,8 @@ def _dense_keys(part: ServerFile) -> Iterator[tuple[str, list[str]]]:
 
 
 def _check_moved(folder: Path, saved: StateKeys, live: StateKeys) -> None:
-    """Servers keep the parameters that are trained, and workers the others: servers cannot hand some to workers, or
-    take some.
+    """Refuse other trained parameters than before. Servers keep trained parameters and workers the others, and neither
+    can hand over parameters to the other.
 
     Raises:
         UserError: others are trained now.

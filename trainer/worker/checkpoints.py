@@ -13,7 +13,7 @@ import torch
 
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
-from trainer.checkpoint.life_folder import final_folder, life_folder
+from trainer.checkpoint.durable_folder import final_folder, life_folder
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -22,48 +22,46 @@ from trainer.host.signals import LEAVE, StopRequest
 from trainer.run_folder import tracking_file
 from trainer.strategies.lost_workers import HaltsWhileWaiting, Readmits, is_lost, was_lost
 from trainer.strategies.seat import Seat
-from trainer.worker.before_validation import BeforeValidation
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.shared_folder import life_of
-from trainer.worker.state import save_state
+from trainer.worker.state import BeforeValidation, save_state
 from trainer.worker.training import Training
 
 SLOW_S = 1.0
-"""How long the training waits for the write before; then there is no checkpoint this time."""
+"""Longest wait of the training for the write of the last checkpoint; after it this checkpoint is left out."""
 DATA = "data"
 """The note with the fingerprint of the data."""
 HUNG_S = 3.0
-"""How long parts of others are waited for where some of them hang."""
-TELL_EVERY_S = 60.0
-"""At least so much time is between two lines about checkpoints."""
+"""Longest wait for parts of other workers if some of them hang."""
+REPORT_EVERY_S = 60.0
+"""Least time between two lines about checkpoints."""
 
 
 class Checkpoints:
-    """Saves a worker's part of each checkpoint when it is due.
+    """Saves this worker's part of each checkpoint when one is due.
 
-    After an update that its own count tells (``every_steps``), a worker saves without asking. What only a clock or a
-    signal tells, the first worker decides. It writes the number of an update on the board in which all workers will
-    wait for each other, so that all have read it when that update is done.
+    All workers save after the same update. ``every_steps`` names this update by itself. A clock or a signal does not,
+    so the first worker decides: it writes on the board the number of an update at which all workers meet, and each
+    worker has read the note by the end of that update.
 
-    Workers without a common step (``lockstep=False``) have no such update: the first leaves a note, and each worker
-    that finds it, after its next update or while it waits for others, waits until all stand still.
+    Workers without a common step (``lockstep=False``) have no such update. The first worker leaves a note. Each worker
+    that finds it, after an update or while it waits for others, waits until all have stopped.
 
     Args:
         folder: ``checkpoints`` in the run's folder.
-        told: the config.
-        seat: this worker's.
+        settings: config group ``checkpoint``.
         shared: all workers hold the same parameters.
-        updates, epochs: of an epoch, and of the run.
-        about: what checkpoint.json tells of the run besides its position.
+        updates: updates of an epoch. epochs: epochs of the run.
+        about: facts of the run for checkpoint.json, without its position.
         patience_s: longest wait for parts of other workers.
 
     Attributes:
-        updates_done: this process has done an update: the run can be asked to save and end. request: that it was asked
-        by a signal; None: it takes none. before: in a validation, what that alters as it was before; None: it trains.
-        cut: this worker has left out the rest of its share of the validation. waits_at: the meeting at which those who
-        have done their shares wait for the others, without a common step. There the first
-            may have all leave: another meeting follows in the validation, so that nobody ends it before the first.
+        updates_done: this process has done an update, so that the run can be asked to save and end. request: a signal
+        that asks for this; None: no signal is taken. before: the state before the running validation; None: none runs.
+        cut: this worker has left out the rest of its share of the validation. waits_at: number of the meeting at
+        which workers without a common step wait when they have done their shares of a validation. All may leave there,
+        because another meeting follows before the validation is over.
     """
 
     def __init__(
@@ -91,12 +89,12 @@ class Checkpoints:
         self.saved_at = clock()
         self.writer = BackgroundWriter(settings.background)
         self.best = BestOfCheckpoints()
-        self.told_at = -TELL_EVERY_S
+        self.reported_at = -REPORT_EVERY_S
         self.given_up: list[Path] = []
         self.others_hang = False
         self.leaving = False
         self.updates_done = False
-        self.passed_on = False
+        self.forwarded = False
         self.request: StopRequest | None = None
         self.before: BeforeValidation | None = None
         self.cut = False
@@ -114,21 +112,21 @@ class Checkpoints:
         if run.progress.step == self.target or (self._is_due(run) and not self._epoch_is_due(run)):
             self._take(run, run.progress.epoch)
         if run.progress.step == self.target:
-            self._answer()
+            self._finish_request()
 
     def after_epoch(self, run: Training) -> None:
         """Save after an epoch if a checkpoint is due, unless the epoch's last update has saved already."""
         if not run.lockstep:
             if self._ends(run.progress.epoch):
                 if isinstance(run.strategy, HaltsWhileWaiting):
-                    run.strategy.meet()  # whoever comes early waits where the first one can still stop all
+                    run.strategy.meet()  # early workers wait at a meeting, where the first one can still stop all
                 self._take(run, self._next(run))
         elif run.progress.step != self.saved and (self._ends(run.progress.epoch) or self._is_due(run)):
             self._take(run, self._next(run))
 
     @contextmanager
     def validating(self, run: Training) -> Iterator[None]:
-        """Context manager around a validation: it can be left, and the next life does it from its beginning."""
+        """Context manager around a validation. A run may leave it, and then repeats it in its next life."""
         self.before, self.cut = BeforeValidation(run, self.seat.size == 1), False
         try:
             yield
@@ -136,17 +134,18 @@ class Checkpoints:
             self.before = None
 
     def breaks_off(self, run: Training) -> bool:
-        """Between two batches of a validation: whether the rest of this worker's share is left out, to end within the
-        grace time. Workers without a common step are stopped here."""
+        """Called between two batches of a validation. True leaves out the rest of this worker's share, so that the run
+        ends within the grace time. Workers without a common step stop here instead."""
         if not run.lockstep:
             self.check_due(run)
             return False
-        self._pass_on()
+        self._forward_request()
         self.cut = self._is_asked_to_leave()
         return self.cut
 
     def after_share(self, run: Training) -> None:
-        """After a worker's share of a validation. In lockstep: a collective call after which all leave if one has.
+        """Called after a worker's share of a validation. In lockstep it is collective: all workers leave if one left
+        out a part.
 
         Raises:
             Preempted: the run is to end now.
@@ -156,28 +155,28 @@ class Checkpoints:
             self.leaving = True
             if run.progress.step != self.saved:
                 self._take(run, run.progress.epoch)
-            self._answer()
+            self._finish_request()
 
     def check_due(self, run: Training, decides: bool = True) -> None:
-        """For asynchronous workers between updates: the first one calls for a checkpoint, others look for its call.
+        """For asynchronous workers between updates: the first one asks for a checkpoint, the others read its note.
 
         Args:
             decides: the first may say so now.
         """
-        self._pass_on()
+        self._forward_request()
         waits = not decides and _meetings(run) == self.waits_at
         leads = (decides or waits) and _leads(run)
-        if leads and (leaving := self._decides(run)) is not None and self._may_say(key := f"stop/{self.asked}"):
+        if leads and (leaving := self._decides(run)) is not None and self._may_write(key := f"stop/{self.asked}"):
             self.board.set(key, f"{int(leaving)} {_meetings(run) - waits}")
             if not leaving and isinstance(run.strategy, Readmits):  # all stop now, whatever happens to this worker
                 self._returned.let_in(run.strategy, self.asked)
         if self.board.check([f"stop/{self.asked}"]) and (decides or _meetings(run) > self._asked()[1]):
             self._take(run, run.progress.epoch)
             self.leaving = bool(self._asked()[0])
-            self._answer()
+            self._finish_request()
 
     def _decides(self, run: Training) -> bool | None:
-        """Whether all are to leave, once they have saved; None: it is not time to save."""
+        """Whether all workers leave after saving; None: no checkpoint is due."""
         if self._is_asked_to_leave():
             return True
         if self.before is not None:
@@ -187,9 +186,9 @@ class Checkpoints:
         return False if (due or self._returned.waits()) and self.writer.wait(0.0) else None
 
     def _asked(self) -> tuple[int, int]:
-        """What the first worker's note says: whether all are to leave, and at how many meetings it was. A worker that
-        waits at one of these stops later: the answer is under way, and its position in a checkpoint would be before the
-        meeting, that of the others after it."""
+        """Read the first worker's note: whether all workers leave, and at how many meetings the first worker had been.
+        A worker that waits at one of these meetings stops later. Otherwise its checkpoint would have a position before
+        the meeting, and those of the others a position after it."""
         leaving, meetings = self.board.get(f"stop/{self.asked}").split()
         return int(leaving), int(meetings)
 
@@ -198,7 +197,7 @@ class Checkpoints:
         return every is not None and run.progress.step % every == 0
 
     def _epoch_is_due(self, run: Training) -> bool:
-        """This was the epoch's last update, and after its validation there is a checkpoint."""
+        """Whether this was the last update of an epoch that ends with a checkpoint."""
         return run.progress.update == self.updates and self._ends(run.progress.epoch)
 
     def _ends(self, epoch: int) -> bool:
@@ -206,40 +205,40 @@ class Checkpoints:
         return every is not None and ((epoch + 1) % every == 0 or epoch + 1 == self.epochs)
 
     def _next(self, run: Training) -> int:
-        """The epoch in which the run goes on: the next one, but for one that max_steps has cut, of which more can be
-        asked for."""
+        """The epoch in which the run goes on. An epoch that max_steps has cut is not over, because a resumed run may
+        have a larger max_steps."""
         return run.progress.epoch if run.over and run.progress.update < self.updates else run.progress.epoch + 1
 
     def _ask(self, run: Training) -> None:
-        """The first worker says when all are to save, others look whether it has."""
+        """The first worker writes at which update all workers save; the others read it."""
         if self.target is not None:
             if run.progress.step <= self.target:
                 return
-            # who said so had been stopped, was taken for lost, and woke too late
+            # its writer was stopped, counted as lost, and woke too late
             self.asked, self.target, self.leaving = self.asked + 1, None, False
         key = f"after/{self.asked}"
-        self._pass_on()
+        self._forward_request()
         if _is_first(run):
             leaving = self._is_asked_to_leave()
             if not (leaving or self._late()):
                 return
-            if self._may_say(key):
+            if self._may_write(key):
                 target = run.progress.step if self.seat.size == 1 else run.strategy.next_meeting(run.progress.step)
                 self.board.set(key, f"{target} {int(leaving)}")
-        if self.board.check([key]):  # it may be that of a first worker which is lost by now
+        if self.board.check([key]):  # the writer may have been a first worker that is lost by now
             target, leaves = map(int, self.board.get(key).split())
             self.target, self.leaving = target, bool(leaves)
 
-    def _may_say(self, key: str) -> bool:
-        """Whether the others have not gone on without this worker meanwhile, and another one has not said what it is
-        about to say."""
+    def _may_write(self, key: str) -> bool:
+        """Whether this worker may write the note ``key``: nobody else has written it, and the others have not given up
+        this worker."""
         return not self.board.check([key]) and not was_lost(self.seat.store, self.seat.rank)
 
-    def _pass_on(self) -> None:
-        """A worker was asked to leave: the others are to know."""
-        if self.request and not self.passed_on:
+    def _forward_request(self) -> None:
+        """Tell the other workers that this one was asked to leave."""
+        if self.request and not self.forwarded:
             self.seat.store.set(LEAVE, "")
-            self.passed_on = True
+            self.forwarded = True
 
     def _is_asked_to_leave(self) -> bool:
         return bool(self.request) or bool(self.seat.store.check([LEAVE]))
@@ -248,8 +247,8 @@ class Checkpoints:
         every = self.settings.every_minutes
         return every is not None and self.clock() - self.saved_at >= 60 * every
 
-    def _answer(self) -> None:
-        """What was asked for is done.
+    def _finish_request(self) -> None:
+        """Begin to wait for the next request, after a checkpoint; end the run if it was asked to leave.
 
         Raises:
             Preempted: the run is to end now.
@@ -262,7 +261,7 @@ class Checkpoints:
     # --- how -------------------------------------------------------------------------------------------------------
 
     def _take(self, run: Training, epoch: int) -> None:
-        """Copy this worker's part, and write it; in a validation as it was before.
+        """Copy this worker's part and write it. In a validation, save the state before the validation.
 
         Raises:
             NotFinite: the parameters are not finite.
@@ -286,14 +285,14 @@ class Checkpoints:
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
             packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)))
-        except TypeError as error:  # what a callback of the user's remembers
+        except TypeError as error:  # raised by the state of a user's callback
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""
         run.reporting.set_writer(first)
         if first:
             about = json.dumps({**self.about, **_position(run, epoch), "step": number, **self._known()}, indent=1)
             if run.reporting.report.watched.value is not None:
-                _try(lambda: self.best.hold(folder))
+                _try_best(lambda: self.best.hold(folder))
         self.saved, self.saved_after, self.saved_at = number, run.progress.step, self.clock()
         waited = self.saved_at - began
         workers = range(self.seat.size) if share.workers is None else share.workers
@@ -303,7 +302,7 @@ class Checkpoints:
     def _write(
         self, run: Training, folder: Path, packed: Packed, about: str, names: Sequence[str], waited: float
     ) -> None:
-        """In the background.
+        """Write this worker's part, in the background; the first worker also completes the checkpoint.
 
         Args:
             about: for checkpoint.json; empty: another worker completes the checkpoint.
@@ -316,7 +315,7 @@ class Checkpoints:
                 print(failed, flush=True)
             return
         failed = failed or run.reporting.report.unwritten()
-        _try(lambda: self.best.seal(folder))
+        _try_best(lambda: self.best.seal(folder))
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
             self.given_up.append(folder)
@@ -328,36 +327,38 @@ class Checkpoints:
             store.retire(self.folder, place, self.settings.keep_last, self.settings.keep_best)
         except OSError as error:
             print(f"older checkpoints cannot be removed: {why(error)}", flush=True)
-        if began >= self.told_at + TELL_EVERY_S:
-            self.told_at = began
-            size, took = _written(place) / 1e6, self.clock() - began
+        if began >= self.reported_at + REPORT_EVERY_S:
+            self.reported_at = began
+            # the best weights are a link
+            size = (durable_folder.bytes_of(place) - durable_folder.bytes_of(place, store.BEST)) / 1e6
+            took = self.clock() - began
             print(
                 f"checkpoint {place.name}: {size:.1f} MB, written in {took:.2f} s; the training waited {waited:.3f} s",
                 flush=True,
             )
 
     def _known(self) -> dict[str, str]:
-        """What becomes known after the start: the MLflow run, and the data's fingerprint, also for a worker of another
-        host that is the first one left: host 0 has taken it."""
+        """Facts that are known only after the start: the id of the MLflow run, and the data's fingerprint. Host 0
+        computes the fingerprint; a first worker on another host reads it from the board."""
         data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
         return {"data": data, "run_id": tracking_file.position(self.folder.parent).id or ""}
 
     def _is_gone(self, name: str) -> bool:
-        """Whether the worker whose part that is was lost, or hangs."""
+        """Whether the worker that writes the part ``name`` was lost or hangs."""
         rank = name.partition(".")[0].removeprefix("worker-")
         return self.others_hang or (rank.isdecimal() and is_lost(self.seat.store, int(rank)))
 
     def close(self, others_hang: bool = False) -> None:
-        """Wait until everything is written, but not for parts of others that hang; remove what a server may have left
-        of a checkpoint that was given up."""
+        """Wait until everything is written, but not for parts of workers that hang. Remove what servers have left of
+        checkpoints that were given up."""
         self.others_hang = others_hang and not self.writer.wait(HUNG_S)
         self.writer.wait()
         for folder in self.given_up:
             durable_folder.begin(folder)
 
 
-def _try(hold: Callable[[], None]) -> None:
-    """A checkpoint is worth having without the best weights."""
+def _try_best(hold: Callable[[], None]) -> None:
+    """Run ``hold``; on a full disk the checkpoint has no best weights."""
     try:
         hold()
     except OSError as error:
@@ -382,13 +383,8 @@ def _position(run: Training, epoch: int) -> dict[str, Any]:
     }
 
 
-def _written(folder: Path) -> int:
-    """The bytes of all workers' and servers' parts; the best weights are a link."""
-    return durable_folder.bytes_of(folder) - durable_folder.bytes_of(folder, store.BEST)
-
-
 def _meetings(run: Training) -> int:
-    """At how many meetings of the training a worker was, that at which it waits among them."""
+    """The number of meetings that this worker has come to, with the one at which it waits."""
     return run.strategy.meetings if isinstance(run.strategy, HaltsWhileWaiting) else 0
 
 

@@ -22,14 +22,14 @@ LOOK_S, TELL_S = 0.05, 1.0
 
 
 class TooLate(RunFailed):
-    """The error of a restarted worker that the run can do without; it does not end the run."""
+    """The error of a restarted worker that the run no longer needs; the run goes on."""
 
     ends_run = False
 
 
 class Missed(TooLate):
-    """The error of a restarted worker that was to take part from a checkpoint which is not there after all: the next
-    life of it can wait for the next one."""
+    """The error of a restarted worker whose checkpoint was not written after all. Its next life can wait for the next
+    checkpoint."""
 
     retryable = True
 
@@ -58,8 +58,8 @@ def come_back(run: Training, seat: Seat) -> None:
 def let_in(
     seat: Seat, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
 ) -> tuple[int, int, int]:
-    """In a restarted worker: wait until one of the others lets it in.
-    Returns the numbers of the last note that asks for a checkpoint, of the last meeting and of the last stop.
+    """In a restarted worker: wait until another worker lets this one in. Returns the numbers of the last note that asks
+    for a checkpoint, of the last meeting and of the last stop.
 
     Raises:
         TooLate: the run has ended before, or all others are lost; Missed: who let it in is.
@@ -85,7 +85,7 @@ def let_in(
 
 
 def _is_forgotten(seat: Seat, board: Board, key: str) -> bool:
-    """Whether the servers count this worker in, and the one that asked for it was lost before it could say so."""
+    """Whether the servers count this worker in, but the worker that asked for it was lost before it could answer."""
     by = ADMITTED.format(seat.rank, seat.life.number)
     return bool(seat.store.check([by]) and is_lost(seat.store, int(seat.store.get(by))) and not board.check([key]))
 
@@ -93,7 +93,7 @@ def _is_forgotten(seat: Seat, board: Board, key: str) -> bool:
 def wait_for(
     written: Callable[[], bool], seat: Seat, name: str, writer: int, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """In a restarted worker: wait until the checkpoint at which it comes back, and which the others write, is complete.
+    """In a restarted worker: wait until the other workers have completed the checkpoint from which this one starts.
 
     Args:
         written: whether it is. name: its folder's. writer: rank of the worker that completes it.

@@ -14,8 +14,8 @@ from trainer.host import cache, private
 def own_code() -> Iterator[None]:
     """Context manager: compiled code is saved to and loaded from folders that no other user can write.
 
-    torch's own choice is ``torchinductor_USER`` in the common temporary folder, which anybody can make first. It is set
-    when torch._dynamo is imported; precompiled headers go there whatever the variable says.
+    By default torch uses ``torchinductor_USER`` in the common temporary folder, which any user can create first. torch
+    reads the variable when torch._dynamo is imported; precompiled headers ignore it.
 
     Raises:
         UserError: another user could put code into the cache.
@@ -44,7 +44,7 @@ def own_code() -> Iterator[None]:
 
 
 def _place_headers(folder: str) -> None:
-    """torch names their place once, when this module of its is imported (2.15)."""
+    """Set the folder of precompiled headers, which torch 2.15 fixes when it imports this module."""
     import torch._inductor.codecache as codecache
 
     codecache._HEADER_DIR = folder

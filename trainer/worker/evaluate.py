@@ -15,7 +15,7 @@ from trainer.worker.validation import validate
 
 
 def evaluate_weights(seat: Seat, assignment: Assignment) -> dict[str, Any]:
-    """Evaluate a file of weights as one worker, and return the outcome; ``samples`` in it counts all workers'."""
+    """Evaluate a file of weights as one worker, and return the outcome. Its ``samples`` are those of all workers."""
     split = assignment.config.eval.split
     with at_work(seat, assignment) as run:
         fit.load(Path(assignment.plan.model.weights), run.model)

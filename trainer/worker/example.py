@@ -56,9 +56,8 @@ def keep(
 
 
 def keep_skeleton(run_dir: Path, content: bytes | None) -> None:
-    """Write the skeleton of a model of the user's own, or remove that of an earlier life.
-
-    It comes before the first update: a checkpoint of a run that never ended is exported with it.
+    """Write the skeleton of the user's own model, or remove the skeleton of an earlier life. It is written before the
+    first update, so that a checkpoint of an unfinished run can be exported.
     """
     if content is None:
         (run_dir / SKELETON).unlink(missing_ok=True)

@@ -30,8 +30,8 @@ PIECE = 1 << 20
 def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     """Measure the test data with the best model's weights. A collective call after the training.
 
-    A run without validations has no best model, and is measured as it is at the end. So is one whose best weights lack
-    tables that are kept in servers alone. A run that is resumed after it was done keeps what it had measured.
+    The final weights are measured if the run has no validations, or if tables of the best weights are only in servers.
+    A finished run that is resumed keeps its measurement.
 
     Raises:
         Preempted: the run is asked to leave; its next life measures them.
@@ -80,15 +80,15 @@ def measure(run: Training, model: nn.Module, of: str, settle: Callable[[], None]
 
 
 def _part(split: EvaluatedSplit) -> str:
-    """What is said of a split that is measured in part; empty where all of it is."""
+    """How much of a split is measured, in words; empty: all of it."""
     limit = split.limit
     whole = limit is None or (split.has_numbers and limit >= len(split.sampler))
     return "" if whole else f"; a part of the samples: limit_val_batches={limit}"
 
 
 def _has_best(run: Training, plan: Plan) -> bool:
-    """Whether there is a best model of all validations, whose file the first worker sees whole, and which is of the
-    watched metric."""
+    """Whether there is a best model over all validations, by the watched metric, in a file that the first worker sees
+    whole."""
     path = _path(plan)
 
     def known(index: int, count: int) -> bool:
@@ -101,10 +101,9 @@ def _has_best(run: Training, plan: Plan) -> bool:
 
 
 def _takes_weights(run: Training, plan: Plan) -> bool:
-    """Whether the trained model can take the best weights, so that no second one is built beside it and its optimizer.
-
-    It cannot where servers or other workers hold parts of it, or where it has buffers that are not saved: those of the
-    end do not fit the best weights.
+    """Whether the trained model can load the best weights, so that no second model is built beside the optimizer. It
+    cannot if servers or other workers hold parts of it, or if it has buffers that are not saved: final buffers do not
+    fit the best weights.
     """
     held = plan.strategy.traits.lockstep and plan.strategy.traits.skips and not isinstance(run.strategy, FullModel)
     return held and {name for name, _ in run.model.named_buffers()} <= set(run.model.state_dict())
@@ -139,7 +138,7 @@ def _path(plan: Plan) -> Path:
 
 @torch.no_grad()
 def _share(model: nn.Module, strategy: Strategy, first: bool) -> None:
-    """Give all workers the first one's parameters and buffers, for hosts that may not see its files."""
+    """Give all workers the first one's parameters and buffers, because other hosts may not see its files."""
     for tensor in model.state_dict().values():
         for piece in tensor.view(-1).split(PIECE) if tensor.is_contiguous() else [tensor]:
             values = piece.double().flatten().cpu()

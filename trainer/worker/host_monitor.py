@@ -57,7 +57,7 @@ class Monitor(threading.Thread):
         self.seen: dict[int, bytes] = {}
 
     def run(self) -> None:
-        """Measure again and again until the end, and once more then if it is worth it."""
+        """Measure repeatedly until the end, and a last time then if enough time has passed."""
         psutil.cpu_percent()  # the first call of each thread has nothing to compare with, and answers 0
         pause, began = min(FIRST_S, self.every_s), time.monotonic()
         while not self.done.wait(pause):
@@ -67,14 +67,13 @@ class Monitor(threading.Thread):
             self.measure()
 
     def end(self) -> None:
-        """Stop measuring, after a last measurement, for which a store that does not answer is not waited for long."""
+        """Stop measuring after a last measurement. A store that does not answer is not waited for long."""
         self.done.set()
         self.join(END_S)
 
     def measure(self) -> None:
-        """Make one measurement and take in other hosts' new ones; errors are ignored, as no measurement is worth a run.
-
-        The launcher, and with it the store, may be gone already.
+        """Make one measurement and read new ones of other hosts. Errors are ignored: a measurement is not worth a run,
+        and the launcher with its store may be gone already.
         """
         with suppress(OSError, ValueError, RuntimeError, psutil.Error, dist.DistError):
             self._measure()

@@ -62,7 +62,7 @@ def _fit(run: Training) -> dict[str, float]:
 
 
 def _validate_or_poll(run: Training) -> None:
-    """Validate. A run without validations whose workers step apart meets here instead, to poll callbacks."""
+    """Validate. A run without validations whose workers step apart polls callbacks here instead."""
     if run.schedule.validate:
         validate(run)
     elif run.watchers.callbacks and not run.lockstep:
@@ -130,7 +130,7 @@ def _begin_epoch(run: Training, epoch: int) -> bool:
     A run resumed within an epoch makes up the validation that the run before was asked to leave.
     """
     progress, window = run.progress, run.reporting.window
-    if epoch != progress.epoch:  # not at the end of the epoch before: a checkpoint may still be taken there
+    if epoch != progress.epoch:  # not at the end of the last epoch, where a checkpoint may still be saved
         progress.epoch, progress.update = epoch, 0
     resumed = run.lockstep and progress.update > 0
     if resumed and validation_due(run) and progress.validated[0] != progress.step and not run.over:
@@ -162,9 +162,8 @@ def _scaled(loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
 
 
 def _total_samples(run: Training) -> int:
-    """Return the samples that all workers have trained on.
-
-    A worker that has died reports no samples, so a strategy that counts them itself knows more than the log lines.
+    """Return the samples that all workers have trained on. A strategy may count them itself, because a worker that has
+    died reports none.
     """
     report = run.reporting.report
     if isinstance(run.strategy, CountsSamples):

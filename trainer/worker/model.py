@@ -19,7 +19,6 @@ from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
 from trainer.optim.updater import Updater
 from trainer.planning.plan import Plan
-from trainer.weights import tensor_files
 from trainer.worker.settings import seed_all
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -118,12 +117,12 @@ def not_finite_parameters(model: nn.Module) -> list[str]:
 
 
 class Superseded(Exception):
-    """Raised within :func:`save` where the old file is to stay."""
+    """Raised within :func:`save` to keep the old file."""
 
 
 def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True) -> None:
-    """Save a model: its parameters and buffers as a safetensors file, which replaces the old one.
-    It tells the tables that are left out.
+    """Save a model: its parameters and buffers as a safetensors file, which replaces the old one. The file lists the
+    tables that it leaves out.
 
     Args:
         counts: asked when all is written; False: the old file stays.
@@ -131,7 +130,12 @@ def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True
     from safetensors.torch import save_model
 
     with suppress(Superseded), replacing(path) as part, without_empty_tables(model) as absent:
-        # One entry alone: safetensors writes several in an order of chance, and equal models have equal files.
-        save_model(model, str(part), metadata={tensor_files.LEFT_OUT: " ".join(absent)} if absent else {"format": "pt"})
+        metadata = {"format": "pt"}
+        if absent:
+            from trainer.weights.tensor_files import LEFT_OUT
+
+            metadata = {LEFT_OUT: " ".join(absent)}
+        # One entry: safetensors writes several in random order, and equal models must have equal files.
+        save_model(model, str(part), metadata=metadata)
         if not counts():
             raise Superseded

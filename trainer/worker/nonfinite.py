@@ -268,8 +268,8 @@ def check_parameters(run: Training) -> None:
     Raises:
         NotFinite: a parameter is not finite.
     """
-    trained = [p.detach() for p in run.model.parameters() if p.requires_grad]
-    if not _are_finite(trained):
+    greatest = _greatest([p.detach() for p in run.model.parameters() if p.requires_grad])
+    if greatest is not None and not torch.isfinite(greatest).all():
         first, *others = not_finite_parameters(run.model)
         names = f"{first} and {counted(len(others), 'other')}" if others else first
         message = f"The parameters are not finite ({names}), so no checkpoint is made of them,"
@@ -318,11 +318,6 @@ def _gradients_are_bad(run: Training) -> float | torch.Tensor:
     found = [p.grad for p in run.model.parameters() if p.grad is not None]
     greatest = _greatest([g.coalesce().values() if g.is_sparse else g for g in found])
     return 0.0 if greatest is None else ~torch.isfinite(greatest).all()
-
-
-def _are_finite(tensors: Sequence[torch.Tensor]) -> bool:
-    greatest = _greatest(tensors)
-    return greatest is None or bool(torch.isfinite(greatest).all())
 
 
 def _greatest(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -69,12 +69,12 @@ def leave_report(run: Training, finding: Finding, batch: Batch | None) -> None:
 
 
 def _unknown(error: Exception) -> dict[str, str]:
-    """The entry of a non-finite loss's report for a part that could not be found out: the error."""
+    """Report entry for a part that could not be found out: the error."""
     return {"not_known": f"{type(error).__name__}: {first_line(error)}"}
 
 
 def _before(run: Training, finding: Finding) -> dict[str, list[int] | None]:
-    """The samples of the update before, if that one has spoiled the parameters; {} if not."""
+    """The samples of the update before, if that update has made the parameters not finite; else {}."""
     if not finding.update_of_epoch or not not_finite_parameters(run.model):
         return {}
     merge, update = run.feed.merge, finding.update_of_epoch - 1

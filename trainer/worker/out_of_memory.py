@@ -21,12 +21,12 @@ SAID = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "could not create a memory",
 )
-"""What torch and the libraries below it say of memory that is not enough, in a RuntimeError."""
+"""Texts by which torch and its libraries say in a RuntimeError that memory is not enough."""
 
 
 @contextlib.contextmanager
 def memory_named(run: Training, plan: Plan, seat: Seat) -> Iterator[None]:
-    """Context manager: an allocation that fails becomes a RunFailed of one sentence.
+    """Context manager: a failed allocation becomes a RunFailed of one sentence.
 
     Raises:
         RunFailed: one did.
@@ -52,7 +52,7 @@ def _sentence(error: Exception, step: int, plan: Plan, device: str) -> str:
 
 
 def _peak(device: str) -> str:
-    """What this process had at most, of what there is; nothing where torch does not count it."""
+    """Peak memory of this process and the memory of its device, in words; empty if torch does not count it."""
     if not device.startswith("cuda"):
         return ""
     peak, (_, there) = torch.cuda.max_memory_allocated(device), torch.cuda.mem_get_info(device)
@@ -60,7 +60,7 @@ def _peak(device: str) -> str:
 
 
 def _instead(plan: Plan) -> str:
-    """What needs less."""
+    """What to type to need less memory."""
     if plan.batches.size < 2 or plan.batches.global_size % (plan.topology.workers * plan.batches.merge * 2):
         return "A smaller data.batch_size, precision=bf16 or a smaller model needs less"
     update = (

@@ -33,7 +33,7 @@ from trainer.worker.settings import settings
 from trainer.worker.train import membership
 
 BLOCK = 4096
-"""Files after which the workers put together what they found: what is in memory does not grow with the folder."""
+"""Files between two exchanges of results, so that memory does not grow with the folder."""
 MOST_NAMED = 20
 
 
@@ -78,8 +78,8 @@ def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             source: DataSource = call_target(config.node("data"), "data")
             reader = reader_of(source, plan.data.facts)
             if reader is not None:
-                return _look_at_rows(reader, model, seat, assignment, strategy, report)
-            return _look_at_images(source, model, seat, assignment, strategy, report)
+                return _predict_rows(reader, model, seat, assignment, strategy, report)
+            return _predict_images(source, model, seat, assignment, strategy, report)
         finally:
             report.close()
 
@@ -88,10 +88,10 @@ def _output(assignment: Assignment) -> Path:
     return Path(assignment.config.predict.output or Path(assignment.plan.paths.run_dir) / "predictions.csv")
 
 
-def _look_at_images(
+def _predict_images(
     source: DataSource, model: torch.nn.Module, seat: Seat, assignment: Assignment, strategy: Strategy, report: Report
 ) -> dict[str, Any]:
-    """Each worker's share of the images, and the first worker's table."""
+    """Predict this worker's share of the images; the first worker writes the table."""
     plan, files = assignment.plan, assignment.files
     preprocessing = source.preprocessing(plan.data.facts)
     pictures = Pictures(Path(str(assignment.config.predict.input)), files, preprocessing)
@@ -106,7 +106,7 @@ def _look_at_images(
     return {**_outcome(report, len(files), unreadable), "unreadable": unreadable[:MOST_NAMED]}
 
 
-def _look_at_rows(
+def _predict_rows(
     node: Mapping[str, Any],
     model: torch.nn.Module,
     seat: Seat,
@@ -114,7 +114,7 @@ def _look_at_rows(
     strategy: Strategy,
     report: Report,
 ) -> dict[str, Any]:
-    """The same for rows of text."""
+    """Predict this worker's share of the rows of text; the first worker writes the table."""
     config, plan, names = assignment.config, assignment.plan, assignment.files
     device, precision = torch.device(seat.device), plan.chosen.precision
     reader: RowReader = call_target(node, "data")
@@ -220,7 +220,7 @@ def _why_unreadable(pictures: Pictures, number: int) -> str:
 
 
 def _outcome(report: Report, files: int, unreadable: list[str]) -> dict[str, Any]:
-    """Lines on the screen, the numbers as metrics, and the outcome."""
+    """Print what was predicted, report the counts as metrics, and return the outcome."""
     if unreadable:
         named = ", ".join(unreadable[:MOST_NAMED]) + (", ..." if len(unreadable) > MOST_NAMED else "")
         print(f"{len(unreadable)} of {counted(files, 'file')} could not be read: {named}", flush=True)

@@ -27,7 +27,7 @@ from trainer.strategies.seat import Seat
 from trainer.tasks.contract import Task
 
 LINES = 4096
-"""At most so many lines are one worker's part of a round; what is in memory does not grow with the files."""
+"""Most lines of one worker in a round, so that memory does not grow with the files."""
 MOST_BLANK = 64 << 10
 """Bytes of blank lines at the end of a file that are passed over."""
 MOST_NAMED = 20
@@ -68,9 +68,8 @@ def chunks(files: Sequence[Path], reader: RowReader) -> Iterator[Chunk]:
 
 
 def _without_last_blanks(text: bytes) -> tuple[bytes, bytes]:
-    """Split blank lines from the end of whole lines: at the end of a file they are no rows.
-
-    More of them than anybody types stay lines, so that what is kept of a file stays small.
+    """Split blank lines from the end of whole lines: at the end of a file they are no rows. Beyond ``MOST_BLANK`` bytes
+    they count as lines, so that memory stays small.
     """
     end = text.find(b"\n", len(text.rstrip(b"\r\n"))) + 1 if text.strip(b"\r\n") else 0
     return (text[:end], text[end:]) if len(text) - end <= MOST_BLANK else (text, b"")
@@ -97,9 +96,8 @@ class RowPrediction:
     report: Report
 
     def results(self, files: Sequence[Path]) -> Iterator[Result]:
-        """Yield the results (N, 1 + W) of each chunk in order: for each line 1 if it could be read, the task's numbers.
-
-        Every worker reads all lines, which is quick, and parses and looks at every ``size``-th chunk.
+        """Yield the results (N, 1 + W) of each chunk in order: for each line 1 if it could be read, and the task's
+        numbers. Every worker reads all lines, which is quick, and parses and predicts every ``size``-th chunk.
         """
         size, step, all_chunks = self.seat.size, 0, chunks(files, self.reader)
         while together := list(islice(all_chunks, size)):

@@ -44,7 +44,8 @@ def probe(
     declaration: Declaration | None = None,
     one: SingleSample | None = None,
 ) -> ModelFacts:
-    """Check what only torch can tell, by building everything once; the model on torch's meta device if it allows that.
+    """Build everything once, to check what only torch can tell. The model is built on torch's meta device if it allows
+    that.
 
     Args:
         facts: of the data; with them, whether the model takes its samples and tells its classes apart.
@@ -55,7 +56,7 @@ def probe(
         UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
             the data.
     """
-    with _unnoticed():
+    with _without_side_effects():
         _check_zero_init_of_weights(config)
         part = before_start("check", config.model)
         _try_transforms(config)
@@ -109,9 +110,8 @@ def _try_transforms(config: RunConfig) -> None:
 
 
 def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buckets | None:
-    """Find the buckets in which the workers will exchange gradients; the model cannot be used afterwards.
-
-    None where they do not, or where the order of the gradients is the compiler's.
+    """Find the buckets in which the workers will exchange gradients; the model cannot be used afterwards. None: they
+    exchange none, or the compiler decides on the order of the gradients.
     """
     strategy = config.strategy
     if config.mode != "train" or config.compile or not isinstance(strategy, schema.CollectiveStrategy):
@@ -138,7 +138,7 @@ def _check_strategy(config: RunConfig, declaration: Declaration, model: nn.Modul
 
 
 def _positions(shape: Shape) -> int:
-    """How often a parameter is used for one sample, at most: for each pixel of an image, else for each number."""
+    """The most often that a parameter is used for one sample: once for each pixel of an image, else for each number."""
     if isinstance(shape, dict):
         return max(math.prod(size) for size in shape.values())
     return math.prod(shape[1:] if len(shape) == IMAGE_DIMENSIONS else shape)
@@ -170,7 +170,7 @@ def _check_callbacks(nodes: Any) -> None:
 
 
 def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str, bool]:
-    """Try the user's metrics on the model's outputs; returns for those that tell it whether less is better.
+    """Try the user's metrics on the model's outputs. Returns whether less is better, of metrics that define it.
 
     Raises:
         UserError: one cannot be used.
@@ -188,7 +188,7 @@ def _try_metrics(config: RunConfig, model: nn.Module, facts: Facts) -> dict[str,
 def _kept(
     node: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
 ) -> StateKeys:
-    """What the run's optimizer, with the one for tables, keeps of each parameter that it moves.
+    """The state that the run's optimizer, and the one for tables, will keep of each parameter that it updates.
 
     Args:
         optimizer: of the dense parameters, with ``names`` in its order.
@@ -219,7 +219,7 @@ def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> tuple[torch.o
     _check_matrices(node, trained)
     groups = grouped(stand_ins, found)
     optimizer = optimizer_of(node, groups)
-    if type(optimizer).__module__.startswith("torch."):  # of anybody else's nothing is known, such as what a step wants
+    if type(optimizer).__module__.startswith("torch."):  # what the step of another optimizer needs is not known
         _try_out(node, groups, optimizer)
     of = {id(p): name for name, p in stand_ins}
     return optimizer, [of[id(p)] for _, parameters in groups for p in parameters]
@@ -239,7 +239,7 @@ def _check_matrices(node: Mapping[str, Any], trained: Sequence[tuple[str, nn.Par
 
 
 def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Optimizer) -> None:
-    """Two updates of the stand-ins: some arguments are looked at there for the first time.
+    """Make two updates of the stand-ins, because some arguments are read only there.
 
     Raises:
         UserError: the updates fail; with the argument that is at fault, where it is one alone.
@@ -310,15 +310,14 @@ def meta_model(config: RunConfig) -> nn.Module:
     try:
         with torch.device("meta"):
             return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
-    except UserError:  # it may come from the meta device; on the CPU only the model's own are left
+    except UserError:  # the error may come from the meta device; on the CPU it is the model's own
         return call_target(config.model, "model", kind=nn.Module)  # type: ignore[no-any-return]
 
 
 def check_outputs(config: RunConfig, model: nn.Module, loss: nn.Module, facts: Facts) -> tuple[str, str]:
     """Run two empty samples through the model, and check its outputs with the task and the loss.
 
-    What goes wrong on the meta device says nothing; on the CPU it is the model's word, but for a layer of somebody's
-    own that may need a GPU.
+    Errors on the meta device prove nothing. On the CPU they count, except in a user's own layer that may need a GPU.
 
     Raises:
         UserError: the model does not take the samples, or gives what the loss and the metrics do not take.
@@ -361,7 +360,7 @@ def _check_kind(config: RunConfig, model: nn.Module, outputs: Any) -> None:
 
 
 def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: SingleSample | None) -> None:
-    """Refuse a run with a training batch of one sample, which batch norm (and whatever else needs two) does not take.
+    """Refuse a run with a training batch of one sample if batch norm, or another layer, needs two.
 
     Raises:
         UserError: the model trains with two samples, and not with one.
@@ -380,7 +379,7 @@ def check_single_sample(config: RunConfig, model: nn.Module, facts: Facts, one: 
 
 
 def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor, facts: Facts) -> None:
-    """Validation's samples go through the model as those of training do, to outputs of the same kind."""
+    """Check that samples of the validation go through the model as training samples do, to outputs of the same kind."""
     shape = facts.val_shape or facts.shape
     outputs = forward(model, facts, shape, train=False)
     if isinstance(outputs, NotTaken) and next(model.parameters()).is_meta and not isinstance(shape, dict):
@@ -402,8 +401,8 @@ def _check_validation(config: RunConfig, model: nn.Module, trained: torch.Tensor
 
 
 @contextmanager
-def _unnoticed() -> Iterator[None]:
-    """The random numbers of the run stay as they are; what torch warns of comes again in training, where it counts."""
+def _without_side_effects() -> Iterator[None]:
+    """Context manager: keeps the run's random numbers, and silences torch's warnings, which come again in training."""
     state = torch.random.get_rng_state()
     try:
         with warnings.catch_warnings():

@@ -27,7 +27,7 @@ ELSEWHERE = "evaluation"
 class Profiled(Unprofiled):
     """Runs torch's profiler over a few updates: ``trace.N.json.gz``, ``profile.N.json`` and a printed table.
 
-    On a GPU the marked parts are waited for while the profiler runs, so that a part's time is its kernels'.
+    On a GPU the profiler waits at each mark, so that a part's time is that of its kernels.
 
     Args:
         worker, folder: whose trace it is, and where it goes.
@@ -106,11 +106,11 @@ def table(report: dict[str, Any]) -> list[str]:
 
 
 def parts(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Sum up where the time of the steps in a Chrome trace went.
+    """Sum up the time of the steps in a Chrome trace, by part.
 
-    Communication is what of it nothing covers: time in which something is sent or awaited and no operator (on a GPU:
-    no other kernel) runs. It is taken from the part in which it happens. ``ours`` is what no part claims. Validation
-    between two updates does not count.
+    Communication is time in which something is sent or awaited and no operator (on a GPU: no other kernel) runs. It is
+    subtracted from the part in which it happens. ``ours`` is time that no part claims. A validation between two updates
+    does not count.
 
     Args:
         events: of ``export_chrome_trace``, times in microseconds.
@@ -145,7 +145,8 @@ def _is_exchange(event: dict[str, Any]) -> bool:
 
 
 def _is_operator(event: dict[str, Any]) -> bool:
-    """One that computes; c10d's are handed over and autograd's hold others, hooks among them."""
+    """Whether an event is an operator that computes; events of c10d are handed over, and those of autograd contain
+    others."""
     name = str(event["name"])
     return (
         event.get("cat") == "cpu_op"

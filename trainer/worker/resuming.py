@@ -13,7 +13,7 @@ from trainer.checkpoint import store
 from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
-from trainer.planning.resume_changes import Measures, completed, is_other, moved
+from trainer.planning.resume_changes import Measures, completed, moved
 from trainer.strategies.contract import Rehearses
 from trainer.strategies.replicas import HasReplicas
 from trainer.strategies.seat import Seat
@@ -46,7 +46,7 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
     before = completed(about.config, config)
     nodes = [list(one.get("callbacks") or ()) for one in (before, config)]
     load_state(run, folder, replace(own, callbacks=moved(own.callbacks, *nodes)), first)
-    _forget(run, Measures(before, config, is_other(about.data, data)))
+    _forget(run, Measures(before, config, bool(about.data and data and about.data != data)))
     run.progress.stop = _stops(run, before, config)
     if isinstance(run.watchers.checkpoints, Checkpoints):
         run.watchers.checkpoints.saved, run.watchers.checkpoints.saved_after = about.step, run.progress.step
@@ -55,9 +55,9 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
 
 
 def _own(folder: Path, first: WorkerState, seat: Seat, before: int, run: Training) -> WorkerState:
-    """This worker's part. Of another number of workers before, the batches of the line that is being averaged are
-    shared out, and so are the samples that workers without a common step count each for themselves; a worker more than
-    there were has the first one's buffers and draws anew.
+    """This worker's part. With another number of workers than before, the batches of the current log window are shared
+    out. So are the samples that workers without a common step count each. A new worker has the first one's buffers and
+    new random numbers.
 
     Args:
         before: how many workers there were.
@@ -89,7 +89,7 @@ def _rehearse(run: Training) -> None:
 
 
 def _forget(run: Training, measures: Measures) -> None:
-    """Best values of metrics that measured something else before are none."""
+    """Forget best values of metrics that measured something else before the checkpoint."""
     run.reporting.report.forget(measures.why_not)
     early_stop, updater = run.watchers.early_stop, getattr(run.strategy, "updater", None)
     if early_stop is not None and measures.anew("early_stop.metric", early_stop.best.metric):
@@ -100,8 +100,8 @@ def _forget(run: Training, measures: Measures) -> None:
 
 
 def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Why the run is to stop, as an early stop or a callback had decided before the checkpoint; those of another config
-    decide anew."""
+    """Why the run stops, as an early stop or a callback decided before the checkpoint; with another config both decide
+    anew."""
     if before.get("callbacks") != now.get("callbacks") and run.watchers.callbacks:
         run.watchers.callbacks.forget_stop()
     reason = run.watchers.callbacks.agreed if run.watchers.callbacks else ""

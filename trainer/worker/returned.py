@@ -1,4 +1,4 @@
-"""The notes by which a restarted worker asks to be let in while the others go on, and how one of these does it."""
+"""Notes by which a restarted worker asks to be let in while the others go on, and the answers of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_WRITTEN = "not-written/{}"
 
 
 class Returned:
-    """The restarted workers that ask to be let in, as the other workers see them.
+    """Requests of restarted workers, as the other workers see them.
 
     Args:
         board: where workers leave notes about checkpoints.
@@ -27,7 +27,7 @@ class Returned:
         return bool(self.board.check([COMES])) and self._asking() not in self.known
 
     def let_in(self, strategy: Readmits, asked: int) -> None:
-        """Let in the worker that waits, if there is one: it takes part from the stop that this worker has asked for."""
+        """Let in the waiting worker, if there is one. It takes part from the checkpoint that this worker asks for."""
         if not self.waits():
             return
         rank, life = self._asking()

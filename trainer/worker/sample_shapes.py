@@ -46,7 +46,7 @@ class NotTaken:
 
     @property
     def anywhere(self) -> bool:
-        """Whether it would also fail on a GPU: the layer is one of torch's own, which run on every device."""
+        """Whether the model would also fail on a GPU: the layer is one of torch's own, which run on every device."""
         torchs_own = type(self.module).__module__.startswith("torch.nn.")
         return torchs_own and not any(p.is_meta for p in self.module.parameters())
 
@@ -127,8 +127,10 @@ def _not_taken(model: nn.Module, inputs: Any, error: Exception) -> NotTaken:
 
 def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
     """Find the one or two model keys to set so that the model accepts the samples: ``model.in_channels=1``.
-    They must have a number of the data's shape; empty where no change, or more than one, does it. Found by trying,
-    on the meta device."""
+
+    Each key gets a number of the data's shape, and the model is tried on the meta device. Empty: no change works, or
+    several do.
+    """
     node = config.model
     if any(node.get(name) for name in FETCHES):
         return ""
@@ -150,7 +152,7 @@ def fitting(config: RunConfig, facts: Facts, shape: Shape, train: bool) -> str:
 
 
 def _numeric(node: Mapping[str, Any]) -> dict[str, int]:
-    """The model's keys with integer values, in the config or by default, without its number of outputs."""
+    """The model's keys with integer values, from the config or by default, without its number of outputs."""
     with suppress(TypeError, ValueError):
         parameters = inspect.signature(locate(str(node["_target_"]))).parameters
         node = {**{name: p.default for name, p in parameters.items()}, **node}

@@ -41,7 +41,7 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
 
 
 def _compiler_cache(compiles: bool) -> contextlib.AbstractContextManager[None]:
-    """Context manager: compiled code is in folders of this user."""
+    """Context manager: compiled code is saved in folders of this user."""
     if not compiles:
         return nullcontext()
     from trainer.worker.compiling import own_code

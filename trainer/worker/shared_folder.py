@@ -36,6 +36,6 @@ def is_shared(folder: Path, seat: Seat, patience_s: float) -> bool:
 
 
 def life_of(seat: Seat) -> str:
-    """A name of this life of a run on several hosts, by which all that see the folder know each other; after
-    :func:`is_shared`. Empty on one host, where all processes of a life have ended when the next one begins."""
+    """A name of this life of a run on several hosts, known to all hosts that see the folder; call after
+    :func:`is_shared`. Empty on one host: there all processes of a life have ended before the next life begins."""
     return "" if seat.size == seat.local_size else seat.store.under(NOTES).get(NAME).decode()

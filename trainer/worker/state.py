@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,38 @@ def _put(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) ->
             there = "has no" if name not in saved else f"has {tuple(saved[name].shape)} for"
             raise RunFailed(f"the checkpoint is of another model: it {there} {name} {tuple(tensor.shape)}")
         tensor.copy_(saved[name])
+
+
+class BeforeValidation:
+    """The state before a validation, of everything that a validation changes. A run that is asked to leave in a
+    validation saves this state, and its next life repeats the validation.
+
+    The state is that of the random generators and, with several workers, the model's buffers, on which the workers have
+    not agreed yet. Nothing else changes before the validation is done, or the change is the same when it is made twice:
+    workers agree on equal parameters, and on averaged weights, whose mean is computed in float64.
+    """
+
+    def __init__(self, run: Training, alone: bool) -> None:
+        self.randomness = randomness(device_of(run))
+        self.buffers = [] if alone else [buffer.detach().clone() for buffer in run.model.buffers()]
+
+    @contextmanager
+    def restored(self, run: Training) -> Iterator[None]:
+        """Context manager: the worker has its state before the validation, to be saved."""
+        put_randomness(device_of(run), **self.randomness)
+        with _own_weights(run):
+            with torch.no_grad():
+                for buffer, before in zip(run.model.buffers(), self.buffers, strict=False):
+                    buffer.copy_(before)
+            yield
+
+
+@contextmanager
+def _own_weights(run: Training) -> Iterator[None]:
+    """Context manager: the model has its own weights, not the averaged or best ones that are being measured."""
+    run.final_test.restore_trained(run.model)
+    if run.watchers.ema is not None and run.watchers.ema.placed:
+        with run.watchers.ema.in_place():  # exchanges the weights once more
+            yield
+    else:
+        yield

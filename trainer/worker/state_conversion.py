@@ -58,7 +58,7 @@ def _before(part: WorkerState) -> UpdaterState:
 
 
 def _dense(parts: Sequence[server_files.ServerFile], model: Mapping[str, torch.Tensor]) -> States:
-    """What the servers' optimizer remembers of each dense parameter."""
+    """The state that the servers' optimizer has saved of each dense parameter."""
     states: States = {}
     for kind, cut in server_files.pieces(parts).items():
         for name, some in cut.items() if kind != DENSE else ():
@@ -76,7 +76,7 @@ def _dense(parts: Sequence[server_files.ServerFile], model: Mapping[str, torch.T
 def _rows(
     parts: Sequence[server_files.ServerFile], name: str, about: server_files.TableFacts, start: float
 ) -> dict[str, Any]:
-    """What a table's optimizer remembers, of all rows; of untouched ones its start."""
+    """The state of a table's optimizer for all rows; the initial state for rows that were never updated."""
     rule, rows, dim = about.kernel, about.num_rows, about.dim
     if not COLUMNS[rule]:
         return {}
@@ -98,7 +98,7 @@ def _rows(
 def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerState:
     """Return the first worker's part with the mean of all replicas' parameters, moving averages and optimizer states.
 
-    One part after the other is read: two of them are in memory at a time.
+    Parts are read one after the other, so that two of them are in memory at a time.
     """
     names = store.parts(folder)
     own = [read(folder / name, [OWN])[OWN] for name in names]
@@ -112,8 +112,8 @@ def averaged(strategy: HasReplicas, folder: Path, first: WorkerState) -> WorkerS
 def _add(total: Any, node: Any, weight: float) -> Any:
     """Add a replica's nested state, times its weight, to the sum so far (None: it is the first).
 
-    Floating tensors with a dimension are added up as float64. All else (counts, settings, tensors without a dimension)
-    is as in the first replica that has it.
+    Floating tensors with a dimension are summed as float64. Everything else (counts, settings, tensors without a
+    dimension) comes from the first replica that has it.
     """
     if isinstance(node, torch.Tensor) and node.is_floating_point() and node.dim():
         part = node.double() * weight
@@ -128,7 +128,7 @@ def _add(total: Any, node: Any, weight: float) -> Any:
 
 
 def _like(total: Any, node: Any) -> Any:
-    """Convert a sum's numbers to the types of a replica's state."""
+    """Convert a sum to the dtypes of a replica's state."""
     if isinstance(total, torch.Tensor):
         return total.to(node.dtype) if isinstance(node, torch.Tensor) else total
     if isinstance(total, Mapping):

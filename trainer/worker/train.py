@@ -16,14 +16,12 @@ from trainer.config.redact import hide, values
 from trainer.config.run_config import RunConfig
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL
-from trainer.data.reading_processes import deaths_named
 from trainer.data.sampler import training_sampler
 from trainer.data.source import reader_of
 from trainer.errors import PREEMPTED, Missing, Preempted
 from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
-from trainer.metrics import validation_file
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
@@ -98,7 +96,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[None]:
-    """Context manager: the training process writes checkpoints when they are due, if the config asks for them."""
+    """Context manager: this worker writes checkpoints when they are due, if the config asks for them."""
     settings, plan = assignment.config.checkpoint, assignment.plan
     if not assignment.config.saves_checkpoints:
         yield
@@ -133,10 +131,10 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     )
     if not run.lockstep and isinstance(run.strategy, HaltsWhileWaiting):
         run.strategy.check_checkpoint = lambda decides: kept.check_due(run, decides)
-    launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # and whoever has launched it limits the time
+    launched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a launcher limits the time
     say = partial(say_leaving, grace_s=settings.grace_s)
     how = (None, lambda name: None) if launched else (settings.grace_s, say)
-    # one that a launcher watches is not to look as if it had died when the launcher, too, has got the signal
+    # a launcher that gets the same signal must not take this process for dead
     with requests(lambda: kept.updates_done or bool(seat.life.pulse), *how) as kept.request:
         try:
             yield
@@ -155,7 +153,7 @@ def _shown(assignment: Assignment) -> dict[str, Any]:
 
 
 def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
-    """Write the trained model, the findings of the validations, and what is needed to use the model elsewhere."""
+    """Write the trained model, the findings of the validations, and the files for using the model elsewhere."""
     with whole(run.strategy):
         save(run.model, run_dir / "model.safetensors")
         if run.watchers.ema is not None:
@@ -176,11 +174,10 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
 
 @contextlib.contextmanager
 def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
-    """Context manager: one worker of the run, from its report and strategy to model and data; closes them at the
-    end."""
+    """Context manager: one worker of the run. It makes report, strategy, model and data, and closes them at the end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
-    with deaths_named(), settings(config, plan, seat), membership(seat, assignment) as strategy:
+    with _deaths_named(plan), settings(config, plan, seat), membership(seat, assignment) as strategy:
         best = best_metric(config)
         own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
@@ -207,14 +204,23 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
                 run.reporting.profile.close()
                 run.feed.close()
         except BaseException:
-            with suppress(OSError):  # what ends the run is the first cause, and not the full disk after it
+            with suppress(OSError):  # report the first cause, not the full disk after it
                 report.close()
             raise
         report.close()
 
 
+def _deaths_named(plan: Plan) -> AbstractContextManager[None]:
+    """Context manager: torch's error for a dead reading process becomes one sentence, if there are such processes."""
+    if not plan.chosen.num_workers:
+        return nullcontext()
+    from trainer.data.reading_processes import deaths_named
+
+    return deaths_named()
+
+
 def _host_watched(seat: Seat, report: Report, every_s: float | None) -> AbstractContextManager[None]:
-    """Context manager: the first training process of a host measures the host's load."""
+    """Context manager: the first worker of a host measures the host's load."""
     if every_s is None or seat.local_rank:
         return nullcontext()
     node, nodes = seat.rank // seat.local_size, -(-seat.size // seat.local_size)
@@ -223,7 +229,7 @@ def _host_watched(seat: Seat, report: Report, every_s: float | None) -> Abstract
 
 @contextlib.contextmanager
 def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
-    """Context manager: yields the strategy of this training process, and closes it at the end."""
+    """Context manager: yields this worker's strategy, and closes it at the end."""
     strategy: Strategy = locate(assignment.plan.strategy.worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
@@ -247,7 +253,7 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
 
 
 def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Unprofiled:
-    """Make the profiler for a training process's own updates."""
+    """Make the profiler for this worker's updates."""
     from trainer.worker.profiler import Profiled
 
     execution, cuda = config.execution, seat.device.startswith("cuda")
@@ -266,6 +272,8 @@ def keep_findings(run: Training, run_dir: Path, split: str = VAL) -> None:
     for which, sums in (("last", last), ("best", None if best is last else best)):
         found = None if sums is None else run.task.examined(sums)
         if found is not None:
+            from trainer.metrics import validation_file
+
             numbers = list(found.samples)
             inputs = run.feed.validation_inputs(numbers, split) if numbers else None
             files = tuple(run.feed.files_of(numbers, split))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -15,11 +15,13 @@ from trainer.data.batch_reordering import Rewind
 from trainer.data.feed import Batch, Feed
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.contract import Loss, Objective, Sums
-from trainer.metrics.user_metrics import OwnMetrics
-from trainer.optim.averaged import AveragedWeights
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Strategy
 from trainer.worker.callbacks import Callbacks
+
+if TYPE_CHECKING:
+    from trainer.metrics.user_metrics import OwnMetrics
+    from trainer.optim.averaged import AveragedWeights
 
 T = TypeVar("T")
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -118,7 +120,7 @@ class Watchers:
 
     Attributes:
         step_hook: keeps or skips each update. callbacks: the user's callbacks. checkpoints: None: no checkpoints.
-        user_metrics: the user's validation metrics.
+        user_metrics: the user's validation metrics; None: there are none.
         early_stop: ends the run before the last epoch. plateau: the learning rate follows validations.
         ema: moving average of the weights. average_ema: workers have different averages; use their mean.
         save_best: saves the model; called after the best validation so far.
@@ -127,7 +129,7 @@ class Watchers:
     step_hook: StepHook
     callbacks: Callbacks | None = None
     checkpoints: CheckpointHook | None = None
-    user_metrics: OwnMetrics = field(default_factory=lambda: OwnMetrics({}))
+    user_metrics: OwnMetrics | None = None
     early_stop: EarlyStop | None = None
     plateau: bool = False
     ema: AveragedWeights | None = None

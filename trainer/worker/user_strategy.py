@@ -67,12 +67,13 @@ def check_set_up(strategy: Strategy, forward: object) -> None:
             f"{name}: setup returned {kind(forward)}. Return the module to call in training, as a rule the "
             f"model that it was given"
         )
-    if not hasattr(strategy, "updater") and type(strategy).lr is Strategy.lr:  # one without has a rate of its own
+    # a strategy without an updater has its own lr
+    if not hasattr(strategy, "updater") and type(strategy).lr is Strategy.lr:
         raise RunFailed(f"{name}: setup made no optimizer. Write self.updater = make_updater(model) in it")
 
 
 def check_abilities(config: RunConfig, plan: Plan, strategy: Strategy) -> None:
-    """Refuse (RunFailed) a strategy without the methods that this run needs: leased blocks, scatter, validations.
+    """Refuse a strategy without the methods that this run needs: leased blocks, scatter, validations.
 
     Raises:
         RunFailed: its declaration has promised what its worker cannot do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,10 +12,12 @@ from torch import nn
 from trainer.data.evaluated_split import VAL
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.contract import Loss
-from trainer.optim.averaged import AveragedWeights
 from trainer.strategies.contract import ObservesValidations
 from trainer.worker.callbacks import Callbacks
 from trainer.worker.training import Training
+
+if TYPE_CHECKING:
+    from trainer.optim.averaged import AveragedWeights
 
 
 def validation_due(run: Training) -> bool:
@@ -79,6 +82,8 @@ def measure_split(
     def measure_together(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
         own = _measure_share(run, index, count, split, model)
         sums = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [own])[0]
+        if user_metrics is None:
+            return sums, index, {}
         parts = user_metrics.gathered(run.strategy.all_reduce_sum, index, count)
         return sums, index, user_metrics.values(parts)
 
@@ -88,7 +93,8 @@ def measure_split(
 def _measure_share(run: Training, index: int, count: int, split: str, model: nn.Module) -> torch.Tensor:
     """Return the task's sums over this worker's share of a split."""
     exam, checkpoints, user_metrics = run.task.exam(index, count), run.watchers.checkpoints, run.watchers.user_metrics
-    user_metrics.reset()
+    if user_metrics is not None:
+        user_metrics.reset()
     for numbers, batch in run.feed.evaluation(index, count, split):
         if checkpoints is not None and checkpoints.breaks_off(run):
             break
@@ -96,7 +102,8 @@ def _measure_share(run: Training, index: int, count: int, split: str, model: nn.
             loss, outputs = run.task.forward(model, batch.inputs, batch.labels, batch.denominator)
         run.reporting.report.pulse.sign()
         exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
-        user_metrics.add(outputs, batch.labels)
+        if user_metrics is not None:
+            user_metrics.add(outputs, batch.labels)
     if checkpoints is not None:
         checkpoints.after_share(run)
     return exam.sums()

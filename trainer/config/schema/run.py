@@ -158,6 +158,10 @@ class ResumeConfig:
     allow_changes: bool = key(False, "resume although keys have changed that change the numbers")
 
 
+MLFLOW = "mlflow"
+"""MLflow's name among the trackers."""
+
+
 @dataclass
 class TrackingConfig:
     """tracking: where metrics go besides the run's own folder. Several: ``tracking=[mlflow,tensorboard]``."""

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from trainer.checkpoint import durable_folder, store
-from trainer.checkpoint.life_folder import final_folder
+from trainer.checkpoint.durable_folder import final_folder
 from trainer.errors import UserError, why
 from trainer.strategies.pserver.server.shard import Shard
 from trainer.weights.server_files import ServerFile, full_name, part_name
