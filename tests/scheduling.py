@@ -15,8 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 EACH = r"(::.*)"
 APART = {
     "strategies/test_conformance.py": r"\[(?:\w+-)?(\d)",
-    "strategies/test_tables.py": r"\[(\d-\d-\w+)-",
-    "strategies/pserver/test_delivery.py": EACH,
+    "strategies/test_tables.py": r"\[(\d-\d)-",
     "simulation/test_simulation.py": EACH,
     "e2e/test_run.py": EACH,
     "launch/test_tasks.py": EACH,
@@ -51,7 +50,6 @@ LONGEST = (
     "checkpoint/test_async_resume.py",
     "e2e/test_images.py",
     "data/test_streams.py",
-    "strategies/pserver/test_delivery.py",
     "tracking/test_one_run.py",
     "faults/test_snapshots.py",
     "e2e/test_references.py",
