@@ -37,6 +37,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder'
 for name in LAUNCHER_VARIABLES:  # the tests themselves may be a task of srun or of Kubernetes
     os.environ.pop(name, None)
 
+LEFT_OUT = {"all", "long", "kills"}
 FORKS = pytest.StashKey[zygote.Held]()
 
 
@@ -93,9 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen: set[str] = set()
     for item in items:
         function = item.nodeid.partition("[")[0]
-        if function in seen and scheduling.starts_processes(item.nodeid):
-            item.add_marker("all")
-        seen.add(function)
+        if scheduling.starts_processes(item.nodeid) and not LEFT_OUT & {*item.keywords}:
+            item.add_marker("all") if function in seen else seen.add(function)
     items.sort(key=lambda item: scheduling.place(item.nodeid))
 
 

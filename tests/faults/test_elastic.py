@@ -268,6 +268,7 @@ def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tm
         )
 
 
+@pytest.mark.all
 def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -> None:
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
@@ -278,6 +279,7 @@ def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -
         assert hosts.screen(1).splitlines()[-1].endswith(" resume=auto")
 
 
+@pytest.mark.all
 def test_own_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *broken) as hosts:

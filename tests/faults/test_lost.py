@@ -187,6 +187,7 @@ def test_first_worker_that_wakes_leaves_alone_what_another_one_has_saved_in_its_
     assert {path.name for path in (run / "checkpoints").glob("persistables*")} == {"persistables"}
 
 
+@pytest.mark.all
 def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
     with running(tmp_path, "strategy=pserver_async", "data.on_lost_worker=drop", GATES) as (process, run, everybody):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
@@ -197,6 +198,7 @@ def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
     assert EPOCHS * PER_EPOCH * 0.8 < told["pushes"] <= EPOCHS * PER_EPOCH
 
 
+@pytest.mark.all
 def test_stopped_worker_is_ended_before_others_do_its_work(tmp_path: Path) -> None:
     """It cannot wake, and go on with what another worker does in its place by then."""
     silence = patient(2)
@@ -307,6 +309,7 @@ def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
     assert "Traceback" not in screen(tmp_path)
 
 
+@pytest.mark.all
 def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_path: Path) -> None:
     with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue", GATES) as (
         process,
@@ -321,6 +324,7 @@ def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_pa
     assert (run / "model.safetensors").is_file()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, pytest.param(signal.SIGABRT, marks=pytest.mark.long)], ids=lambda s: s.name
 )
@@ -332,6 +336,7 @@ def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Si
     assert "Traceback" not in screen(tmp_path)
 
 
+@pytest.mark.all
 def test_run_with_servers_ends_whole_when_its_parent_is_ended(tmp_path: Path) -> None:
     with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000", "checkpoint=none") as (
         process,

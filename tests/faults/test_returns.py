@@ -130,6 +130,7 @@ def test_sync_ends_with_the_numbers_of_an_undisturbed_run_when_a_server_is_kille
         check_equal(tmp_path / "undisturbed" / "run", run)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
 def test_every_server_has_the_work_of_an_undisturbed_run_when_a_server_is_killed(tmp_path: Path, mode: str) -> None:
     """Without a common step the numbers differ from run to run; the ledgers of two runs have the same batches."""
@@ -145,6 +146,7 @@ def test_every_server_has_the_work_of_an_undisturbed_run_when_a_server_is_killed
         check_curves(run)
 
 
+@pytest.mark.all
 def test_all_begin_anew_when_a_server_is_killed_before_there_is_a_checkpoint(tmp_path: Path) -> None:
     never = ("checkpoint.every_steps=null", "checkpoint.every_minutes=null", "checkpoint.every_epochs=2")
     with at_the_gate(tmp_path, *MODES["async"], *never, checkpoint=False) as (process, run, everybody):
@@ -207,6 +209,7 @@ def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank
     check_curves(run)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", ["ssp", "geo"])
 def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_both_servers(
     tmp_path: Path, mode: str
