@@ -14,7 +14,7 @@ import pytest
 from tests.faults.gate import WAITS
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
 from tests.ledgers import applied
-from tests.pace import patient, wait_for
+from tests.pace import wait_for
 from tests.runs import family, kill, losses, read, trainer
 from tests.zygote import Started
 from trainer import run as run_here
@@ -246,26 +246,6 @@ def writes(process: psutil.Process, log: Path) -> bool:
         return Path(f"/proc/{process.pid}/fd/1").readlink() == log
     except OSError:
         return False
-
-
-@pytest.mark.long
-def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
-    within = patient(8)
-    with loopback(
-        tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")
-    ) as hosts:
-        first, second = together(hosts, 0, 1)
-        lose_power(second)
-        hosts.go()
-        assert first.wait(LONG) == 1, hosts.all_screens()
-        lines = hosts.screen(0).splitlines()
-        assert (
-            f"1 host is there, and launch.nnodes=2:3 needs 2: no more came within {within:g} s (launch.timeout_s)"
-            in hosts.screen(0)
-        )
-        assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(
-            " resume=auto"
-        )
 
 
 @pytest.mark.all

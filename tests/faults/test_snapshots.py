@@ -11,12 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.checkpoint.test_identity import back_at, check_equal
 from tests.faults.slow_disk import GO
 from tests.faults.test_lost import member, screen
 from tests.faults.test_returns import BASE, WORK, check_ledgers
 from tests.pace import wait_for
-from tests.runs import alive, family, kill, points, read, start, trainer
+from tests.runs import alive, family, kill, read, start, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
 
@@ -99,22 +98,6 @@ def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mod
         "checkpoint.json",
         *(f"{role}-{n}.safetensors" for role in ("server", "worker") for n in range(2)),
     }
-
-
-@pytest.mark.all
-def test_what_is_written_behind_the_training_is_what_the_parameters_were(tmp_path: Path) -> None:
-    """Sync, bit by bit: a run that goes on from such a checkpoint ends as the one that was not interrupted."""
-    every = ("checkpoint.every_steps=9", "checkpoint.keep_last=99", "strategy.ledger=false")
-    with held(tmp_path, "sync", *every) as (process, run):
-        wait_for(lambda: len(points(run, "train/loss")) >= 12, 60, "the training goes on")
-        (run / GO).touch()
-    assert process.returncode == 0, screen(tmp_path)
-    (tmp_path / "again").mkdir()
-    back_at(run, 9, tmp_path / "again" / "run")
-    (tmp_path / "again" / "run" / GO).touch()
-    ended = trainer(*BASE, *MODES["sync"], *every, "resume=auto", cwd=tmp_path / "again")
-    assert ended.returncode == 0, ended.stderr
-    check_equal(run, tmp_path / "again" / "run")
 
 
 def test_a_copy_that_is_killed_is_told_and_the_next_checkpoint_is_written(tmp_path: Path) -> None:
