@@ -160,8 +160,9 @@ def test_what_cannot_be_carried_over_is_named_before_anything_starts(
 def test_what_does_not_fit_the_blocks_is_refused(
     told: tuple[str, ...], refusal: str, two: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    back_at(two("ssp"), within(two("ssp"), 1), tmp_path / "run")
-    refused = runs.trainer(*RUN, *MODES["ssp"], *of(3, 2), *told, "hydra.run.dir=run", "resume=auto", cwd=tmp_path)
+    mode = "async, merged"
+    back_at(two(mode), within(two(mode), 1), tmp_path / "run")
+    refused = runs.trainer(*RUN, *MODES[mode], *of(3, 2), *told, "hydra.run.dir=run", "resume=auto", cwd=tmp_path)
     assert refused.returncode == 2 and refusal in refused.stderr, refused.stderr
 
 
@@ -169,6 +170,7 @@ class Mine(PserverSspDeclaration):
     """A strategy of a user's own without a common step."""
 
 
+@pytest.mark.all
 def test_strategy_of_a_user_keeps_its_numbers(tmp_path: Path) -> None:
     """Nobody knows what its workers and servers keep of each other."""
     mine = (*MODES["ssp"], f"strategy._target_={__name__}.Mine", "hydra.run.dir=run")
@@ -185,6 +187,7 @@ def test_strategy_of_a_user_keeps_its_numbers(tmp_path: Path) -> None:
     assert hosts.returncode == 2 and "has workers with states of their own, whose number stays" in hosts.stderr
 
 
+@pytest.mark.all
 def test_batches_of_each_worker_are_as_many_together(tmp_path: Path) -> None:
     """limit_train_batches counts those of each worker: with other workers it is another number for the same epoch."""
     run(tmp_path, *MODES["ssp"], *of(2, 1), "limit_train_batches=12", "hydra.run.dir=run")

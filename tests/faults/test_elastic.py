@@ -85,6 +85,7 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
         assert read(hosts.run / "result.json")["restarts"] == 1, "who comes in is no restart"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("strategy", [pytest.param("collective", marks=pytest.mark.long), "local_sgd", "pserver_sync"])
 def test_host_that_gets_sigterm_leaves_and_loses_nothing(
     strategy: str, tmp_path: Path, by_one_worker: list[tuple[int, float]]

@@ -142,6 +142,7 @@ def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_n
     assert reached == ""
 
 
+@pytest.mark.all
 @needs_root
 def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_nothing(
     common: Path, tmp_path: Path
