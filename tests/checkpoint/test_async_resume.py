@@ -17,7 +17,7 @@ from trainer.strategies.builtin import PserverSspDeclaration
 
 RUN = (
     "+recipe=wide_and_deep",
-    "data.train_rows=600",
+    "data.train_rows=400",
     "data.val_rows=301",
     "data.hash_size=501",
     "model.hidden=[8]",
@@ -26,7 +26,7 @@ RUN = (
     "epochs=2",
     "tracking=none",
     "execution.threads=1",
-    "checkpoint.every_steps=4",
+    "checkpoint.every_steps=3",
     "checkpoint.every_epochs=null",
     "checkpoint.keep_last=1000",
     "checkpoint.background=false",
@@ -35,7 +35,7 @@ RUN = (
     "strategy.persistables=false",
     "optimizer=adam",
 )
-BATCHES, EPOCHS = 600 // 16, 2
+BATCHES, EPOCHS = 400 // 16, 2
 MODES = {
     "async": ("strategy=pserver_async", "strategy.evict_after=1000", "strategy.delay_compensation=0.1"),
     "async, merged": ("strategy=pserver_async", "strategy.max_merge_var_num=3", "strategy.send_wait_times=2"),
