@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that ``make test`` leaves out; the longest tests begin first, see ``tests/scheduling.py``."""
+    """Mark the cases that ``make test`` leaves out; the longest begin first, see ``tests/scheduling.py``."""
     seen: set[str] = set()
     for item in items:
         function = item.nodeid.partition("[")[0]
