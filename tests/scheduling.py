@@ -27,7 +27,7 @@ APART = {
     "e2e/test_compiled.py": r"(::test_[a-z]+)",
 }
 """Long files of several launches: tests share one if this finds the same text in their names."""
-PROCESSES = ("simulation", "faults", "checkpoint", "launch", "strategies", "e2e", "tracking", "job")
+PROCESSES = ("simulation", "faults", "checkpoint", "launch", "strategies", "e2e", "worker", "tracking", "job")
 """Folders whose tests take long, most of them because they start processes; those with the longest tests begin first.
 Of a parametrized test there ``make test`` runs the first case alone, and ``make test-all`` runs all."""
 

@@ -154,6 +154,7 @@ def test_push_that_a_server_refuses_ends_the_run_with_the_names_of_worker_and_va
     assert read(tmp_path / "run" / "result.json")["status"] == "failed"
 
 
+@pytest.mark.all
 def test_stopped_run_goes_on_with_another_choice(tmp_path: Path) -> None:
     poison = [*BASE, "+model.at=[7]", f"+model.folder={tmp_path}", NO_MLFLOW]
     done = trainer(*poison, cwd=tmp_path)

@@ -131,6 +131,7 @@ def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path:
     assert "the model broke on purpose" in done.stdout + done.stderr
 
 
+@pytest.mark.all
 def test_worker_that_is_killed_takes_all_others_along_and_nobody_sees_the_config(tmp_path: Path) -> None:
     run = start_afresh(
         *DIGITS,

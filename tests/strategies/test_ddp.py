@@ -224,6 +224,7 @@ def test_what_powersgd_left_out_follows_its_parameters_into_other_buckets() -> N
     assert memory.torch.error_dict[0].tolist() == [1.0] * 3 + [2.0] * 4
 
 
+@pytest.mark.all
 def test_digits_are_learnt_from_compressed_gradients(warm: None, tmp_path: Path) -> None:
     hook = ("strategy.comm_hook=powersgd", "strategy.powersgd.rank=2", "strategy.powersgd.start_step=20")
     result = trainer.run(
