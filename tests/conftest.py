@@ -37,6 +37,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder'
 for name in LAUNCHER_VARIABLES:  # the tests themselves may be a task of srun or of Kubernetes
     os.environ.pop(name, None)
 
+LEFT_OUT = {"all", "long", "kills"}
 FORKS = pytest.StashKey[zygote.Zygote]()
 
 
@@ -89,13 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that ``make test`` leaves out; the longest tests begin first, see ``tests/scheduling.py``."""
+    """Mark the cases that ``make test`` leaves out; the longest begin first, see ``tests/scheduling.py``."""
     seen: set[str] = set()
     for item in items:
         function = item.nodeid.partition("[")[0]
-        if function in seen and scheduling.starts_processes(item.nodeid):
-            item.add_marker("all")
-        seen.add(function)
+        if scheduling.starts_processes(item.nodeid) and not LEFT_OUT & {*item.keywords}:
+            item.add_marker("all") if function in seen else seen.add(function)
     items.sort(key=lambda item: scheduling.place(item.nodeid))
 
 

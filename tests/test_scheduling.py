@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import ROOT
-from tests.scheduling import APART, LONGEST, group, place
+from tests.scheduling import APART, group, place
 
 FILE = """
 import os, pathlib, pytest
@@ -54,20 +54,20 @@ def test_tests_of_a_file_run_in_one_process_and_files_in_several(tmp_path: Path)
     assert [len(set(pids)) for pids in ran_in] == [1] * 4 and len({pids[0] for pids in ran_in}) == 2
 
 
-def test_launches_of_a_long_file_are_apart_and_the_longest_files_are_first() -> None:
+def test_launches_of_a_long_file_are_apart_and_those_that_start_processes_are_first() -> None:
     of: dict[str, set[str]] = defaultdict(set)
     for nodeid in (
         "tests/strategies/test_conformance.py::test_total_sums_over_workers[pserver_sync-4]",
         "tests/strategies/test_conformance.py::test_every_process_writes_its_own_log[averaging-2]",
         "tests/strategies/test_conformance.py::test_local_sgd_with_one_step_equals_collective[2]",
-        "tests/strategies/test_tables.py::test_sync_servers_equal[3-2-short-sgd-whole]",
-        "tests/strategies/test_tables.py::test_sync_servers_equal[3-2-short-adam-hashed]",
+        "tests/strategies/test_tables.py::test_sync_servers_equal[3-2-sgd-whole]",
+        "tests/strategies/test_tables.py::test_sync_servers_equal[3-2-adam-hashed]",
         "tests/strategies/test_tables.py::test_one_worker_without_a_queue_equals[ssp-sgd]",
     ):
         of[group(nodeid)].add(nodeid.partition("[")[2])
     assert sorted(map(sorted, of.values())) == [
         ["2]", "averaging-2]"],
-        ["3-2-short-adam-hashed]", "3-2-short-sgd-whole]"],
+        ["3-2-adam-hashed]", "3-2-sgd-whole]"],
         ["pserver_sync-4]"],
         ["ssp-sgd]"],
     ]
@@ -75,4 +75,4 @@ def test_launches_of_a_long_file_are_apart_and_the_longest_files_are_first() -> 
 
 
 def test_files_that_are_named_are_there() -> None:
-    assert [file for file in {*APART, *LONGEST} if not (ROOT / "tests" / file).is_file()] == []
+    assert [file for file in APART if not (ROOT / "tests" / file).is_file()] == []

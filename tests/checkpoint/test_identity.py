@@ -248,7 +248,8 @@ def test_what_a_callback_asked_for_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "starts"),
     [
-        ("one worker", (10, 14, 15)),
+        ("one worker", (10,)),
+        ("one worker", (14, 15)),
         ("local_sgd", (10,)),
         ("pserver_sync", (15,)),
         pytest.param("local_sgd", (14, 15), marks=pytest.mark.long),

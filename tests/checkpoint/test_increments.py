@@ -107,7 +107,7 @@ def test_each_checkpoint_is_what_the_server_was_whatever_becomes_of_the_others(
     """Checkpoints are given up and removed, rows come and go, and the server is started again from one of them."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power goes here
     kinds: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(4):
         draw, run = random.Random(seed), Run(tmp_path / str(seed), keep_last=seed % 3 + 1)
         for _ in range(25):
             for _ in range(draw.randrange(3)):
@@ -126,8 +126,8 @@ def test_each_checkpoint_is_what_the_server_was_whatever_becomes_of_the_others(
                 run.go_back(newest)
                 mine, truth = whole(run.table.state()), run.truths[store.about(newest).step]
                 assert all(torch.equal(mine[name], truth[name]) for name in truth)
-    assert kinds.pop("went back to an increment") > 2 and kinds.pop("went back to a full part") > 2
-    assert min(kinds.values()) > 20, kinds
+    assert kinds.pop("went back to an increment") and kinds.pop("went back to a full part")
+    assert min(kinds.values()) > 5, kinds
 
 
 def test_what_was_saved_is_linked_and_not_written_again(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_each_checkpoint_has_the_same_weights_and_states(runs: Path) -> None:
             assert all(torch.equal(one[name], two[name]) for name in one), folder
 
 
+@pytest.mark.all
 def test_a_run_goes_on_from_increments_bit_by_bit_and_with_other_servers(runs: Path, tmp_path: Path) -> None:
     step = store.step_of(of_increments(runs / "increments")[len(of_increments(runs / "increments")) // 2].name)
     back_at(runs / "increments", step, tmp_path / "same")

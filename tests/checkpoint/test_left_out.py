@@ -20,6 +20,7 @@ KINDS = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("option", KINDS)
 def test_what_they_left_out_is_said_to_be_lost_and_is_no_other_workers(option: str, tmp_path: Path) -> None:
     told = (*RUN, *KINDS[option], "data.global_batch_size=36", "verbosity=normal")

@@ -82,6 +82,7 @@ def test_state_before_a_validation_is_saved_also_while_the_averaged_weights_are_
         assert not torch.equal(model[0].weight, weights["0.weight"])
 
 
+@pytest.mark.all
 def test_workers_without_a_common_step_leave_a_validation_together_and_apply_each_batch_once(tmp_path: Path) -> None:
     command = (
         "strategy=pserver_async",

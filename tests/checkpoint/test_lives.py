@@ -24,6 +24,7 @@ MODES = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "case", [*list(MODES)[::2], *(pytest.param(case, marks=pytest.mark.long) for case in list(MODES)[1::2])]
 )

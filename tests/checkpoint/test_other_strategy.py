@@ -43,6 +43,7 @@ WORK = {
     "clicks, adamw, rowwise": (*CLICKS, "optimizer=adamw", "optimizer.sparse=rowwise_adagrad"),
 }
 WORKERS = ("strategy=collective", "launch.nproc=2")
+ALONE = ("strategy=single", "launch.nproc=1")
 SERVERS = ("strategy=pserver_sync", "strategy.slice_above=100", "launch.nproc=2", "launch.servers=2")
 
 
@@ -57,18 +58,16 @@ QUICK = ("clicks, adagrad",)
 @pytest.mark.parametrize(
     "work", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in WORK if name not in QUICK)]
 )
-def test_workers_and_servers_go_on_from_each_other(work: str, tmp_path: Path) -> None:
-    for name, told in (("workers", WORKERS), ("servers", SERVERS)):
-        run(tmp_path, *WORK[work], *ALIKE, *told, f"hydra.run.dir={name}")
-    for source, told, there in (
-        ("workers", SERVERS, "served"),
-        ("servers", ("strategy=single", "launch.nproc=1"), "alone"),
-    ):
-        back_at(tmp_path / source, 9, tmp_path / there)
-        run(tmp_path, *WORK[work], *ALIKE, *told, f"hydra.run.dir={there}", "resume=auto")
-        for file in ("model.safetensors", "model_ema.safetensors"):
-            if (tmp_path / source / file).is_file():
-                ours, theirs = (load_file(tmp_path / folder / file) for folder in (source, there))
-                assert ours.keys() == theirs.keys()
-                for name, value in ours.items():
-                    np.testing.assert_allclose(theirs[name], value, rtol=0, atol=1e-10, err_msg=f"{there} {name}")
+@pytest.mark.parametrize(("before", "after"), [(SERVERS, ALONE), (WORKERS, SERVERS)], ids=["alone", "served"])
+def test_workers_and_servers_go_on_from_each_other(
+    work: str, before: tuple[str, ...], after: tuple[str, ...], tmp_path: Path
+) -> None:
+    run(tmp_path, *WORK[work], *ALIKE, *before, "hydra.run.dir=before")
+    back_at(tmp_path / "before", 9, tmp_path / "after")
+    run(tmp_path, *WORK[work], *ALIKE, *after, "hydra.run.dir=after", "resume=auto")
+    for file in ("model.safetensors", "model_ema.safetensors"):
+        if (tmp_path / "before" / file).is_file():
+            ours, theirs = (load_file(tmp_path / folder / file) for folder in ("before", "after"))
+            assert ours.keys() == theirs.keys()
+            for name, value in ours.items():
+                np.testing.assert_allclose(theirs[name], value, rtol=0, atol=1e-10, err_msg=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -42,6 +43,7 @@ def run(folder: Path, *command: str) -> None:
     assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
 
 
+@pytest.mark.all
 def test_where_they_average_in_each_update_it_is_one_process_before_and_after(tmp_path: Path) -> None:
     """Momentum is linear in the gradient: the mean of the replicas moves as one process on the whole batch, and only if
     the mean of their momentum is handed on, too."""

@@ -28,6 +28,7 @@ def run(folder: Path, *command: str) -> None:
     assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
 
 
+@pytest.mark.all
 def test_sync_goes_on_with_other_workers_and_servers(tmp_path: Path) -> None:
     command = (
         *DIGITS,

@@ -51,6 +51,7 @@ def compare(tmp_path: Path, line: str, cache: Path | None = None) -> None:
     )
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", [pytest.param(m, marks=[pytest.mark.long] * (m != "pserver_async")) for m in MODES])
 def test_row_lookups_of_every_server_mode_stay_outside_the_compiled_graph(tmp_path: Path, mode: str) -> None:
     compare(tmp_path, f"{CLICKS} strategy={mode} launch.workers=1 launch.servers=2")

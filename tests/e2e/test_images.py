@@ -136,20 +136,12 @@ def test_shards_and_folder_of_the_same_images_give_the_same_run(pictures: Path, 
     assert losses(folder) == losses(tar)
 
 
-def test_reference_file_and_its_losses_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", [["optimizer=momentum"], ["optimizer=adagrad", "loss=squared_error"]], ids=" ".join)
+def test_reference_file_and_its_losses_run(extra: list[str], tmp_path: Path) -> None:
     path = mnist_json(tmp_path / "mnist.json.gz", (120, 40, 40))
-    for extra in (["optimizer=momentum"], ["optimizer=adagrad", "loss=squared_error"], ["optimizer=adam"]):
-        result, _ = run(
-            tmp_path,
-            extra[0][10:],
-            "+recipe=mnist_json",
-            f"data.path={path}",
-            "epochs=1",
-            "tracking=none",
-            "data.batch_size=50",
-            *extra,
-        )
-        assert result["samples"] == 120 and result["steps"] == 3, "the last partial batch is kept"
+    common = (f"data.path={path}", "epochs=1", "tracking=none", "data.batch_size=50")
+    result, _ = run(tmp_path, "run", "+recipe=mnist_json", *common, *extra)
+    assert result["samples"] == 120 and result["steps"] == 3, "the last partial batch is kept"
 
 
 def test_finetuning_starts_from_the_weights(pictures: Path, tmp_path: Path) -> None:
@@ -173,6 +165,7 @@ def test_finetuning_starts_from_the_weights(pictures: Path, tmp_path: Path) -> N
     assert trained["fc.weight"].shape == (3, 512)
 
 
+@pytest.mark.all
 def test_a_finetuned_backbone_learns_at_a_lower_rate(pictures: Path, tmp_path: Path) -> None:
     """Of one and the same gradient, from the pretrained weights: a tenth of the step, the head's as it was."""
     file = weights(tmp_path / "resnet18.pt", "resnet18")

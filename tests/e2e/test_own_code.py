@@ -89,7 +89,7 @@ def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None
     assert tracked.data.tags.get("trainer.ended", "") == ended
 
 
-@pytest.mark.parametrize("workers", [4])  # one worker: above; other shares: tests/metrics/test_user_metrics.py
+@pytest.mark.parametrize("workers", [2])  # one worker: above; other shares: tests/metrics/test_user_metrics.py
 def test_own_metrics_are_equal_for_every_number_of_workers(
     followed: tuple[Path, str], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +153,7 @@ def test_every_worker_is_told_in_order_and_all_stop_together(tmp_path: Path) -> 
     assert points(tmp_path / "run", "train/loss")[0] == pytest.approx(np.mean([losses[0][0], losses[1][0]]), abs=1e-6)
 
 
+@pytest.mark.all
 def test_workers_out_of_step_stop_at_the_next_validation(tmp_path: Path) -> None:
     result = package.run(
         [

@@ -75,6 +75,7 @@ def test_every_block_of_code_says_its_file_and_the_strategy_is_short(example: Pa
     assert len([line for line in code.splitlines() if line]) <= 43 and "..." not in code
 
 
+@pytest.mark.all
 def test_the_example_of_a_test_in_contributing_passes(tmp_path: Path) -> None:
     [code] = [code for language, code in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text()) if language == "python"]
     example: dict[str, Any] = {}

@@ -103,6 +103,7 @@ def test_flowers_are_trained_as_the_reference_reads_them(flowers: Path, tmp_path
     assert result.samples == 12 and not any(name.startswith("val/") for name in result.metrics)
 
 
+@pytest.mark.all
 def test_every_rank_reads_everything(flowers: Path, tmp_path: Path) -> None:
     """Two ranks that read the same images in the same order have the gradient of one."""
     losses = []
@@ -158,6 +159,7 @@ def test_mnist_lines_are_those_of_batches_0_200_400_of_each_epoch(tmp_path: Path
         assert read(run / "result.json")["samples"] == epochs * 120, "lines tell of some batches, and all count"
 
 
+@pytest.mark.all
 def test_mnist_on_two_devices_is_one_process_on_both_batches(tmp_path: Path) -> None:
     """Each worker reads every second sample of the epoch's order, and DDP takes the mean of their gradients."""
     path = mnist_json(tmp_path / "mnist.json.gz", (120, 20, 20))

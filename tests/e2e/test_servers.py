@@ -176,6 +176,7 @@ def test_every_mode_learns(tmp_path: Path, mode: str, extra: tuple[str, ...]) ->
         assert max(map(int, told["staleness"])) <= 2 * 2 + 1
 
 
+@pytest.mark.all
 def test_image_recipes_run_on_servers_as_well(tmp_path: Path) -> None:
     done = trainer(
         "+recipe=resnet50_flowers_demo",

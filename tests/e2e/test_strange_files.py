@@ -84,6 +84,7 @@ def test_a_table_is_written_whatever_lies_in_the_folder(trained: Path, tmp_path:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.all
 def test_an_image_that_breaks_in_training_is_one_sentence_with_two_workers_that_have_two_readers(
     tmp_path: Path,
 ) -> None:

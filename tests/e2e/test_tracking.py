@@ -247,6 +247,7 @@ def test_every_point_arrives_once_whatever_fails(tmp_path: Path, failures: dict[
     assert follower.position.sent_bytes == (tmp_path / "metrics.jsonl").read_text().rindex("\n") + 1
 
 
+@pytest.mark.all
 def test_a_server_killed_again_and_again_has_every_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real server, killed by SIGKILL while points are sent to it, started again, and asked at the end."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # as in the recorder's process

@@ -27,18 +27,9 @@ OWN = (
 
 def test_the_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     kept, without = tmp_path / "with", tmp_path / "without"
-    told = [*SMALL, "epochs=2", "ema.decay=0.9", "execution.log_every=4"]
-    package.run([*told, f"hydra.run.dir={kept}", "tracking=none"])
-    result = package.run(
-        [
-            *told,
-            f"hydra.run.dir={without}",
-            f"tracking.uri=sqlite:///{tmp_path}/mlflow.db",
-            "tracking.log_last_model=true",
-            "tracking.flush_timeout_s=600",
-            "validation=false",
-        ]
-    )
+    told = [*SMALL, "epochs=2", "ema.decay=0.9", "execution.log_every=4", "tracking=none"]
+    package.run([*told, f"hydra.run.dir={kept}"])
+    package.run([*told, f"hydra.run.dir={without}", "validation=false"])
     assert points(kept, "train/loss") == points(without, "train/loss")
     for name in ("model.safetensors", "model_ema.safetensors"):
         mine, other = load_file(kept / name), load_file(without / name)
@@ -48,14 +39,16 @@ def test_the_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     assert read(kept / "result.json")["validation"] is True
     assert not [name for name in told_of["metrics"] if name.startswith("val")] and not points(without, "val/loss")
     assert not (without / "checkpoints" / "best.safetensors").exists() and (without / "curves.png").stat().st_size
-    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    [model] = client.search_logged_models([result.experiment_id])
+
+
+@pytest.mark.all
+def test_the_model_at_the_end_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tracked = (f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "tracking.log_last_model=true")
+    told = [*SMALL, *tracked, "tracking.flush_timeout_s=600", "validation=false", "max_steps=2"]
+    result = package.run([*told, f"hydra.run.dir={tmp_path}/run"])
+    [model] = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_logged_models([result.experiment_id])
     assert model.name == "digits_lenet-last" and model.tags["trainer.which"] == "last"
-    assert "validation none (validation=false)" in " ".join(_plan(["validation=false"], tmp_path).split())
-
-
-def _plan(more: list[str], folder: Path) -> str:
-    return trainer(*SMALL, *more, "plan=true", "tracking=none", cwd=folder).stdout
+    assert "validation none (validation=false)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_workers_train_on_data_without_validation_samples(tmp_path: Path) -> None:
@@ -72,6 +65,7 @@ def test_data_without_validation_samples_are_refused_with_the_key(tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.all
 def test_a_callback_ends_workers_that_have_no_common_step(tmp_path: Path) -> None:
     recorder = "callbacks=[{_target_:tests.e2e.own_callbacks.Recorder,stop_at:2}]"
     done = trainer(

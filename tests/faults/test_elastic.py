@@ -14,7 +14,7 @@ import pytest
 from tests.faults.gate import WAITS
 from tests.faults.loopback import BASE, GATE, Loopback, loopback, same
 from tests.ledgers import applied
-from tests.pace import patient, wait_for
+from tests.pace import wait_for
 from tests.runs import family, kill, losses, read, trainer
 from tests.zygote import Started
 from trainer import run as run_here
@@ -85,6 +85,7 @@ def test_host_that_is_killed_is_missed_and_one_that_comes_later_is_let_in(
         assert read(hosts.run / "result.json")["restarts"] == 1, "who comes in is no restart"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("strategy", [pytest.param("collective", marks=pytest.mark.long), "local_sgd", "pserver_sync"])
 def test_host_that_gets_sigterm_leaves_and_loses_nothing(
     strategy: str, tmp_path: Path, by_one_worker: list[tuple[int, float]]
@@ -248,26 +249,7 @@ def writes(process: psutil.Process, log: Path) -> bool:
         return False
 
 
-@pytest.mark.long
-def test_too_few_hosts_are_waited_for_and_then_the_run_ends_with_how_to_go_on(tmp_path: Path) -> None:
-    within = patient(8)
-    with loopback(
-        tmp_path, *ELASTIC, "launch.nnodes=2:3", f"launch.timeout_s={within}", "launch.join_s=1", GATE.format(AT, "")
-    ) as hosts:
-        first, second = together(hosts, 0, 1)
-        lose_power(second)
-        hosts.go()
-        assert first.wait(LONG) == 1, hosts.all_screens()
-        lines = hosts.screen(0).splitlines()
-        assert (
-            f"1 host is there, and launch.nnodes=2:3 needs 2: no more came within {within:g} s (launch.timeout_s)"
-            in hosts.screen(0)
-        )
-        assert lines[-1].startswith("resume    python -m trainer +recipe=digits_lenet") and lines[-1].endswith(
-            " resume=auto"
-        )
-
-
+@pytest.mark.all
 def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -> None:
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", GATE.format(AT, "")) as hosts:
         first, second = together(hosts, 0, 1)
@@ -278,6 +260,7 @@ def test_run_ends_with_host_0_and_the_others_tell_how_to_go_on(tmp_path: Path) -
         assert hosts.screen(1).splitlines()[-1].endswith(" resume=auto")
 
 
+@pytest.mark.all
 def test_own_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
     broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
     with loopback(tmp_path, *ELASTIC, "launch.nnodes=1:2", *broken) as hosts:

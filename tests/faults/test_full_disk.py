@@ -74,6 +74,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(
     assert not list((small / "run").rglob(".*-*"))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("how", CASES)
 def test_a_disk_that_stays_full_ends_the_run_by_a_sentence_and_it_goes_on_later(
     how: str, small: Path, undisturbed: Callable[[str], Path]

@@ -14,6 +14,7 @@ from tests.pace import wait_for
 from tests.runs import losses, read
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("whom", "number"),
     [((1,), signal.SIGTERM), ((0,), signal.SIGUSR1), pytest.param((0, 1), signal.SIGTERM, marks=pytest.mark.long)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,37 +165,7 @@ def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str,
     assert (run / "checkpoints" / "persistables" / "COMPLETE").is_file()
 
 
-@pytest.mark.long
-def test_first_worker_that_wakes_leaves_alone_what_another_one_has_saved_in_its_place(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done = trainer(
-        *(o for o in BASE if not o.startswith("launch.")),
-        "strategy=pserver_async",
-        "epochs=1",
-        "limit_train_batches=3",
-        "model._target_=tests.faults.waking.Waking",
-        f"+model.run={run}",
-        "strategy.lost_after_s=3",
-        "launch.nproc=2",
-        "launch.max_restarts=0",
-        cwd=tmp_path,
-        timeout=600,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    assert (run / "awake").exists() and list(read(run / "result.json")["lost_workers"]) == ["0"]
-    assert {path.name for path in (run / "checkpoints").glob("persistables*")} == {"persistables"}
-
-
-def test_lost_work_is_dropped_where_that_is_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_async", "data.on_lost_worker=drop", GATES) as (process, run, everybody):
-        member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
-        let_go(run, "first", "second")
-        ended(process, tmp_path, 0)
-    told = served(run)
-    assert told["leases_taken_over"] == 0 and list(told["lost"]) == ["1"]
-    assert EPOCHS * PER_EPOCH * 0.8 < told["pushes"] <= EPOCHS * PER_EPOCH
-
-
+@pytest.mark.all
 def test_stopped_worker_is_ended_before_others_do_its_work(tmp_path: Path) -> None:
     """It cannot wake, and go on with what another worker does in its place by then."""
     silence = patient(2)
@@ -236,69 +205,6 @@ def test_another_process_takes_the_place_of_a_stopped_worker(tmp_path: Path) -> 
     assert served(run)["pushes"] == EPOCHS * PER_EPOCH
 
 
-@pytest.mark.all
-def test_worker_that_wakes_before_its_launcher_is_refused(tmp_path: Path) -> None:
-    """As on a host that was suspended while others went on."""
-    silence = patient(2)
-    with running(tmp_path, "strategy=pserver_async", f"strategy.lost_after_s={silence}", GATES) as (
-        process,
-        run,
-        everybody,
-    ):
-        sleeper, launcher = member(run, "workerlog.1", everybody), psutil.Process(process.pid)
-        launcher.suspend()
-        sleeper.suspend()
-        log = run / "serverlog.0"
-        wait_for(lambda: "worker 1 is lost: nothing was heard" in log.read_text(), 30 + silence, "it is declared lost")
-        seen = len(points(run, "train/loss"))
-        let_go(run, "first")
-        wait_for(lambda: len(points(run, "train/loss")) > seen, 15, "the others go on")
-        sleeper.resume()
-        wait_for(lambda: not alive([sleeper]), 30, "the woken worker ends")
-        launcher.resume()
-        let_go(run, "second")
-        ended(process, tmp_path, 0, 120)
-    assert "ATTENTION" in screen(tmp_path)
-    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
-    told = served(run)
-    assert told["fenced"] >= 1 and told["pushes"] == EPOCHS * PER_EPOCH
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_server_that_was_stopped_for_long_loses_nobody(tmp_path: Path, servers: int) -> None:
-    """It has heard of nobody in that time, which is not the workers' silence."""
-    silence = patient(2)
-    options = ("strategy=pserver_async", f"launch.servers={servers}", f"strategy.lost_after_s={silence}", GATES)
-    with running(tmp_path, *options) as (process, run, everybody):
-        stopped = member(run, f"serverlog.{servers - 1}", everybody)
-        stopped.send_signal(signal.SIGSTOP)
-        let_go(run, "first", "second")  # nobody gets to the end without its server
-        time.sleep(1.5 * silence)
-        stopped.send_signal(signal.SIGCONT)
-        ended(process, tmp_path, 0, 120)
-    result = read(run / "result.json")
-    assert result["status"] == "done" and result["lost_workers"] == {}
-    for number in range(servers):
-        told = served(run, number)
-        assert told["lost"] == {} and told["fenced"] == 0 and told["pushes"] == EPOCHS * PER_EPOCH
-
-
-@pytest.mark.long
-def test_run_ends_without_a_worker_that_stays_stopped(tmp_path: Path) -> None:
-    silence = patient(2)
-    with running(tmp_path, "strategy=pserver_geo", f"strategy.lost_after_s={silence}", GATES) as (
-        process,
-        run,
-        everybody,
-    ):
-        member(run, "workerlog.1", everybody).send_signal(signal.SIGSTOP)
-        let_go(run, "first", "second")
-        ended(process, tmp_path, 0)
-    assert f"worker 1 was lost and is ended: nothing was heard of it for {silence:g} s" in screen(tmp_path)
-    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
-
-
 def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
     with running(tmp_path, "strategy=pserver_sync", "epochs=1000") as (process, run, everybody):
         member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
@@ -307,20 +213,7 @@ def test_sync_run_stops_and_names_the_killed_worker(tmp_path: Path) -> None:
     assert "Traceback" not in screen(tmp_path)
 
 
-def test_sync_run_goes_on_without_a_killed_worker_where_that_is_asked_for(tmp_path: Path) -> None:
-    with running(tmp_path, "strategy=pserver_sync", "strategy.on_lost_worker=continue", GATES) as (
-        process,
-        run,
-        everybody,
-    ):
-        member(run, "workerlog.1", everybody).send_signal(signal.SIGKILL)
-        let_go(run, "first", "second")
-        ended(process, tmp_path, 0)
-    assert list(read(run / "result.json")["lost_workers"]) == ["1"]
-    assert read(run / "result.json")["samples"] == served(run)["pushes"] * 8
-    assert (run / "model.safetensors").is_file()
-
-
+@pytest.mark.all
 @pytest.mark.parametrize(
     "how", [signal.SIGKILL, pytest.param(signal.SIGABRT, marks=pytest.mark.long)], ids=lambda s: s.name
 )
@@ -332,6 +225,7 @@ def test_run_without_its_server_ends_and_names_it(tmp_path: Path, how: signal.Si
     assert "Traceback" not in screen(tmp_path)
 
 
+@pytest.mark.all
 def test_run_with_servers_ends_whole_when_its_parent_is_ended(tmp_path: Path) -> None:
     with running(tmp_path, "strategy=pserver_async", "launch.servers=2", "epochs=1000", "checkpoint=none") as (
         process,

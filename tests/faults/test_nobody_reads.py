@@ -57,6 +57,7 @@ def test_command_fails_whose_answer_a_full_disk_does_not_take(command: tuple[str
     )
 
 
+@pytest.mark.all
 def test_command_is_content_with_a_reader_who_leaves(tmp_path: Path) -> None:
     reader, screen = os.pipe()
     os.close(reader)

@@ -99,6 +99,7 @@ def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
     assert losses(resumed(tmp_path, line.replace("resume=auto", "tracking=none resume=auto"))) == undisturbed
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("launch", [pytest.param("in_process", marks=pytest.mark.long), "forkserver"])
 def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_scheduler_may_begin_it_again(
     tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
@@ -159,6 +160,7 @@ def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_pa
     assert (run / "checkpoints" / "step-000000016" / "worker-1.safetensors").is_file(), screen
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mode", "number"), [pytest.param("async", signal.SIGTERM, marks=pytest.mark.long), ("sync", signal.SIGUSR1)]
 )
@@ -192,6 +194,7 @@ def test_signal_to_the_whole_process_group_takes_no_update_from_a_server(
         assert (every.total() or len(ledger.read_text().splitlines()[1:])) == 2 * 3 * 12
 
 
+@pytest.mark.all
 def test_worker_alone_that_gets_the_signal_passes_it_on(tmp_path: Path) -> None:
     with at_the_gate(tmp_path, "launch.nproc=2", "tracking=none") as (process, run):
         worker = next(p for p in family(process.pid) if writes(p, run / "workerlog.1"))
@@ -225,6 +228,7 @@ def test_grace_time_ends_a_run_that_does_not_come_to_its_checkpoint(tmp_path: Pa
     assert screen[-1].startswith("resume ") and screen[-1].endswith(" resume=auto")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("overrides", [["checkpoint=none"], []], ids=["no checkpoints", "Ctrl-C"])
 def test_as_ever_without_checkpoints_and_by_ctrl_c(tmp_path: Path, overrides: list[str]) -> None:
     with at_the_gate(tmp_path, "tracking=none", *overrides) as (process, run):

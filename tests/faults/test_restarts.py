@@ -126,6 +126,7 @@ def test_worker_alone_is_started_again_from_the_beginning_without_a_checkpoint(t
     assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, 21))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("at", "most", "restarts", "why"),
     [
@@ -151,6 +152,7 @@ def test_deaths_that_repeat_end_the_run(tmp_path: Path, at: str, most: int, rest
     assert read(tmp_path / "run" / "result.json")["restarts"] == restarts
 
 
+@pytest.mark.all
 def test_error_of_its_own_is_no_death(tmp_path: Path) -> None:
     done = trainer(
         *BASE,
@@ -228,6 +230,7 @@ def test_stopped_process_that_the_others_miss_before_the_launcher_does_is_named_
     assert [loss for _, loss in losses(run)] == pytest.approx([loss for _, loss in undisturbed], rel=1e-4)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("rank", "launch"), [(1, TWO), pytest.param(0, "launch=forkserver", marks=pytest.mark.long)])
 def test_worker_that_is_stuck_is_named_with_where_it_is(tmp_path: Path, rank: int, launch: str) -> None:
     done = trainer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest
 
 from tests.checkpoint.test_identity import check_equal
 from tests.faults.gate import WAITS
-from tests.faults.half import LAST
 from tests.faults.held_up import held_up
 from tests.faults.test_lost import check_curves, member, screen
 from tests.ledgers import applied
-from tests.pace import patient, wait_for
+from tests.pace import wait_for
 from tests.runs import points, read, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
@@ -56,17 +54,13 @@ WORK = 80
 
 
 @contextmanager
-def at_the_gate(
-    folder: Path, *overrides: str, rank: int = 0, checkpoint: bool = True
-) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
-    """A run of which that worker waits in its update ``AT``; a checkpoint is there, if one is wanted."""
+def at_the_gate(folder: Path, *overrides: str, rank: int = 0) -> Iterator[tuple[Started, Path, list[psutil.Process]]]:
+    """A run of which that worker waits in its update ``AT``; there is a checkpoint."""
 
     def waits(run: Path) -> bool:
-        log = run / f"workerlog.{rank}"
-        there = (
-            log.exists() and WAITS in log.read_text()
-        )  # its batches are numbered by epoch, and the other worker may be faster
-        return (there and not checkpoint) or (there and any((run / "checkpoints").glob("step-*[0-9]/COMPLETE")))
+        log = run / f"workerlog.{rank}"  # its batches are numbered by epoch, and the other worker may be faster
+        there = log.exists() and WAITS in log.read_text()
+        return there and any((run / "checkpoints").glob("step-*[0-9]/COMPLETE"))
 
     with held_up(folder, waits, *BASE, GATE.format(rank=rank), *overrides, ends_s=120) as started:
         yield started
@@ -77,11 +71,6 @@ def check_ledgers(run: Path, servers: int = 2, work: int = 2 * WORK) -> None:
     for server in range(servers):
         found = applied(run / f"ledger.{server}.tsv")
         assert sum(found.values()) == len(found) == work, found.most_common(3)
-
-
-def pushes(run: Path, server: int) -> set[tuple[str, ...]]:
-    """Worker and number of each push in a server's ledger."""
-    return {tuple(line.split("\t")[:2]) for line in (run / f"ledger.{server}.tsv").read_text().splitlines()[1:]}
 
 
 def noted(run: Path, rank: int) -> dict[str, Any]:
@@ -130,6 +119,7 @@ def test_sync_ends_with_the_numbers_of_an_undisturbed_run_when_a_server_is_kille
         check_equal(tmp_path / "undisturbed" / "run", run)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
 def test_every_server_has_the_work_of_an_undisturbed_run_when_a_server_is_killed(tmp_path: Path, mode: str) -> None:
     """Without a common step the numbers differ from run to run; the ledgers of two runs have the same batches."""
@@ -143,37 +133,6 @@ def test_every_server_has_the_work_of_an_undisturbed_run_when_a_server_is_killed
         same, disturbed = (read(r / "result.json") for r in (tmp_path / "undisturbed" / "run", run))
         assert disturbed["samples"] == same["samples"]
         check_curves(run)
-
-
-def test_all_begin_anew_when_a_server_is_killed_before_there_is_a_checkpoint(tmp_path: Path) -> None:
-    never = ("checkpoint.every_steps=null", "checkpoint.every_minutes=null", "checkpoint.every_epochs=2")
-    with at_the_gate(tmp_path, *MODES["async"], *never, checkpoint=False) as (process, run, everybody):
-        member(run, "serverlog.1", everybody).kill()
-        wait_for(lambda: len(json.loads((run / "lives.json").read_text())) == 2, 60, "the next life begins")
-        (run / "go").touch()
-    told = screen(tmp_path)
-    assert process.returncode == 0, told
-    assert "restart 1 of 3: all processes are started again, from the beginning: there is no checkpoint yet" in told
-    check_ledgers(run)
-
-
-@pytest.mark.long
-def test_all_go_back_to_the_checkpoint_when_a_server_of_async_is_stopped(tmp_path: Path) -> None:
-    with at_the_gate(tmp_path, *MODES["async"], f"strategy.timeout_s={patient(4)}") as (process, run, everybody):
-        member(run, "serverlog.1", everybody).send_signal(signal.SIGSTOP)
-        (run / "go").touch()
-    told, result = screen(tmp_path), read(run / "result.json")
-    assert process.returncode == 0, told
-    assert re.search(
-        (
-            r"ATTENTION: server 1 does not even answer: it is stopped, after \d+ updates; worker \d: server 1 did "
-            r"not answer"
-        ),
-        told,
-    ), told
-    assert re.search(r"restart 1 of 3: all processes are started again, from step-\d+", told), told
-    assert (result["restarts"], result["lost_workers"]) == (1, {})
-    check_ledgers(run)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +164,6 @@ def test_worker_that_was_killed_takes_part_again(tmp_path: Path, mode: str, rank
     check_ledgers(run, work=3 * WORK)
     assert result["samples"] == 3 * WORK * 8, "also what it had trained before it died"
     check_curves(run)
-
-
-@pytest.mark.parametrize("mode", ["ssp", "geo"])
-def test_work_of_a_worker_that_dies_between_the_halves_of_a_push_counts_once_at_both_servers(
-    tmp_path: Path, mode: str
-) -> None:
-    halfway = f"strategy._target_=tests.faults.half.{mode.capitalize()}"
-    done = trainer(*BASE, *MODES[mode], halfway, "limit_train_batches=20", "epochs=1", cwd=tmp_path)
-    run, half = tmp_path / "run", ("1", str(LAST))
-    assert done.returncode == 0, done.stdout
-    assert "ATTENTION: worker 1 was killed by SIGKILL" in done.stdout
-    assert half in pushes(run, 0) and half not in pushes(run, 1)
-    check_ledgers(run, work=40)
 
 
 @pytest.mark.all

@@ -11,32 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.checkpoint.test_identity import back_at, check_equal
 from tests.faults.slow_disk import GO
 from tests.faults.test_lost import member, screen
-from tests.faults.test_returns import WORK, check_ledgers
+from tests.faults.test_returns import BASE, WORK, check_ledgers
 from tests.pace import wait_for
-from tests.runs import alive, family, kill, points, read, start, trainer
+from tests.runs import alive, family, kill, read, start, trainer
 from tests.zygote import Started
 from trainer.checkpoint import store
 
-BASE = (
-    "+recipe=digits_lenet",
-    "data.batch_size=8",
-    "limit_train_batches=40",
-    "limit_val_batches=3",
-    "epochs=2",
-    "execution.log_every=1",
-    "execution.threads=1",
-    "optimizer.lr=0.001",
-    "launch.nproc=2",
-    "launch.servers=2",
-    "strategy.ledger=true",
-    "strategy.persistables=false",
-    "checkpoint.every_steps=8",
-    "tracking=none",
-    "hydra.run.dir=run",
-)
 MODES = {
     "async": ("strategy=pserver_async", "strategy._target_=tests.faults.slow_disk.Async", "data.lease_batches=4"),
     "geo": (
@@ -118,21 +100,6 @@ def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mod
     }
 
 
-def test_what_is_written_behind_the_training_is_what_the_parameters_were(tmp_path: Path) -> None:
-    """Sync, bit by bit: a run that goes on from such a checkpoint ends as the one that was not interrupted."""
-    every = ("checkpoint.every_steps=9", "checkpoint.keep_last=99", "strategy.ledger=false")
-    with held(tmp_path, "sync", *every) as (process, run):
-        wait_for(lambda: len(points(run, "train/loss")) >= 12, 60, "the training goes on")
-        (run / GO).touch()
-    assert process.returncode == 0, screen(tmp_path)
-    (tmp_path / "again").mkdir()
-    back_at(run, 9, tmp_path / "again" / "run")
-    (tmp_path / "again" / "run" / GO).touch()
-    ended = trainer(*BASE, *MODES["sync"], *every, "resume=auto", cwd=tmp_path / "again")
-    assert ended.returncode == 0, ended.stderr
-    check_equal(run, tmp_path / "again" / "run")
-
-
 def test_a_copy_that_is_killed_is_told_and_the_next_checkpoint_is_written(tmp_path: Path) -> None:
     with held(tmp_path, "async") as (process, run):
         copy_of(run, 1).kill()
@@ -147,6 +114,7 @@ def test_a_copy_that_is_killed_is_told_and_the_next_checkpoint_is_written(tmp_pa
     check_ledgers(run)
 
 
+@pytest.mark.all
 def test_a_server_that_dies_while_its_copy_writes_takes_the_copy_with_it(tmp_path: Path) -> None:
     """There is no checkpoint before: all begin anew. The one that was half written is never taken."""
     with held(tmp_path, "async") as (process, run):
@@ -162,6 +130,7 @@ def test_a_server_that_dies_while_its_copy_writes_takes_the_copy_with_it(tmp_pat
     check_ledgers(run)
 
 
+@pytest.mark.all
 def test_a_launcher_that_is_killed_takes_the_copies_with_it_and_the_run_goes_on(tmp_path: Path) -> None:
     with held(tmp_path, "async") as (process, run):
         copies = [copy_of(run, server) for server in range(2)]
@@ -175,6 +144,7 @@ def test_a_launcher_that_is_killed_takes_the_copies_with_it_and_the_run_goes_on(
     check_ledgers(run)
 
 
+@pytest.mark.all
 def test_preemption_waits_for_the_copies(tmp_path: Path) -> None:
     gate = PAST.format(10)
     with held(tmp_path, "async", gate) as (process, run):

@@ -142,6 +142,7 @@ def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_n
     assert reached == ""
 
 
+@pytest.mark.all
 @needs_root
 def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_nothing(
     common: Path, tmp_path: Path
@@ -169,6 +170,7 @@ def test_stranger_who_writes_into_the_store_of_commands_on_one_machine_changes_n
     assert "lost/worker/1 in the launcher's store is not of this run and is ignored" in said
 
 
+@pytest.mark.all
 def test_launcher_of_workers_that_are_all_called_lost_ends_soon(common: Path, tmp_path: Path) -> None:
     """Where processes may be started again, they would be."""
     run = start(

@@ -142,19 +142,34 @@ def test_each_log_holds_both_streams_of_its_process_alone_and_the_first_is_shown
     assert "loudly" not in screen.err
 
 
-def test_rank_that_raises_ends_the_job_with_its_own_error_and_log(tmp_path: Path) -> None:
-    message = failure("raises", tmp_path)
-    assert message.startswith("worker 1:\n")
-    assert "ValueError: batch 3 is broken" in message
-    assert 'tests/launch/entries.py", line' in message and "in _read_batch" in message
-    assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}")
-    assert "worker 1 was here" in (tmp_path / "workerlog.1").read_text()
-    assert "worker 0" not in message and "worker 2" not in message
+IN_WORDS = ("the disk is full\n  and a second line", "data.root=x: is empty. Type instead: data.root=y")
+ENDS: list[tuple[str, Any, str, tuple[str, ...]]] = [
+    ("raises", None, "worker 1:\n", ("ValueError: batch 3 is broken", 'entries.py", line', "in _read_batch")),
+    ("raises_and_stays", None, "worker 1:\n", ("ValueError: batch 4 is broken",)),
+    ("fails_in_words", "RunFailed", f"worker 1: {IN_WORDS[0]}\n  its log: ", ()),
+    ("fails_in_words", "UserError", f"worker 1: {IN_WORDS[1]}\n  its log: ", ()),
+    ("killed", int(signal.SIGKILL), "worker 1 was killed by SIGKILL", ("worker 1 trains", "out of memory?")),
+    ("killed", int(signal.SIGABRT), "worker 1 was killed by SIGABRT", ("(most recent call first)",)),
+    ("crashes", None, "worker 1 was killed by SIGSEGV", ()),
+    ("aborts", None, "worker 1 was killed by SIGABRT", ("gloo::IoException", "Connection reset by peer", "in inside")),
+    ("exits", 7, "worker 1 ended with exit code 7", ("the last words",)),
+    ("exits", 0, "worker 1 ended with exit code 0, before it had done its work", ()),
+    ("leaves_early", 0, "worker 1", ("SystemExit: 0",)),  # it was taken for the end of its work
+    ("leaves_early", 3, "worker 1", ("SystemExit: 3",)),
+]
 
 
-def test_rank_that_raises_and_does_not_end_ends_the_job_too(tmp_path: Path) -> None:
-    message = failure("raises_and_stays", tmp_path)
-    assert message.startswith("worker 1:\n") and "ValueError: batch 4 is broken" in message
+@pytest.mark.parametrize(
+    ("how", "payload", "begins", "says"), ENDS, ids=[f"{how} {payload}" for how, payload, *_ in ENDS]
+)
+def test_rank_that_fails_ends_the_job_and_is_named_with_its_own_error_and_log(
+    how: str, payload: Any, begins: str, says: tuple[str, ...], tmp_path: Path
+) -> None:
+    message = failure(how, tmp_path, payload)
+    assert message.startswith(begins) and all(part in message for part in says), message
+    assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}") and len(message.splitlines()) < 25
+    assert "worker 0" not in message and "worker 2" not in message, "who has lost it"
+    assert how != "raises" or "worker 1 was here" in (tmp_path / "workerlog.1").read_text()
 
 
 @pytest.mark.parametrize("apart", [True, False])
@@ -175,61 +190,10 @@ def test_rank_that_has_done_its_work_and_does_not_end_is_no_failure(
     assert "worker 1 has done its work, and does not end within 2 s: it is killed" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("RunFailed", "the disk is full\n  and a second line"),
-        ("UserError", "data.root=x: is empty. Type instead: data.root=y"),
-    ],
-)
-def test_error_in_words_comes_without_a_traceback(tmp_path: Path, kind: str, words: str) -> None:
-    message = failure("fails_in_words", tmp_path, kind)
-    assert message == f"worker 1: {words}\n  its log: {tmp_path / 'workerlog.1'}"
-
-
 def test_cause_is_named_and_not_its_echo_in_the_same_second(tmp_path: Path) -> None:
     message = failure("echoes", tmp_path, roles=[workers("echoes")])
     assert message.startswith("worker 1:") and "the cause" in message
     assert "an echo" not in message
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT], ids=lambda n: n.name)
-def test_rank_that_is_killed_is_named_with_the_signal_and_not_those_who_lost_it(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    message = failure("killed", tmp_path, int(number))
-    assert message.startswith(f"worker 1 was killed by {number.name}")
-    last_words = "worker 1 trains" if number == signal.SIGKILL else "(most recent call first)"
-    assert last_words in message, "the end of its log helps"
-    assert message.endswith(f"its log: {tmp_path / 'workerlog.1'}")
-    assert ("out of memory?" in message) == (number == signal.SIGKILL)
-
-
-def test_crash_below_python_is_named(tmp_path: Path) -> None:
-    assert failure("crashes", tmp_path).startswith("worker 1 was killed by SIGSEGV")
-
-
-def test_crash_of_a_library_is_told_with_its_reason_and_the_innermost_call(tmp_path: Path) -> None:
-    message = failure("aborts", tmp_path)
-    assert message.startswith("worker 1 was killed by SIGABRT")
-    assert "gloo::IoException" in message and "Connection reset by peer" in message and "in inside" in message
-    assert len(message.splitlines()) < 25
-
-
-def test_rank_that_exits_is_named_with_its_code_and_last_words(tmp_path: Path) -> None:
-    message = failure("exits", tmp_path, 7)
-    assert message.startswith("worker 1 ended with exit code 7") and "the last words" in message
-
-
-def test_rank_that_leaves_without_having_done_its_work_has_failed(tmp_path: Path) -> None:
-    message = failure("exits", tmp_path, 0)
-    assert message.startswith("worker 1 ended with exit code 0, before it had done its work")
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_rank_whose_own_code_ends_the_process_has_failed(code: int, tmp_path: Path) -> None:
-    """Code 0 was taken for the end of its work, and the others waited for it."""
-    assert f"SystemExit: {code}" in failure("leaves_early", tmp_path, code)
 
 
 def test_what_a_rank_says_of_its_failure_is_both_ends_of_a_long_text() -> None:

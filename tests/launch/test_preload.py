@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.runs import environment
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import DataConfig, SchedulerConfig
@@ -36,6 +38,7 @@ def asked(folder: Path, names: list[str], preloaded: list[str]) -> dict[str, lis
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
+@pytest.mark.all
 def test_workers_find_imported_what_was_asked_for_and_what_an_optimizer_needs(tmp_path: Path) -> None:
     (tmp_path / "of_the_users.py").write_text("")
     (tmp_path / "broken.py").write_text("raise ValueError('where it is needed, and not in the forkserver')")

@@ -181,6 +181,7 @@ def processes_of(log: Path, among: Sequence[Started]) -> list[psutil.Process]:
     return [child for child in found if Path(f"/proc/{child.pid}/fd/1").resolve() == log.resolve()]
 
 
+@pytest.mark.all
 def test_server_that_dies_ends_all_commands_and_is_named(tmp_path: Path) -> None:
     mine = commands(tmp_path, 2, 1)
     for who in ("worker 0", "worker 1", "server 0"):
@@ -246,6 +247,7 @@ def test_worker_that_died_cannot_come_back_and_the_others_end_without_it(tmp_pat
     assert result["metrics"]["val/loss"] > 0
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("who", ["worker 0", pytest.param("worker 1", marks=pytest.mark.long), "server 0"])
 def test_sigterm_to_one_command_is_a_checkpoint_of_all_and_the_run_goes_on_from_it(tmp_path: Path, who: str) -> None:
     mine = commands(tmp_path, 2, 1)

@@ -111,16 +111,6 @@ def test_only_server_on_host_1_gives_the_results_of_one_host(hosts: Hosts, on_on
 
 
 @pytest.mark.all
-def test_servers_on_both_hosts_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
-    started = both(hosts_6, "strategy=pserver_sync", "launch.servers=2", ips(ADDRESSES_6))
-    assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
-    assert_same_metrics(hosts_6, on_one_host)
-    assert f"[{ADDRESSES_6[0]}]:29500" in hosts_6.screen(0)
-    said = (hosts_6.at(1) / "run" / "serverlog.1").read_text()
-    assert f"server 1 listens at tcp://[{ADDRESSES_6[1]}]:" in said
-
-
-@pytest.mark.all
 def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> None:
     started = both(hosts_6, "strategy=collective", ips(ADDRESSES_6))
     assert ended(hosts_6, started) == [0, 0], hosts_6.screen(0) + hosts_6.screen(1)
@@ -163,24 +153,15 @@ def test_processes_by_their_own_commands_on_two_hosts_over_ipv6(
     assert read(hosts_6.at(0) / "run" / "result.json")["status"] == "done"
 
 
-@pytest.mark.all
-def test_server_that_dies_on_host_1_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts) -> None:
+@pytest.mark.parametrize("host", [0, 1])
+def test_server_that_dies_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts, host: int) -> None:
     started = both(hosts, *LONG, "strategy=pserver_async", "launch.servers=2", "launch.server_hosts=all", ips())
     wait_until_they_train(hosts, started)
-    killed = process_of(hosts, 1, "server 1")
-    killed.kill()
+    process_of(hosts, host, f"server {host}").kill()
     assert ended(hosts, started) == [1, 1], hosts.screen(0) + hosts.screen(1)
-    assert "server 1 was killed by SIGKILL" in hosts.screen(1)
-    assert f"host 1 ({ADDRESSES[1]}) has ended the run: server 1 was killed by SIGKILL" in hosts.screen(0)
-    wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
-
-
-def test_server_that_dies_on_host_0_ends_the_run_on_all_hosts_and_is_named(hosts: Hosts) -> None:
-    started = both(hosts, *LONG, "strategy=pserver_async", "launch.servers=2", ips())
-    wait_until_they_train(hosts, started)
-    process_of(hosts, 0, "server 0").kill()
-    assert ended(hosts, started) == [1, 1], hosts.screen(0) + hosts.screen(1)
-    assert f"host 0 ({ADDRESSES[0]}) has ended the run: server 0 was killed by SIGKILL" in hosts.screen(1)
+    death = f"server {host} was killed by SIGKILL"
+    assert death in hosts.screen(host)
+    assert f"host {host} ({ADDRESSES[host]}) has ended the run: {death}" in hosts.screen(1 - host)
     wait_for(lambda: not hosts.running(), ENDS_WITHIN_S, "all processes end")
 
 

@@ -122,6 +122,7 @@ def test_servers_of_ones_own_launcher_leave_what_they_did(tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.all
 def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path: Path) -> None:
     broken = ("model._target_=tests.e2e.own_models.Breaks", "~model.in_channels", "~model.image_size", "+model.rank=1")
     done = trainer(*DIGITS, *LONG, *broken, OWN, "launch.nproc=2", cwd=tmp_path, spares=2)
@@ -129,6 +130,7 @@ def test_worker_that_breaks_is_shown_with_its_error_and_the_others_end(tmp_path:
     assert "the model broke on purpose" in done.stdout + done.stderr
 
 
+@pytest.mark.all
 def test_worker_that_is_killed_takes_all_others_along_and_nobody_sees_the_config(tmp_path: Path) -> None:
     run = start_afresh(
         *DIGITS,
@@ -156,6 +158,7 @@ def test_worker_that_is_killed_takes_all_others_along_and_nobody_sees_the_config
     wait_for(lambda: not alive(everybody), 60, "all processes end")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_launcher_that_is_ended_takes_its_commands_along(number: signal.Signals, code: int, tmp_path: Path) -> None:
     run = start(*DIGITS, *LONG, OWN, "launch.nproc=2", cwd=tmp_path, spares=2)

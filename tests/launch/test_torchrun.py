@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.faults.stranger import Bomb
-from tests.runs import ROOT, environment
+from tests.runs import start
 from trainer.errors import RunFailed, UserError
 from trainer.launch import torchrun
 from trainer.launch.torchrun_handover import SECRET, InFolder, Sealed, agents_folder, handover
@@ -58,18 +56,12 @@ def test_stranger_who_writes_into_the_store_runs_no_code(agents: Path, hosts: in
     for key in ("payload", "handover", "stop"):  # the trainer's part of torchrun's store
         store.set(f"trainer/{key}", pickle.dumps(Bomb(str(marker))))  # type: ignore[arg-type]
     extra = {"WORLD_SIZE": str(2 * hosts), "MASTER_PORT": str(store.port), SECRET: GOOD if hosts > 1 else ""}
-    rank = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "+recipe=digits_lenet"],
-        cwd=agents,
-        text=True,
-        env=environment(**ranks_environment(agents, **extra), PYTHONPATH=str(ROOT)),
-        stderr=subprocess.PIPE,
-    )
+    rank = start("+recipe=digits_lenet", cwd=agents, **ranks_environment(agents, **extra))
     if hosts == 1:  # it waits for rank 0's file, whatever the store says
         InFolder(agents / "attempt_0").stop("not today")
-    _, said = rank.communicate(timeout=1200)
+    code, said = rank.wait(1200), (agents / "screen.txt").read_text()
     assert not marker.exists(), f"code of a stranger ran as {marker.read_text()}"
-    assert rank.returncode == (1 if hosts > 1 else 2)
+    assert code == (1 if hosts > 1 else 2)
     assert ("is not from rank 0 of this run" in said) == (hosts > 1) and "Traceback" not in said
 
 

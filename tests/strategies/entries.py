@@ -400,28 +400,6 @@ def through(norm: nn.Module, inputs: torch.Tensor, weights: torch.Tensor) -> tup
     return outputs, gradients
 
 
-def traced(seat: Seat, payload: dict[str, Any]) -> list[tuple[str, float, int]]:
-    """An epoch in which worker 0 is slow: when each step began and ended, by one clock, and this worker's steps done
-    then."""
-    with taking_part(seat, payload) as run:
-        strategy, events = run.strategy, []
-        prepare, update = strategy.prepare, strategy.step
-
-        def begin(batch: Any) -> None:
-            prepare(batch)
-            events.append(("begin", time.monotonic(), len(events) // 2))
-            time.sleep(0.02 if seat.rank == 0 else 0.001)
-
-        def end(samples: int) -> None:
-            events.append(("end", time.monotonic(), len(events) // 2 + 1))
-            update(samples)
-
-        strategy.prepare, strategy.step = begin, end
-        train_epoch(run, 0)
-        strategy.synchronize()
-        return events
-
-
 def counted(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
     """An epoch; the samples of each push, how many pushes were under way at once, and pulls of dense parameters."""
     with taking_part(seat, payload) as run:

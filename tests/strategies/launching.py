@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
@@ -102,6 +103,16 @@ def payload(
     servers = (f"launch.servers={SERVERS[workers]}",) if strategy.startswith("pserver") else ()
     ready = composed(*base, f"strategy={strategy}", f"launch.nproc={workers}", *servers, *overrides)
     return copy.deepcopy(ready.assignment.as_dict())
+
+
+def selected(request: pytest.FixtureRequest, *names: str) -> list[tuple[Any, ...]]:
+    """Values of these parameters in the file's tests that are to run: a fixture launches for these alone."""
+    calls = [
+        item.callspec.params
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
+    return list(dict.fromkeys(tuple(call[n] for n in names) for call in calls if call.keys() >= {*names}))
 
 
 def launched(strategy: str, workers: int, cases: Mapping[str, Case], log_dir: Path) -> dict[str, dict[int, Any]]:

@@ -6,16 +6,17 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.strategies.launching import SERVERS, Case, launched, payload
+from tests.strategies.launching import SERVERS, Case, launched, payload, selected
 from tests.strategies.toy_server import ToyServer
 from tests.strategies.truth import by_hand, replicas, start
 from trainer.cli.compose import folder
@@ -27,8 +28,8 @@ SHARED = ("data.global_batch_size=15", "data.train_samples=47", "sampler.drop_la
 """Nothing divides: workers get 7 and 8 of 15, and in the last update 1 and none of 2."""
 UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
 SIZES = {
-    "single": [1],
     "collective": [2, 4],
+    "single": [1],
     "local_sgd": [2, 4],
     "toy_server": [1, 2, 4],
     "pserver_sync": [1, 2, 4],
@@ -159,8 +160,7 @@ def layouts_among(strategy: str, workers: int) -> list[str]:
 
 
 def rest(strategy: str, workers: int) -> set[str]:
-    """Cases of a second launch, in ``make test-long``: without them, each strategy meets two of the layouts, and each
-    layout several."""
+    """Cases of ``make test-long``: without them, each strategy meets two of the layouts, and each layout several."""
     if (strategy, workers) in WHOLE:
         return set()
     grid = [name for name in LAYOUTS if name in layouts(strategy, workers)]
@@ -247,21 +247,23 @@ TWO_OR_FOUR = [2, pytest.param(4, marks=pytest.mark.long)]
 WITH_GROUP = [(strategy, workers) for strategy, workers in GROUPS if strategy in GROUPED]
 
 
-class Evidence(Protocol):
-    """Asks for the answers of a strategy's launch; of the one in which that case is."""
-
-    def __call__(self, strategy: str, workers: int, case: str = "") -> dict[str, Any]: ...
+Evidence = Callable[[str, int], dict[str, Any]]
+"""Asks for the answers of a strategy's launch."""
 
 
 @pytest.fixture(scope="module")
-def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    """What the processes of a strategy answered, by case and then by rank; each group is launched once, and once for
-    its ``rest``."""
+def evidence(warm: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """What the processes of a strategy answered, by case and then by rank; each group is launched once."""
+    wanted = selected(request, "strategy", "workers", "case")
 
     @cache
-    def gathered(strategy: str, workers: int, of_the_rest: bool) -> dict[str, Any] | Exception:
-        left = rest(strategy, workers)
-        asked = {name: case for name, case in cases(strategy, workers).items() if (name in left) == of_the_rest}
+    def gathered(strategy: str, workers: int) -> dict[str, Any] | Exception:
+        many = {*exact_cases(strategy, workers), *layouts(strategy, workers)} - {"plain", "merged", "padded"}
+        asked = {
+            name: case
+            for name, case in cases(strategy, workers).items()
+            if name not in many or (strategy, workers, name) in wanted
+        }
         logs = tmp_path_factory.mktemp(f"{strategy}{workers}")
         try:
             roles = launched(strategy, workers, asked, logs)
@@ -273,8 +275,8 @@ def evidence(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
         }
         return {**answers, "pids": [p["pid"] for ranks in roles.values() for p in ranks.values()], "logs": logs}
 
-    def gather(strategy: str, workers: int, case: str = "") -> dict[str, Any]:
-        found = gathered(strategy, workers, case in rest(strategy, workers))
+    def gather(strategy: str, workers: int) -> dict[str, Any]:
+        found = gathered(strategy, workers)
         if isinstance(found, Exception):
             raise found
         return found
@@ -319,7 +321,7 @@ def test_exact_strategy_equals_one_process_on_the_global_batch(
     assert len(norms) == 20
     if limit := config["strategy"]["clip_norm"]:
         assert min(norms) < limit < max(norms), "the test must see clipped and unclipped gradients"
-    for rank, answer in enumerate(evidence(strategy, workers, case)[case]):
+    for rank, answer in enumerate(evidence(strategy, workers)[case]):
         assert answer["steps"] == 20
         assert_same(answer["parameters"], truth, 1e-10)
         assert answer["validation"] == pytest.approx(validation, abs=1e-10), f"rank {rank}"
@@ -335,7 +337,7 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
     config = payload(strategy, workers, overrides)["config"]
     truth, _, _ = by_hand(config, workers)
     begin = {name: p.detach().numpy() for name, p in start(config)[1].items()}
-    answers = evidence(strategy, workers, case)[case]
+    answers = evidence(strategy, workers)[case]
     for answer in answers:
         assert_same(answer["parameters"], answers[0]["parameters"])
         assert answer["channels_last"] == ({"features.2.weight"} if "channels_last" in case else set())

@@ -12,7 +12,7 @@ from torch import nn
 
 import trainer
 from tests.runs import points
-from tests.strategies.launching import Case, launched, payload
+from tests.strategies.launching import Case, launched, payload, selected
 from tests.strategies.tiny import Flat, images
 from tests.strategies.truth import by_hand, gradient, start, updates
 from trainer.strategies.comm_hooks import PowerSgd
@@ -75,19 +75,27 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def together(warm: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def wanted(request: pytest.FixtureRequest) -> set[str]:
+    """Cases that are asked for: those of the parametrized tests that are to run, and of all others."""
+    asked = {name for parameter in ("case", "hook") for (name,) in selected(request, parameter)}
+    return asked | {"low rank", "errors", "own norms", "unused", "changing"}
+
+
+@pytest.fixture(scope="module")
+def together(warm: None, wanted: set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What the three workers answered, by case and rank."""
     cases = {name: Case("trained", overrides) for name, overrides in BY_HAND.items()}
     cases |= {name: Case("trained", (*overrides, *KNOBS[name])) for name, overrides in AS_SINGLE.items()}
-    cases |= OTHERS
+    cases = {name: case for name, case in {**cases, **OTHERS}.items() if name in wanted}
     workers = launched("collective", WORKERS, cases, tmp_path_factory.mktemp("ddp"))["worker"]
     return {name: [workers[rank]["answers"][n] for rank in range(WORKERS)] for n, name in enumerate(cases)}
 
 
 @pytest.fixture(scope="module")
-def alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def alone(warm: None, wanted: set[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """The same of one process without any knob."""
-    cases = {name: Case("trained", overrides) for name, overrides in {**AS_SINGLE, "low rank": LOW_RANK}.items()}
+    asked = {name: overrides for name, overrides in {**AS_SINGLE, "low rank": LOW_RANK}.items() if name in wanted}
+    cases = {name: Case("trained", overrides) for name, overrides in asked.items()}
     answers = launched("single", 1, cases, tmp_path_factory.mktemp("single"))["worker"][0]["answers"]
     return dict(zip(cases, answers, strict=True))
 
@@ -216,6 +224,7 @@ def test_what_powersgd_left_out_follows_its_parameters_into_other_buckets() -> N
     assert memory.torch.error_dict[0].tolist() == [1.0] * 3 + [2.0] * 4
 
 
+@pytest.mark.all
 def test_digits_are_learnt_from_compressed_gradients(warm: None, tmp_path: Path) -> None:
     hook = ("strategy.comm_hook=powersgd", "strategy.powersgd.rank=2", "strategy.powersgd.start_step=20")
     result = trainer.run(

@@ -46,6 +46,7 @@ def averaged(workers: int, seed: int) -> list[dict[str, np.ndarray]]:
     return found
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)])
 def test_geo_with_one_step_averages_the_workers_rows(workers: int, servers: int, tmp_path: Path) -> None:
     options = (

@@ -57,6 +57,7 @@ def test_no_more_pushes_are_under_way_than_the_queue_holds(alone: dict[str, Any]
     assert sum(alone["one under way"]["samples"]) == sum(alone["plain"]["samples"]) == STEPS * 16
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "strategy", ["pserver_async", pytest.param("pserver_ssp", marks=pytest.mark.long), "pserver_geo"]
 )

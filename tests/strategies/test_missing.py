@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.pace import patient
-from tests.strategies.launching import Case, hand_over, start
+from tests.strategies.launching import Case, hand_over, selected, start
 from trainer.errors import RunFailed
 from trainer.strategies.local_sgd import LocalSgd
 from trainer.strategies.process_group import ProcessGroup, cause
@@ -41,7 +38,6 @@ QUICK = [
     ("pserver_ssp", "all_reduce_sum"),
 ]
 """Of ``make test``: each strategy, and each meeting in a process group and at servers; ``make test-long`` has all."""
-Waited = Callable[[bool], dict[tuple[str, str], Future[Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -62,42 +58,37 @@ def overrides(timeout_s: float) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def waited(warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory) -> Waited:
-    """What the workers of each strategy were told at each meeting; the strategies wait side by side.
+def waited(
+    warm: None, timeout_s: float, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """What each worker was told at each meeting of a strategy; the strategies wait side by side.
 
     Worker 1 never comes; worker 2 is late, and has not waited long when worker 0's patience ends.
     """
     arrivals = {0: 0.0, 2: timeout_s / 2}
+    wanted = selected(request, "strategy", "meeting")
+    meetings = {strategy: [m for s, m in wanted if s == strategy] for strategy, _ in wanted}
 
-    @cache
-    def run(quick: bool) -> dict[tuple[str, str], Future[Any]]:
-        told: dict[tuple[str, str], Future[Any]] = {}
-        meetings = {s: [m for m in MEETINGS if (s, m) in MEET and ((s, m) in QUICK) == quick] for s in STRATEGIES}
-        handed = {
-            s: hand_over(
-                s, 3, {m: Case("late", overrides(timeout_s), {"meeting": m, "arrivals": arrivals}) for m in some}
-            )
-            for s, some in meetings.items()
-            if some
-        }
-        with ThreadPoolExecutor() as pool:
-            for strategy, cases in handed.items():
-                ended = pool.submit(start, cases, tmp_path_factory.mktemp(strategy))
-                told |= {(strategy, meeting): ended for meeting in meetings[strategy]}
-        return told
+    def late(meeting: str) -> Case:
+        return Case("late", overrides(timeout_s), {"meeting": meeting, "arrivals": arrivals})
 
-    return run
+    handed = {s: hand_over(s, 3, {m: late(m) for m in some}) for s, some in meetings.items()}
+    with ThreadPoolExecutor() as pool:
+        ended = {s: pool.submit(start, cases, tmp_path_factory.mktemp(s)) for s, cases in handed.items()}
+    return {
+        (s, m): [ended[s].result()["worker"][rank]["answers"][number] for rank in range(3)]
+        for s, some in meetings.items()
+        for number, m in enumerate(some)
+    }
 
 
 @pytest.mark.parametrize(
     ("strategy", "meeting"), [pytest.param(*one, marks=[pytest.mark.long] * (one not in QUICK)) for one in MEET]
 )
 def test_worker_that_never_arrives_is_named_within_the_timeout(
-    waited: Waited, timeout_s: float, strategy: str, meeting: str
+    waited: dict[tuple[str, str], list[dict[str, Any]]], timeout_s: float, strategy: str, meeting: str
 ) -> None:
-    told = waited((strategy, meeting) in QUICK)
-    number = [m for s, m in told if s == strategy].index(meeting)
-    answers = [told[strategy, meeting].result()["worker"][rank]["answers"][number] for rank in range(3)]
+    answers = waited[strategy, meeting]
     assert answers[2]["error"], "worker 2 was not told"
     if meeting != "synchronize":  # where the first worker only sends
         assert answers[0]["error"], "worker 0 was not told"
@@ -110,65 +101,44 @@ def test_worker_that_never_arrives_is_named_within_the_timeout(
 
 
 LEASED = ["pserver_async", "pserver_ssp", "pserver_geo"]
-"""Strategies that stand still in a leased block of work, too; in ``make test`` the first one, for blocks are leased
-alike."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a launch ended: its error, and the seconds from its start."""
-
-    error: str
-    seconds: float
+"""Strategies that stand still in a leased block of work, too; of these the first one, for blocks are leased alike."""
 
 
 @pytest.fixture(scope="module")
-def ended(
-    warm: None, timeout_s: float, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[bool], dict[str, Future[Ended]]]:
-    """Launches of which worker 1 stands still; some wait side by side."""
+def stalled(
+    warm: None, timeout_s: float, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], tuple[str, float]]:
+    """How launches end of which worker 1 stands still: the error, and the seconds from the start. Some wait side by
+    side."""
 
-    def run(handed: list[dict[str, Any]], folder: Path) -> Ended:
+    def run(handed: list[dict[str, Any]], folder: Path) -> tuple[str, float]:
         began = time.monotonic()
         with pytest.raises(RunFailed) as caught:
             start(handed, folder)
-        return Ended(str(caught.value), time.monotonic() - began)
+        return str(caught.value), time.monotonic() - began
 
-    leased = (*overrides(timeout_s)[:-1], "data.work=leased")
-    cases = {
-        **{s: (s, Case("stalled", overrides(timeout_s))) for s in STRATEGIES},
-        **{f"{s} leased": (s, Case("stalled_in_a_block", leased)) for s in LEASED},
-    }
-    left = [f"{s} leased" for s in LEASED[1:]]
-
-    @cache
-    def of(quick: bool) -> dict[str, Future[Ended]]:
-        handed = {
-            name: hand_over(strategy, 2, {"stalled": case})
-            for name, (strategy, case) in cases.items()
-            if (name not in left) == quick
-        }
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            return {name: pool.submit(run, one, tmp_path_factory.mktemp("stalled")) for name, one in handed.items()}
-
-    return of
+    options = {"stalled": overrides(timeout_s), "stalled_in_a_block": (*overrides(timeout_s)[:-1], "data.work=leased")}
+    wanted = selected(request, "where", "strategy")
+    handed = [hand_over(strategy, 2, {where: Case(where, options[where])}) for where, strategy in wanted]
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        ended = list(pool.map(run, handed, [tmp_path_factory.mktemp("stalled") for _ in handed]))
+    return dict(zip(wanted, ended, strict=True))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("where", "strategy"),
+    [
+        ("stalled_in_a_block", LEASED[0]),
+        *(("stalled", strategy) for strategy in STRATEGIES),
+        *(pytest.param("stalled_in_a_block", strategy, marks=pytest.mark.long) for strategy in LEASED[1:]),
+    ],
+)
 def test_stalled_worker_ends_the_run_with_its_name(
-    ended: Callable[[bool], dict[str, Future[Ended]]], timeout_s: float, strategy: str
+    stalled: dict[tuple[str, str], tuple[str, float]], timeout_s: float, where: str, strategy: str
 ) -> None:
-    how = ended(True)[strategy].result()
-    assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)
-    assert how.seconds < timeout_s + patient(27)
-
-
-@pytest.mark.parametrize("strategy", [LEASED[0], *(pytest.param(s, marks=pytest.mark.long) for s in LEASED[1:])])
-def test_worker_that_stands_still_in_a_leased_block_ends_the_run_with_its_name(
-    ended: Callable[[bool], dict[str, Future[Ended]]], timeout_s: float, strategy: str
-) -> None:
-    how = ended(strategy == LEASED[0])[f"{strategy} leased"].result()
-    assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", how.error)
+    error, seconds = stalled[where, strategy]
+    assert re.search(rf"worker 0: worker 1 did not arrive at .* within {timeout_s:g} s", error)
+    assert where != "stalled" or seconds < timeout_s + patient(27)
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,14 @@ def test_two_processes_equal_one(runs: Runs, overrides: tuple[str, ...]) -> None
     assert len(set(alone[1])) == 12
 
 
+@pytest.mark.all
 def test_merged_batches_equal_a_larger_one(runs: Runs) -> None:
     large, merged = runs("strategy=single"), runs("strategy=single", "strategy.gradient_merge.k_steps=2")
     for name, weights in large[0].items():
         np.testing.assert_allclose(merged[0][name], weights, rtol=0, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.all
 def test_unequal_workers_equal_one(runs: Runs) -> None:
     unequal = ("sampler.pad=false", "sampler.drop_last=false", "sampler.shuffle=false", "max_steps=25")
     alone, together = runs("strategy=single", *unequal), runs("launch.nproc=2", "strategy=collective", *unequal)
@@ -79,6 +81,7 @@ def test_unequal_workers_equal_one(runs: Runs) -> None:
         np.testing.assert_allclose(together[0][name], weights, rtol=0, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.all
 def test_local_sgd_averages_tables_too(runs: Runs) -> None:
     weights, seen, _ = runs("launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3")
     assert np.isfinite(seen).all() and np.isfinite(weights["embedding.weight"]).all()

@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from torch import nn
 
 from tests.strategies import launching
 from tests.strategies.clicks import ROWS, Tabled, clicks
-from tests.strategies.launching import Case, hand_over, start
+from tests.strategies.launching import Case, hand_over, selected, start
 from trainer.models.embedding_tables import materialise
 from trainer.optim.sparse import RowwiseAdagrad
 
@@ -88,27 +86,22 @@ PLACEMENTS = {
 }
 FULL = (3, 2)
 """Workers and servers with which every optimizer meets two placements; with other numbers, each meets one."""
-SHORT = [(1, 1), FULL]
-"""Those of ``make test``; in ``make test-long`` they all meet every placement, and there are all other numbers, too."""
+SHORT = [FULL, (1, 1)]
+"""Those of ``make test-all``; in ``make test-long`` they all meet every placement, and there are all other numbers."""
 SIZES = [(workers, servers) for workers in range(1, 5) for servers in range(1, 4)]
-MEETS = {
-    size: [
-        (o, p)
-        for n, o in enumerate(OPTIMIZERS)
-        for m, p in enumerate(PLACEMENTS)
-        if (number + n + m) % (2 if size == FULL else len(PLACEMENTS)) == 0
-    ]
-    for number, size in enumerate(SIZES)
-}
-"""Optimizers and placements of the short launch of each size."""
-REST = {size: [c for c in product(OPTIMIZERS, PLACEMENTS) if c not in MEETS[size]] for size in (*SHORT, (2, 1))}
-"""Those of a second launch, in ``make test-long``."""
-LAUNCHES = {"short": MEETS, "rest": REST}
+
+
+def often(size: tuple[int, int], optimizer: int, placement: int) -> bool:
+    """Whether optimizer and placement, by their numbers, meet at this size also outside of the long tests."""
+    return (SIZES.index(size) + optimizer + placement) % (2 if size == FULL else len(PLACEMENTS)) == 0
+
+
 CASES = [
-    pytest.param(*size, part, *which, marks=[pytest.mark.long] * (part == "rest" or size not in SHORT))
-    for part, sizes in LAUNCHES.items()
-    for size, found in sizes.items()
-    for which in found
+    pytest.param(*size, optimizer, placement, marks=[pytest.mark.long] * (size not in SHORT or not often(size, n, m)))
+    for size in [*SHORT, *(size for size in SIZES if size not in SHORT)]
+    for n, optimizer in enumerate(OPTIMIZERS)
+    for m, placement in enumerate(PLACEMENTS)
+    if size in (*SHORT, (2, 1)) or often(size, n, m)
 ]
 
 
@@ -159,31 +152,33 @@ def truth(optimizer: str, clip: float | None, seed: int, samples: int) -> dict[s
     return {n: p.detach().numpy() for n, p in model.named_parameters()}
 
 
+Trained = Callable[[int, int], Any]
+
+
 @pytest.fixture(scope="module")
-def trained(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, str], Any]:
-    """The configuration, and what each worker ended with, for all cases of one launch of so many workers and
-    servers."""
+def trained(warm: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The configuration, and what each worker ended with, for all cases of so many workers and servers: one launch."""
+    asked = selected(request, "workers", "servers", "optimizer", "placement")
 
     @cache
-    def run(workers: int, servers: int, part: str) -> Any:
-        wanted = LAUNCHES[part][workers, servers]
+    def run(workers: int, servers: int) -> Any:
+        wanted = [(optimizer, placement) for *size, optimizer, placement in asked if size == [workers, servers]]
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(launching.SERVERS, workers, servers)
             cases = {f"{o} {p}": case(o, *PLACEMENTS[p]) for o, p in wanted}
             handed = hand_over("pserver_sync", workers, cases)
-        folder: Path = tmp_path_factory.mktemp("tables")
-        roles = start(copy.deepcopy(handed), folder)
+        roles = start(copy.deepcopy(handed), tmp_path_factory.mktemp("tables"))
         answers = {key: [roles["worker"][r]["answers"][n] for r in range(workers)] for n, key in enumerate(wanted)}
         return handed[0]["payload"]["config"], answers
 
     return run
 
 
-@pytest.mark.parametrize(("workers", "servers", "part", "optimizer", "placement"), CASES)
+@pytest.mark.parametrize(("workers", "servers", "optimizer", "placement"), CASES)
 def test_sync_servers_equal_one_process_with_torchs_own_tables(
-    trained: Callable[[int, int, str], Any], workers: int, servers: int, part: str, optimizer: str, placement: str
+    trained: Trained, workers: int, servers: int, optimizer: str, placement: str
 ) -> None:
-    config, answers = trained(workers, servers, part)
+    config, answers = trained(workers, servers)
     clip = 0.05 if placement == "clipped" else None
     expected = truth(optimizer, clip, config["seed"], config["data"]["train_samples"])
     first, *others = answers[optimizer, placement]
@@ -204,23 +199,24 @@ MODES = {
 }
 
 
-QUICK = {mode: list(OPTIMIZERS)[first :: len(MODES)] for first, mode in enumerate(MODES)}
-"""Of ``make test``: each optimizer once; ``make test-long`` has each with each mode."""
 ALONE = [
-    pytest.param(mode, optimizer, marks=[pytest.mark.long] * (optimizer not in QUICK[mode]))
-    for mode in MODES
-    for optimizer in OPTIMIZERS
+    pytest.param(mode, optimizer, marks=[pytest.mark.long] * (number % len(MODES) != first))
+    for first, mode in enumerate(MODES)
+    for number, optimizer in enumerate(OPTIMIZERS)
 ]
+"""Outside of the long tests, each optimizer once."""
 
 
 @pytest.fixture(scope="module")
-def alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], dict[str, Any]]:
-    """The configuration, and what one worker with two servers ended with, by optimizer, for the cases of one launch of
-    a mode."""
+def alone(
+    warm: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], dict[str, Any]]:
+    """The configuration, and what one worker with two servers ended with, by optimizer: one launch of a mode."""
+    asked = selected(request, "mode", "optimizer")
 
     @cache
-    def run(mode: str, quick: bool) -> dict[str, Any]:
-        wanted = {o: case(o, *MODES[mode]) for o in OPTIMIZERS if (o in QUICK[mode]) == quick}
+    def run(mode: str) -> dict[str, Any]:
+        wanted = {o: case(o, *MODES[mode]) for m, o in asked if m == mode}
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(launching.SERVERS, 1, 2)
             handed = hand_over(mode, 1, wanted)
@@ -233,8 +229,8 @@ def alone(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
 @pytest.mark.parametrize(("mode", "optimizer"), ALONE)
 def test_one_worker_without_a_queue_equals_local_training(
-    alone: Callable[[str, bool], dict[str, Any]], mode: str, optimizer: str
+    alone: Callable[[str], dict[str, Any]], mode: str, optimizer: str
 ) -> None:
-    config, parameters = alone(mode, optimizer in QUICK[mode])[optimizer]
+    config, parameters = alone(mode)[optimizer]
     for name, expected in truth(optimizer, None, config["seed"], config["data"]["train_samples"]).items():
         np.testing.assert_allclose(parameters[name], expected, rtol=0, atol=1e-10, err_msg=name)

@@ -209,6 +209,7 @@ def test_a_run_that_is_resumed_after_it_was_done_keeps_its_test(
     assert len(measured) == 1, "other samples"
 
 
+@pytest.mark.all
 def test_a_signal_while_the_test_data_are_measured_leaves_them_to_the_next_life(tmp_path: Path) -> None:
     slow = ["data._target_=tests.e2e.own_data.SlowTest", "data.val_batch_size=20", "data.num_workers=0"]
     command = [*TESTED, *slow, "epochs=1", "limit_train_batches=3", "hydra.run.dir=run"]

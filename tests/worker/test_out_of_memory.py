@@ -58,7 +58,7 @@ def run(folder: str, *more: str) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", ["cuda", "cpu", "python"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "python"])
 def test_the_proposal_is_taken_and_trains(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunFailed) as caught:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,65 +163,6 @@ def impatient(monkeypatch: Any, weather: Weather | None = None, again_s: float =
             patch.setattr(connections_module, "WorkerSocket", StormySocket)
             patch.setattr(StormySocket, "weather", weather)
         yield
-
-
-class Resetting:
-    """A TCP proxy that passes bytes on and, when told so, resets all connections."""
-
-    def __init__(self, endpoint: str) -> None:
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self.target = host, int(port)
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
-        self.lock = threading.Lock()
-        self.open: list[socket.socket] = []
-        self.passed = 0
-        self.resets = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self.listening.accept()
-                far = socket.create_connection(self.target)
-            except OSError:
-                return
-            with self.lock:
-                self.open += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
-
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        try:
-            while data := one.recv(4096):
-                self.passed += len(data)
-                other.sendall(data)
-        except OSError:
-            pass
-        _reset(one)
-        _reset(other)
-
-    def reset(self) -> None:
-        """Reset every connection that is open now."""
-        with self.lock:
-            ends, self.open = self.open, []
-        self.resets += bool(ends)
-        for end in ends:
-            _reset(end)
-
-    def close(self) -> None:
-        """No more connections."""
-        self.listening.close()
-        self.reset()
-
-
-def _reset(end: socket.socket) -> None:
-    try:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
-    end.close()
 
 
 class Bare:

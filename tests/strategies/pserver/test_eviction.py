@@ -67,38 +67,6 @@ def made(mode: str, workers: int, servers: int = 2, **strategy: Any) -> dict[str
 
 
 @pytest.mark.parametrize("evict_by", ["steps", "event_time"])
-@pytest.mark.parametrize("mode", ["sync", "async", "ssp"])
-def test_rows_are_as_old_as_the_pushes_say(mode: str, evict_by: str) -> None:
-    with Cluster(made(mode, 2, evict_by=evict_by)) as cluster:
-        workers = crew(cluster)
-        push(workers, OLD, 1000)
-        push(workers, NEW, 1500)
-        shrink(workers[0], 600)
-        assert kept(cluster, workers[0]) == BOTH
-        shrink(workers[0], 400)
-        assert kept(cluster, workers[0]) == NEW.tolist()
-        for worker in workers:
-            worker.die()
-
-
-@pytest.mark.parametrize("entry", [{"count": 1, "probability": 1.0}, {"count": 2, "probability": 1.0}])
-@pytest.mark.parametrize("mode", ["async", "ssp"])
-def test_rows_that_a_slow_worker_has_just_brought_stay(mode: str, entry: dict[str, float]) -> None:
-    with Cluster(made(mode, 2, entry=entry)) as cluster:
-        fast, slow = crew(cluster)
-        for age in (1, 2, 100):
-            push([fast], OLD, age)
-        for age in range(1, entry["count"]):
-            push([slow], NEW, age)
-            shrink(fast, 10)  # ids that wait count from their last push, too
-        push([slow], NEW, entry["count"])
-        shrink(fast, 10)
-        assert kept(cluster, fast) == BOTH
-        for worker in (fast, slow):
-            worker.die()
-
-
-@pytest.mark.parametrize("evict_by", ["steps", "event_time"])
 def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -> None:
     run = made("async", 1, evict_by=evict_by)
     run["plan"]["paths"]["run_dir"] = str(tmp_path)
@@ -124,21 +92,6 @@ def test_age_goes_on_where_the_loaded_run_ended(tmp_path: Path, evict_by: str) -
         shrink(worker, 21)
         assert kept(cluster, worker) == BOTH
         shrink(worker, 19)
-        assert kept(cluster, worker) == NEW.tolist()
-        worker.die()
-
-
-def test_rows_of_the_start_count_from_the_first_time_that_is_told() -> None:
-    with Cluster(made("async", 1, servers=1, evict_by="event_time")) as cluster:
-        [worker] = crew(cluster)
-        shard = cluster.servers[0].parameters.shard
-        assert shard is not None
-        shard.tables[1].assign(OLD, shard.tables[1].pull(OLD, create=False))
-        push([worker], NEW, 1_000_000)
-        shrink(worker, 10)
-        assert kept(cluster, worker) == BOTH
-        push([worker], NEW, 1_000_020)
-        shrink(worker, 10)
         assert kept(cluster, worker) == NEW.tolist()
         worker.die()
 

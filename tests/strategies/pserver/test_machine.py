@@ -32,17 +32,6 @@ def first(tmp_path: Path, board: Notes) -> Played:
     return played
 
 
-def test_all_who_go_back_to_a_checkpoint_do_the_batches_after_it_again(first: Played, tmp_path: Path) -> None:
-    second = Played(tmp_path, Notes(), 2, str(durable_folder.partial_of(tmp_path / "checkpoints" / "step-1")))
-    second.starts()
-    assert second.values() == [1, 0, 0, 0, 0, 0]
-    second.pushes(1, 1, 0, 1)  # of the block's first batch the checkpoint has the gradient
-    second.pushes(0, 1, 1, 3)
-    second.pushes(0, 1, 1, 3)
-    assert second.values() == [1, 1, 1, 0, 0, 0]
-    assert second.server.parameters.version == 2
-
-
 def test_block_of_nobody_is_handed_over_after_the_lives_that_are_lost_as_the_notes_tell(
     first: Played, board: Notes
 ) -> None:

@@ -10,19 +10,7 @@ import pytest
 from tests.strategies.pserver.harness import DIM, Bare, Cluster, Sum, config
 from trainer.errors import RunFailed
 from trainer.optim.schedules import Plateau
-from trainer.strategies.pserver.protocol.messages import (
-    CREATES,
-    HOLDS,
-    RESTS,
-    RESUMES,
-    WAKES,
-    Kind,
-    Message,
-    Record,
-    Verb,
-    text,
-)
-from trainer.strategies.pserver.server.members import AHEAD
+from trainer.strategies.pserver.protocol.messages import Kind, Message, Record, Verb, text
 
 ONE = np.array([3])
 
@@ -46,33 +34,6 @@ def work(message: Message, *rows: tuple[int, int, int, int]) -> Message:
     """The same push, of these batches of leased work."""
     message.records.append(Record(Kind.WORK, np.array(rows)))
     return message
-
-
-@pytest.mark.parametrize("sequence", [0, AHEAD + 1, 2**62])
-def test_push_with_an_impossible_number_changes_nothing(alone: tuple[Cluster, Bare], sequence: int) -> None:
-    cluster, worker = alone
-    [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=10**6)  # which would be the age of all rows
-    message.sequence = sequence
-    refused(worker, message, "push")
-    parameters = cluster.servers[0].parameters
-    assert (parameters.age, parameters.version, len(parameters.shard.tables[1])) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("flags", [RESTS, WAKES, RESUMES, 1 << 15])
-def test_push_with_a_flag_of_another_mode_changes_nothing(alone: tuple[Cluster, Bare], flags: int) -> None:
-    cluster, worker = alone
-    [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=7)
-    message.sequence, message.flags = 1, flags
-    refused(worker, message, "flags")
-    parameters, [member] = cluster.servers[0].parameters, cluster.servers[0].members.all
-    assert (parameters.age, parameters.version, member.watermark.done) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("flags", [HOLDS | CREATES, 8 | CREATES, 1 << 15])
-def test_pull_with_a_flag_of_another_mode_makes_no_rows(alone: tuple[Cluster, Bare], flags: int) -> None:
-    cluster, worker = alone
-    refused(worker, Message(Verb.PULL, flags=flags, records=[Record(Kind.IDS, ONE, 1)]), "flags")
-    assert len(cluster.servers[0].parameters.shard.tables[1]) == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -200,39 +161,6 @@ def test_scale_of_a_schedule_that_is_not_finite_is_refused(bad: float) -> None:
         worker.die()
 
 
-def test_negative_id_is_called_negative(alone: tuple[Cluster, Bare]) -> None:
-    _, worker = alone
-    refused(
-        worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([-1]), 1)]), "has no row -1: ids are not negative"
-    )
-    refused(worker, Message(Verb.PULL, records=[Record(Kind.IDS, np.array([4, 2]), 1)]), "are not ascending")
-
-
-@pytest.mark.parametrize("rows", [(0, 0, 3, 3), (0, 0, 4, 3), (0, -1, 0, 3), (-1, 0, 0, 3)])
-def test_work_of_no_batches_is_refused(alone: tuple[Cluster, Bare], rows: tuple[int, int, int, int]) -> None:
-    cluster, worker = alone
-    [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=1)
-    message.sequence = 1
-    refused(worker, work(message, rows), "work of")
-    assert cluster.servers[0].parameters.version == 0
-
-
-@pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
-def test_push_that_was_overtaken_is_applied_when_it_comes(mode: str) -> None:
-    sign = 1.0 if mode == "geo" else -1.0
-    with Cluster(config(mode, 1)) as cluster:
-        worker, [server] = Bare(cluster, 0), cluster.servers
-        worker.begin()
-        for sequence in (2, 3, 1):
-            [message] = worker.gradient(np.full(4, 10.0**sequence), ONE, 1.0, sign, clock=sequence)
-            message.sequence = sequence
-            worker.client.wait([worker.client.ask(0, work(message, (0, 0, sequence - 1, sequence)))])
-        assert (worker.look(ONE)[0] == 1110.0).all() and worker.look(ONE)[1] == {3: 3.0}
-        assert server.statistics()["duplicates"] == 0
-        assert list(server.work.progress.of(0, 0)) == [(0, 3)]
-        worker.die()
-
-
 def test_work_that_is_applied_in_part_is_refused_as_a_whole(alone: tuple[Cluster, Bare]) -> None:
     cluster, worker = alone
     pushes = [(1, (0, 0, 0, 2)), (2, (0, 0, 1, 3)), (3, (0, 0, 2, 3))]
@@ -258,41 +186,3 @@ def test_push_of_an_earlier_epoch_counts_as_applied(alone: tuple[Cluster, Bare])
     assert (worker.look(ONE)[0] == 10.0).all() and worker.look(ONE)[1] == {3: 1.0}
     assert (server.count["pushes"], server.count["duplicates"]) == (1, 1)
     assert server.work.progress.state() == {"epoch": 1, "applied": {"0": [(0, 1)]}}
-
-
-def test_clock_of_ssp_advances_for_work_that_was_covered_and_not_for_a_push_that_overtook() -> None:
-    with Cluster(config("ssp", 1, staleness=0)) as cluster:
-        worker, [server] = Bare(cluster, 0), cluster.servers
-        worker.begin()
-
-        def push(sequence: int, start: int) -> None:
-            [message] = worker.gradient(np.ones(4), ONE, 1.0, -1.0, clock=sequence)
-            message.sequence = sequence
-            worker.client.wait([worker.client.ask(0, work(message, (0, 0, start, start + 1)))])
-
-        push(1, 0)
-        push(2, 0)  # somebody else had pushed that batch
-        assert server.parameters.rule.clocks == {0: 2} and server.count["pushes"] == 1
-        push(4, 2)
-        assert server.parameters.rule.clocks == {0: 2}
-        push(3, 1)
-        assert server.parameters.rule.clocks == {0: 4}
-        worker.die()
-
-
-def test_geo_tells_a_worker_whose_push_was_covered_what_its_own_rows_are() -> None:
-    with Cluster(config("geo", 2)) as cluster:
-        first, second = Bare(cluster, 0), Bare(cluster, 1)
-        first.begin()
-        answers = []
-        for worker in (first, second):
-            asked = Message(Verb.PULL, flags=CREATES | HOLDS, records=[Record(Kind.IDS, ONE, 1)])
-            worker.client.wait([worker.client.ask(0, asked)])
-            [message] = worker.gradient(np.ones(4), ONE, 5.0, 1.0, clock=1)
-            [answer] = worker.client.wait(worker.client.push([work(message, (0, 0, 0, 1))]))
-            answers.append(answer)
-        assert answers[0].need(Kind.IDS, 1).tolist() == []
-        assert answers[1].need(Kind.IDS, 1).tolist() == [3]
-        np.testing.assert_array_equal(answers[1].need(Kind.ROWS, 1), np.full((1, DIM), 5.0))
-        for worker in (first, second):
-            worker.die()

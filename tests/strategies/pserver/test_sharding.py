@@ -62,6 +62,7 @@ def test_hash_name_spreads_many_names():
     assert ((counts - 1000) ** 2 / 1000).sum() < 16.3  # chi-square, 3 degrees of freedom, 0.1 %
 
 
+@pytest.mark.all
 def test_another_process_places_the_same():
     code = (
         "import numpy as np; from trainer.weights.fresh_rows import table_key\n"

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import struct
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,7 @@ import numpy as np
 import pytest
 
 from tests.faults.stranger import said_by_nobody
-from tests.strategies.pserver.harness import Cluster, config, impatient
-from tests.strategies.pserver.test_delivery import STALENESS, sum_of_all
+from tests.strategies.pserver.harness import Bare, Cluster, Sum, config, impatient, in_threads, push_all
 from tests.weather import Weather
 from trainer.host import segments
 from trainer.strategies.pserver.protocol import shared_memory
@@ -228,6 +230,54 @@ def test_memory_of_another_process_that_cannot_be_read_is_not_used(capsys: pytes
     assert not here.is_read and there.pool.segments == []
     assert "cannot be read" in capsys.readouterr().out
     assert len(here.outgoing(pack(Message(Verb.PUSH, records=[Record(Kind.DENSE, values(1))])))[1]) == COUNT
+
+
+PUSHES = 12
+STALENESS = 2
+
+
+def check(cluster: Cluster, total: Sum, mean: bool = False) -> None:
+    """Every server's parameters are exactly the sum (or its mean over the workers), each push was applied once, and all
+    watermarks are at the end."""
+    share = 1 / cluster.workers if mean else 1.0
+    reader = Bare(cluster, 0)
+    try:
+        vectors, rows = reader.look(Sum.IDS)
+    finally:
+        reader.die()
+    for vector in vectors:
+        np.testing.assert_array_equal(vector, total.dense * share)
+    assert rows == {i: value * share for i, value in total.rows.items()}
+    for server in cluster.servers:
+        assert server.count["pushes"] == cluster.workers * total.pushes
+        assert [m.watermark.done for m in server.members.all] == [total.pushes] * cluster.workers
+        assert not any(m.watermark.above for m in server.members.all)
+
+
+def one_worker(cluster: Cluster, rank: int, total: Sum, mode: str, deaths: list[int], ready: threading.Event) -> None:
+    """All pushes of a rank, over several lives."""
+    if rank:
+        assert ready.wait(30)
+    for number, stop in enumerate([*deaths, None]):
+        worker = Bare(cluster, rank)
+        if rank == 0 and not number:
+            worker.begin()
+            ready.set()
+        try:
+            push_all(worker, total, 1.0 if mode == "geo" else -1.0, stop, in_step=mode in ("ssp", "sync"))
+        finally:
+            worker.die()
+
+
+def sum_of_all(cluster: Cluster, mode: str, seed: int) -> None:
+    generator = random.Random(seed)
+    total, ready = Sum(seed, cluster.workers, PUSHES), threading.Event()
+    jobs = {}
+    for rank in range(cluster.workers):
+        ends = sorted(generator.sample(range(1, PUSHES), generator.randrange(3)))
+        jobs[f"worker {rank}"] = partial(one_worker, cluster, rank, total, mode, ends, ready)
+    in_threads(jobs)
+    check(cluster, total, mode == "sync")
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "geo", "sync"])
