@@ -17,7 +17,7 @@ from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
-from trainer.wording import typed
+from trainer.wording import override, typed
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from trainer.job.result import Result
     from trainer.planning.checked_config import Checked
     from trainer.tracking.client import RecorderProcess
+
+
+OF_THE_RUN, OF_RESUME = "TRAINER_RUN_DIR", "TRAINER_RESUME"
+"""What a job of an engine hands to its processes: the run's folder, and whether the run resumes there."""
+LOCAL = tuple(f"trainer.launch.builtin.{name}" for name in ("Local", "InProcess", "Forkserver"))
+"""Launchers that submit nothing."""
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -56,7 +62,12 @@ def run_one(
         flags: before the overrides, in the command that repeats the run.
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
-    config = compose.compose(app, [*overrides, *composed_with], config_name)
+    config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
+    if str(config.launch.get("_target_")) not in LOCAL:
+        from trainer.cli.submit import submit, submitter_of
+
+        if (submitter := submitter_of(config)) is not None:
+            return submit(config, submitter, [*flags, *overrides])
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
@@ -93,12 +104,22 @@ def run_one(
             ready = of_the_same_data(ready)
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].mark_away(MLFLOW, away)
-        run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
+        run_dir = claim(run_dir, OF_THE_RUN in os.environ or _is_chosen(config, ready, overrides))
         ready = ready.in_folder(run_dir)
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
     say_result(result, ready, [*flags, *overrides])
     return result
+
+
+def _engine_overrides(overrides: Sequence[str]) -> list[str]:
+    """Overrides for a process of an engine's job. The command that repeats the run does without them."""
+    found = []
+    if (folder := os.environ.get(OF_THE_RUN)) and "hydra.run.dir" not in typed_keys(overrides):
+        found.append(override("hydra.run.dir", folder))
+    if how := os.environ.get(OF_RESUME):
+        found.append(f"resume.path={how}")
+    return found
 
 
 def _executed(
@@ -182,6 +203,8 @@ def exit_code(result: Result) -> int:
     """The exit code for a command's result: 0 done; 1 a sweep's job failed; 2 the shown plan would be refused."""
     if result.status == "planned":
         return UserError.exit_code if result.error else 0
+    if result.status == "submitted":
+        return 0
     return 0 if result.status == "done" else RunFailed.exit_code
 
 

@@ -1,17 +1,14 @@
 """Decides how many hosts a run has, which of them is this one, where they meet, and which have parameter servers.
 
-Also refuses a command that a scheduler or ``mpirun`` has started several times, where each would be a whole run by
-itself: the copies would train the same into one folder. Which launcher has started a command is known from its
-variables: how many tasks the job has, and which of them this one is. They are not used for more than that: the hosts of
-a run are set by ``launch.nnodes`` and ``launch.node_rank``. torchrun's variables are read in
-:mod:`trainer.launch.torchrun`.
+Where an engine has started the command once on each host, its variables say which host this one is
+(:mod:`trainer.host.engine_tasks`). A command of which each copy would be a whole run by itself is refused: the copies
+would train the same into one folder. torchrun's variables are read in :mod:`trainer.launch.torchrun`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config import schema
@@ -19,6 +16,8 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.host import addresses, hardware, torchrun
+from trainer.host.engine_tasks import KUBERNETES, PADDLE, SLURM, Task, tasks_of
+from trainer.host.first_host import first_host
 from trainer.planning.endpoints import MEETING_PORT, PORTS, server_ports
 from trainer.planning.launch_role import check_strategy, on_roles, peers
 from trainer.wording import counted
@@ -35,7 +34,7 @@ def on_hosts(config: RunConfig) -> RunConfig:
     Raises:
         UserError: they contradict each other.
     """
-    config = on_roles(_with_range(config))
+    config = on_roles(of_engine(_with_range(config)))
     if config.launch.role is not None:
         return config
     if config.launch.ips:
@@ -45,6 +44,45 @@ def on_hosts(config: RunConfig) -> RunConfig:
         config = config.changed(launch={"master_port": MEETING_PORT})
     _check_workers(config.launch)
     return config
+
+
+def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) -> RunConfig:
+    """Return the config with the hosts of the engine that has started this command once on each of them.
+
+    What is typed counts: a host's number or address from the environment fills in what is not.
+
+    Raises:
+        UserError: ``launch.env`` names an engine that has not started this process, or ``launch.nnodes`` contradicts it.
+    """
+    launch = config.launch
+    if launch.env in ("none", "paddle", None) or launch.role or launch.ips or torchrun.is_rank(environment):
+        return config
+    tasks = [task for task in tasks_of(environment) if task.of.engine and launch.env in ("auto", task.of.engine)]
+    if launch.env != "auto" and not tasks:
+        raise UserError(f"launch.env={launch.env}", "no variable of it is set here", "launch.env=auto")
+    task = next((one for one in tasks if _is_one_host(one, launch)), None)
+    if task is None or launch.node_rank:
+        return config
+    hosts = task.hosts or launch.nnodes
+    if launch.nnodes not in (1, hosts):
+        what, why = f"launch.nnodes={launch.nnodes}", f"{task.of.launcher} has started {counted(hosts, 'task')}"
+        raise UserError(what, f"{why}, one on each host", f"launch.nnodes={hosts}")
+    address, port = launch.master_addr, launch.master_port
+    if address == schema.LaunchConfig.master_addr:
+        address = task.address or first_host(task.of.engine, task.host, environment)
+    if not address:
+        raise UserError("launch.master_addr", f"{task.of.launcher} does not say where host 0 is", "launch.master_addr=ADDRESS")
+    found = {"nnodes": hosts, "node_rank": task.host, "master_addr": address, "master_port": port or task.port}
+    if launch.nproc is None and launch.workers is None and task.processes:
+        found["nproc"] = task.processes
+    return config.changed(launch=found)
+
+
+def _is_one_host(task: Task, launch: schema.LaunchConfig) -> bool:
+    """Whether the task is the launcher of one of several hosts; where nothing says how many, ``launch.nnodes`` does."""
+    if task.size is None:
+        return task.of.engine == KUBERNETES and launch.nnodes > 1
+    return task.is_host and task.size > 1
 
 
 def _with_range(config: RunConfig) -> RunConfig:
@@ -194,71 +232,6 @@ def _check_server_ports(config: RunConfig, servers: int) -> None:
             raise UserError(what, f"port {port} is {why}", f"{PORTS}={port + 1}-{port + servers}")
 
 
-@dataclass(frozen=True)
-class Tasks:
-    """The variables of one launcher.
-
-    Attributes:
-        launcher: what has started the command.
-        size: how many tasks there are; '' where no variable says it. rank: which of them this one is, from 0.
-        here: how many of them are on this host. hosts: on how many hosts they are. host: which of these this one is.
-        once: the command that starts one task; '' where a manifest says how many there are.
-        of_processes: size counts processes to be, of which a task has several.
-        both: size says something only beside rank: alone it may count what nobody has started.
-        first: rank of the first task. Where it is 1, that is the batch script, and ranks say nothing of hosts.
-    """
-
-    launcher: str
-    size: str
-    rank: str
-    here: str = ""
-    hosts: str = ""
-    host: str = ""
-    once: str = ""
-    of_processes: bool = False
-    both: bool = False
-    first: int = 0
-
-
-SLURM = Tasks("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "srun -n1")
-KUBEFLOW = Tasks("Kubeflow", "PET_NNODES", "PET_NODE_RANK", host="PET_NODE_RANK")
-PYTORCH = Tasks(
-    "a launcher that sets WORLD_SIZE", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", host="RANK", of_processes=True
-)
-PADDLE = Tasks("a launcher of Paddle Fleet", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
-LAUNCHERS = (
-    Tasks("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", once="jsrun -n 1"),
-    Tasks("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", once="mpirun -n 1"),
-    Tasks("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", once="mpirun -n 1"),
-    Tasks("mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", once="mpirun -n 1"),
-    Tasks("mpirun", "", "PMIX_RANK", once="mpirun -n 1"),
-    Tasks("mpirun", "", "PALS_RANKID", once="mpirun -n 1"),
-    Tasks("aprun", "", "ALPS_APP_PE", once="aprun -n 1"),
-    Tasks("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", once="horovodrun -np 1"),
-    Tasks("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", hosts="FLUX_JOB_NNODES", once="flux run -n 1"),
-    SLURM,
-    Tasks("blaunch", "LSB_DJOB_NUMPROC", "LSF_PM_TASKID", both=True),
-    Tasks("pbsdsh", "", "PBS_TASKNUM", first=1),
-    PADDLE,
-    KUBEFLOW,
-    PYTORCH,
-    Tasks("a launcher that sets NNODES", "NNODES", "NODE_RANK", hosts="NNODES", host="NODE_RANK", both=True),
-    Tasks("SageMaker", "SM_HOSTS", "SM_CURRENT_HOST", hosts="SM_HOSTS"),
-    Tasks("a Job of Kubernetes", "", "JOB_COMPLETION_INDEX", host="JOB_COMPLETION_INDEX"),
-    Tasks("AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", host="AWS_BATCH_JOB_NODE_INDEX"),
-)
-"""Inner ones first: ``mpirun`` starts its tasks on other hosts by ``srun``."""
-SLURM_ALL, SLURM_STEP = "SLURM_NTASKS", "SLURM_STEP_ID"
-NO_STEP = 0xFFFF_FFF0
-"""Slurm numbers what is no step of tasks from here: a batch script, an interactive shell."""
-LAUNCHER_VARIABLES = (
-    *(name for one in LAUNCHERS for name in (one.size, one.rank, one.here, one.hosts) if name),
-    SLURM_ALL,
-    SLURM_STEP,
-)
-"""Every variable that is read here."""
-
-
 def check_alone(config: RunConfig, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse a command that is one of several tasks of a job, if each would be a whole run, or the same host of one.
 
@@ -271,46 +244,33 @@ def check_alone(config: RunConfig, environment: Mapping[str, str] = os.environ) 
     launch = config.launch
     if launch.env == "none" or launch.role is not None or torchrun.is_rank(environment):
         return
-    for one in LAUNCHERS:
-        if one is PYTORCH and _number(environment, KUBEFLOW.size) is not None:
-            continue  # KUBEFLOW has answered: a pod may have several processes
-        one = _of_slurm(environment) if one is SLURM else one
-        size, rank = _number(environment, one.size), (_number(environment, one.rank) or one.first) - one.first
+    for task in tasks_of(environment):
+        one, size = task.of, task.size
         if (one.both and one.rank not in environment) or (launch.nnodes > 1 and one.first):
             continue
         if launch.nnodes > 1 and one.of_processes:
             size = None
-        if (size or rank + 1) > launch.nnodes:
-            raise _refused(one, environment, launch.nnodes)
+        if (size or task.rank + 1) > launch.nnodes:
+            raise _refused(task, environment, launch.nnodes)
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Tasks:
-    """Slurm's variables. In a batch script or a shell of salloc, SLURM_NTASKS counts tasks that were not started."""
-    step = _number(environment, SLURM_STEP)
-    if SLURM.size in environment or step is None or step >= NO_STEP:
-        return SLURM if SLURM.size in environment else replace(SLURM, size="")
-    return replace(SLURM, size=SLURM_ALL)
-
-
-def _refused(one: Tasks, environment: Mapping[str, str], nnodes: int) -> UserError:
+def _refused(task: Task, environment: Mapping[str, str], nnodes: int) -> UserError:
+    one, size = task.of, task.size
     names = dict.fromkeys(name for name in (one.size, one.rank) if name in environment)
     what = " ".join(f"{name}={environment[name]}" for name in names)
-    size = _number(environment, one.size)
     tasks = f"{size} {'processes' if one.of_processes else 'tasks'} of one job" if size else "several tasks of one job"
     each = "this command would be a whole run by itself in each of them"
     if nnodes > 1:
         each = f"launch.nnodes={nnodes} is for one command on each host"
-    return UserError(what, f"{one.launcher} starts {tasks}, and {each}", _instead(one, environment, size))
+    return UserError(what, f"{one.launcher} starts {tasks}, and {each}", _instead(task))
 
 
-def _instead(one: Tasks, environment: Mapping[str, str], size: int | None) -> str:
+def _instead(task: Task) -> str:
     """What to type: the command once on one host, or once on each of several."""
+    one, size, hosts = task.of, task.size, task.hosts
     own = "launch.env=none if each task is a run of its own"
     if one is PADDLE:
         return f"launch.env=paddle; or {own}"
-    here, hosts = _number(environment, one.here), _number(environment, one.hosts)
-    if hosts is None and size and here:
-        hosts = -(-size // here)
     number = f"'launch.node_rank=${{oc.env:{one.host}}}'" if one.host else "launch.node_rank=N"
     each = f"on each host one command with launch.nnodes={hosts or 'HOSTS'} {number} launch.master_addr=ADDRESS"
     if not one.once:
@@ -319,13 +279,3 @@ def _instead(one: Tasks, environment: Mapping[str, str], size: int | None) -> st
     if hosts == 1:
         return f"{once}; or {own}"
     return f"{each}; or {own}" if hosts else f"{once}; or {each}; or {own}"
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    """A variable's whole number; MAX of MIN:MAX; of a JSON list, how many it has; None where it is not set, or is
-    something else."""
-    word = environment.get(name, "").strip()
-    if word.startswith("["):
-        return word.count(",") + 1
-    word = word.rpartition(":")[2]
-    return int(word) if word.isascii() and word.isdecimal() else None

@@ -43,12 +43,13 @@ from trainer.planning.user_class_checks import check_declaration, refusals
 from trainer.strategies.contract import Declaration
 
 
-def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
+def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: bool = False) -> Checked:
     """Check everything about a config that can be known without importing torch.
 
     Args:
         composed: the config as plain data, resolved, without ``hydra``; it stays as it is.
         typed: keys that the user typed on the command line.
+        elsewhere: the run is for other machines than this one.
 
     Raises:
         UserError: the first thing that cannot be.
@@ -60,7 +61,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_name(config.name)
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
-    elsewhere = is_elsewhere(config, device, nproc)
+    elsewhere = elsewhere or is_elsewhere(config, device, nproc)
     for check_one in (check_alone, check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             check_one(config)

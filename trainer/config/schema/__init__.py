@@ -76,6 +76,8 @@ from trainer.config.schema.run import (
     LaunchConfig,
     PredictConfig,
     ResumeConfig,
+    SlurmLaunch,
+    SubmitLaunch,
     TrackingConfig,
 )
 from trainer.config.schema.sampler import (
@@ -239,7 +241,7 @@ GROUPS: dict[str, tuple[type, ...]] = {
         PserverSspStrategy,
         PserverGeoStrategy,
     ),
-    "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch),
+    "launch": (LaunchConfig, InProcessLaunch, ForkserverLaunch, SlurmLaunch),
     "execution": (ExecutionConfig,),
     "tracking": (TrackingConfig,),
     "predict": (PredictConfig,),
