@@ -23,6 +23,7 @@ from trainer.terminal.screen import Screen
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+
 def submitter_of(config: DictConfig) -> Submitter | None:
     """The submitter that ``launch._target_`` names; None: it is another launcher, or this command is in its job.
 
@@ -53,8 +54,11 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
         sys.stdout.write(launcher.render(job))
         return Result("planned", str(folder), mode=checked.config.mode)
     folder.mkdir(parents=True, exist_ok=True)
+    out = Screen()
+    for concern in launcher.concerns(job):
+        out.print(f"ATTENTION: {concern}", style="bold yellow", soft_wrap=True)
     handle = launcher.submit(job)
-    Screen().print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
+    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if not launcher.options.wait:
         return Result("submitted", str(folder), mode=checked.config.mode)
     follow(handle)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli.arguments import typed_flags
 from trainer.errors import UserError
+from trainer.host.torchrun import starter_of
 
 if TYPE_CHECKING:
     from trainer.launch.torchrun import Start
@@ -30,7 +31,7 @@ def _run(args: argparse.Namespace, start: Start) -> None:
     from trainer.cli.chosen import chosen
 
     if args.multirun or args.cfg or args.info:
-        raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
+        raise UserError(starter_of(), "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
     ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]

@@ -1,9 +1,9 @@
 """Finds out which of an engine's tasks this process is: srun, mpirun, Kubernetes and others say it in variables.
 
-A launcher that starts a command several times starts the tasks of one run, not several runs. With one task on each host
-a task is the launcher of its host. With several on a host each task is a worker, as under torchrun: the first leads, and
-the others join it. Of the launchers in :data:`LAUNCHERS` without an engine the variables only say that there are several
-tasks; those are refused with what to type (:mod:`trainer.planning.hosts`).
+A launcher that starts a command several times starts the tasks of one run, not several runs. With one task on each
+host, a task is the launcher of its host. With several on a host, each task is a worker, as under torchrun: the first
+leads, and the others join it. Of the launchers in :data:`LAUNCHERS` without an engine, the variables only say that
+there are several tasks; those are refused with what to type (:mod:`trainer.planning.hosts`).
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ PYTORCH = Variables(
     of_processes=True,
 )
 PADDLE = Variables("a launcher of Paddle Fleet", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
-JOB_INDEX = Variables(
-    "a Job of Kubernetes", "", "JOB_COMPLETION_INDEX", host="JOB_COMPLETION_INDEX", engine=KUBERNETES
-)
+JOB_INDEX = Variables("a Job of Kubernetes", "", "JOB_COMPLETION_INDEX", host="JOB_COMPLETION_INDEX", engine=KUBERNETES)
 LAUNCHERS = (
     Variables("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", once="jsrun -n 1"),
     Variables(
@@ -96,6 +94,8 @@ LAUNCHERS = (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
+        address="MASTER_ADDR",
+        port="MASTER_PORT",
         once="mpirun -n 1",
         engine=MPI,
     ),
@@ -105,11 +105,21 @@ LAUNCHERS = (
         "MV2_COMM_WORLD_RANK",
         "MV2_COMM_WORLD_LOCAL_SIZE",
         "MV2_COMM_WORLD_LOCAL_RANK",
+        address="MASTER_ADDR",
+        port="MASTER_PORT",
         once="mpirun -n 1",
         engine=MPI,
     ),
     Variables(
-        "mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID", once="mpirun -n 1", engine=MPI
+        "mpirun",
+        "PMI_SIZE",
+        "PMI_RANK",
+        "MPI_LOCALNRANKS",
+        "MPI_LOCALRANKID",
+        address="MASTER_ADDR",
+        port="MASTER_PORT",
+        once="mpirun -n 1",
+        engine=MPI,
     ),
     Variables("mpirun", "", "PMIX_RANK", once="mpirun -n 1"),
     Variables("mpirun", "", "PALS_RANKID", once="mpirun -n 1"),
@@ -125,9 +135,7 @@ LAUNCHERS = (
     Variables("a launcher that sets NNODES", "NNODES", "NODE_RANK", hosts="NNODES", host="NODE_RANK", both=True),
     Variables("SageMaker", "SM_HOSTS", "SM_CURRENT_HOST", hosts="SM_HOSTS"),
     JOB_INDEX,
-    Variables(
-        "AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", host="AWS_BATCH_JOB_NODE_INDEX"
-    ),
+    Variables("AWS Batch", "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", host="AWS_BATCH_JOB_NODE_INDEX"),
 )
 """Inner ones first: ``mpirun`` starts its tasks on other hosts by ``srun``."""
 SLURM_ALL, SLURM_STEP = "SLURM_NTASKS", "SLURM_STEP_ID"

@@ -16,7 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.host import addresses, hardware, torchrun
-from trainer.host.engine_tasks import KUBERNETES, PADDLE, SLURM, Task, tasks_of
+from trainer.host.engine_tasks import KUBERNETES, PADDLE, Task, tasks_of
 from trainer.host.first_host import first_host
 from trainer.planning.endpoints import MEETING_PORT, PORTS, server_ports
 from trainer.planning.launch_role import check_strategy, on_roles, peers
@@ -52,7 +52,7 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
     What is typed counts: a host's number or address from the environment fills in what is not.
 
     Raises:
-        UserError: ``launch.env`` names an engine that has not started this process, or ``launch.nnodes`` contradicts it.
+        UserError: ``launch.env`` names an engine that has not started this process, or ``launch.nnodes`` differs.
     """
     launch = config.launch
     if launch.env in ("none", "paddle", None) or launch.role or launch.ips or torchrun.is_rank(environment):
@@ -71,7 +71,9 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
     if address == schema.LaunchConfig.master_addr:
         address = task.address or first_host(task.of.engine, task.host, environment)
     if not address:
-        raise UserError("launch.master_addr", f"{task.of.launcher} does not say where host 0 is", "launch.master_addr=ADDRESS")
+        raise UserError(
+            "launch.master_addr", f"{task.of.launcher} does not say where host 0 is", "launch.master_addr=ADDRESS"
+        )
     found = {"nnodes": hosts, "node_rank": task.host, "master_addr": address, "master_port": port or task.port}
     if launch.nproc is None and launch.workers is None and task.processes:
         found["nproc"] = task.processes

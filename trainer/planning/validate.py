@@ -167,10 +167,9 @@ def _check_launcher(config: RunConfig, workers: int, declaration: Declaration, l
     if others and torchrun.is_rank():
         with lacks:
             more = " and ".join(f"{role}s" for role in roles if role != "worker")
-            why = f"torchrun starts workers alone, and this strategy has {more}"
-            raise UserError(
-                f"strategy={declaration.name}", why, "python -m trainer without torchrun (or strategy=collective)"
-            )
+            why = f"{torchrun.starter_of()} starts workers alone, and this strategy has {more}"
+            instead = "one task on each host" if torchrun.RANKS in os.environ else "python -m trainer without torchrun"
+            raise UserError(f"strategy={declaration.name}", why, f"{instead} (or strategy=collective)")
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
     for refusal in refusals(what, "refuse", lambda: launcher.refuse(config, workers, others)):
         with lacks:

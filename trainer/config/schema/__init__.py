@@ -77,7 +77,6 @@ from trainer.config.schema.run import (
     PredictConfig,
     ResumeConfig,
     SlurmLaunch,
-    SubmitLaunch,
     TrackingConfig,
 )
 from trainer.config.schema.sampler import (

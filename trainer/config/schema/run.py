@@ -97,12 +97,16 @@ class SubmitLaunch(LaunchConfig):
     """Keys of launchers that submit the command to an engine (Slurm, Kubernetes, Ray, MPI)."""
 
     options: Dict[str, Any] = key({}, "the engine's own options by name, e.g. launch.options.partition=gpu for sbatch")
-    setup: Optional[Any] = key(None, "lines of the shell before the command on the engine's machines (modules, a container)", texts=True)
+    setup: Optional[Any] = key(
+        None, "lines of the shell before the command on the engine's machines (modules, a container)", texts=True
+    )
     python: Optional[str] = key(None, "what starts Python there (null: the interpreter of this command)")
     cores: Optional[int] = key(None, "cores of a host (null: the engine's default)", "cores", ge=1)
     memory: Optional[str] = key(None, "memory of a host with its unit, e.g. 64G (null: the engine's default)")
     gpus: Optional[int] = key(None, "GPUs of a host (null: one per worker with device=cuda, else none)", "GPUs", ge=0)
-    max_preemptions: Optional[int] = key(None, "so often it may be pre-empted or run out of time (null: no limit)", ge=0)
+    max_preemptions: Optional[int] = key(
+        None, "so often the job may be pre-empted or run out of time (null: no limit)", "times", ge=0
+    )
     wait: bool = key(True, "follow the job to its end; false: print its number and return")
     dry_run: bool = key(False, "print what the engine would get; nothing is submitted or written")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run_config import typed
-from trainer.config.schema import SubmitLaunch
+from trainer.config.schema.run import SubmitLaunch
 from trainer.planning.launcher import Assignment, Launcher
 
 SUBMITTED = "TRAINER_SUBMITTED"
@@ -56,7 +56,7 @@ class Job:
         max_restarts: so many hosts may be lost. max_preemptions: so often it may be pre-empted; None: no limit.
         grace_s: the checkpoint after SIGTERM takes so long at most. timeout_s: a lost host is noticed within this.
         options: the engine's own, by name. setup: lines of the shell before the command.
-        points: of a sweep, the words of each of its jobs, in place of ``words``. parallel: so many jobs at a time; 0: all.
+        points: of a sweep, the words of each job, in place of ``words``. parallel: so many jobs at a time; 0: all.
         shared: the hosts see ``folder``.
     """
 
@@ -171,6 +171,10 @@ class Submitter(Launcher):
         Raises:
             UserError: the job asks for what this engine cannot do.
         """
+
+    def concerns(self, job: Job) -> list[str]:
+        """Return sentences on what the engine does with this job that the user may not expect. May ask the engine."""
+        return []
 
     @abstractmethod
     def submit(self, job: Job) -> Handle:

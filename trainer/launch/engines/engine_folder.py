@@ -15,8 +15,8 @@ from trainer.host.files import replace_file
 from trainer.launch.engines.contract import Job, Unreachable
 from trainer.planning.run_secret import LEAST
 
-SCRIPT, SECRET, LOG, CODE, LEAVE = "job.sh", "secret", "log", "code", "leave"
-OF_THE_LAST = ("code", "lives", "leave", "log", "ended.*", "host.*.log")
+SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"
+OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, "ended.*", "host.*.log")
 """Files of an earlier job in the same folder."""
 ASK_S = 30.0
 """Longest wait for an answer of the engine."""

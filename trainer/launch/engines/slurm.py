@@ -1,21 +1,18 @@
 """launch=slurm: the command as a batch job of Slurm, which is requeued until it has ended.
 
-The batch script runs one task on each host, each of which is the launcher of its host, and decides what their end means:
+The batch script runs one task on each host, the launcher of that host, and decides what the end of the tasks means:
 
-====================================  =====================================================================
-a host is silent for so long as       the others' tasks ended: it is lost. The job is requeued without that
-``grace`` after host 0's task ended   host, at most ``launch.max_restarts`` times
-exit code 75 of host 0                pre-empted, or out of time (SIGUSR1): the job is requeued, at most
-                                      ``launch.max_preemptions`` times, and ``resume=auto`` goes on
-exit code 75 after this command was   the job ends with 75
-asked to leave (``engine/leave``)
-another exit code                     the job ends with it
-====================================  =====================================================================
+- Host 0's task has ended, and another host is silent for ``checkpoint.grace_s`` more: that host is lost. The job is
+  requeued without it, at most ``launch.max_restarts`` times.
+- Exit code 75 of host 0: pre-empted, or out of time (SIGUSR1 comes before). The job is requeued, at most
+  ``launch.max_preemptions`` times, and ``resume=auto`` continues the run.
+- Exit code 75 after this command was asked to leave (``engine/leave``): the job ends with 75.
+- Another exit code: the job ends with it.
 
-Slurm takes a job that ends inside of its grace period for failed, so that the script asks for the requeue itself, and
-then waits to be ended. Files of a job in ``RUN/engine``: ``job.sh``, ``secret`` (0600), ``log``, ``ended.LIFE.HOST`` (exit
-code of a task), ``lives`` (one line per life) and ``code`` (exit code of the job), which also says how it ended when Slurm
-has forgotten it.
+Slurm takes a job that ends inside of its grace period for failed. So the script asks for the requeue itself, and then
+waits until Slurm ends it. Files of a job in ``RUN/engine``: ``job.sh``, ``secret`` (0600), ``log``, ``host.N.log``,
+``ended.LIFE.HOST`` (exit code of a task), ``lives`` (a line per life: number, exit code, lost hosts) and ``code`` (exit
+code of the job). After some minutes Slurm forgets a job; then ``code`` says how it ended.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
@@ -43,6 +39,7 @@ from trainer.launch.engines.contract import (
 )
 from trainer.launch.engines.engine_folder import (
     LEAVE,
+    LIVES,
     LOG,
     SECRET,
     LogReader,
@@ -86,7 +83,7 @@ step=$!
 ended=
 while kill -0 "$step" 2>/dev/null; do
     sleep 1
-    if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused, the others wait
+    if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused
         ended=${{ended:-$SECONDS}}
         if [ $((SECONDS - ended)) -ge {grace} ]; then # the hosts that are silent now are lost
             for one in $(squeue -h -s -j "$SLURM_JOB_ID" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
@@ -101,7 +98,7 @@ lost= number=0
 for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     if [ ! -s "$engine/ended.$life.$number" ]; then
         lost=$lost${{lost:+,}}$host
-    elif [ "$number" != 0 ] && ! grep -qx '0\|75' "$engine/ended.$life.$number"; then
+    elif [ "$number" != 0 ] && ! grep -qx '0\\|75' "$engine/ended.$life.$number"; then
         echo "slurm: host $number ($host) ended with exit code $(cat "$engine/ended.$life.$number"):"
         tail -n 12 "$engine/host.$number.log"
     fi
@@ -176,6 +173,20 @@ class Slurm(Submitter):
             max_restarts=job.max_restarts,
             preemptions="" if job.max_preemptions is None else limit,
         )
+
+    def concerns(self, job: Job) -> list[str]:
+        partition = str(job.options.get("partition", ""))
+        with suppress(Unreachable):
+            said = query(["scontrol", "show", "partition", *filter(None, [partition]), "-o"])
+            lines = [line for line in said.splitlines() if partition or "Default=YES" in line]
+            grace = _seconds(_field("".join(lines[:1]), "GraceTime"))
+            if _field("".join(lines[:1]), "PreemptMode") not in ("", "OFF") and grace < job.grace_s:
+                name = _field(lines[0], "PartitionName")
+                return [
+                    f"the partition {name} gives a pre-empted job {grace} s (GraceTime), and checkpoint.grace_s="
+                    f"{job.grace_s:g}: a checkpoint that takes longer is lost, and the run resumes from the one before"
+                ]
+        return []
 
     def submit(self, job: Job) -> Handle:
         script = begin(job, self.render(job))
@@ -259,12 +270,18 @@ class SlurmJob(Handle):
         reason = "" if (found := _field(said, "Reason")) in ("None", "") else found
         if word in OVER:
             return State(ENDED, "" if code is not None else word.lower(), _code(word, said) if code is None else code)
-        if word == "COMPLETING":
-            return State(RUNNING if code is None else ENDED, "", code or 0)
-        if word in ("PENDING", "REQUEUED"):
-            again = int(_field(said, "Restarts") or 0) > 0
-            return State(REQUEUED if again else PENDING, reason)
+        if code is not None:
+            return State(ENDED, "", code)
+        restarts = int(_field(said, "Restarts") or 0)
+        if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and restarts == self._lives()):
+            return State(REQUEUED if restarts else PENDING, reason)
         return State(RUNNING, _field(said, "NodeList"))
+
+    def _lives(self) -> int:
+        """How many lives of the job have ended."""
+        with suppress(OSError):
+            return len((self.folder / LIVES).read_text().splitlines())
+        return 0
 
     def lines(self) -> Iterator[str]:
         return self._reader.lines()
@@ -277,6 +294,15 @@ class SlurmJob(Handle):
         with suppress(OSError):
             (self.folder / LEAVE).touch()
         query(["scancel", self.number])
+
+
+def _seconds(text: str) -> int:
+    """Seconds of ``90`` or ``1-02:03:04``."""
+    days, _, rest = text.rpartition("-")
+    seconds = 0
+    for part in rest.split(":"):
+        seconds = seconds * 60 + (int(part) if part.isdecimal() else 0)
+    return seconds + 86400 * (int(days) if days.isdecimal() else 0)
 
 
 def _field(said: str, key: str) -> str:
