@@ -52,7 +52,7 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
         how = "launch.ips" if launch.ips is not None else "launch.role"
         yield f"{how} says which hosts there are", f"{how}=null launch.node_rank=N launch.master_addr=ADDRESS"
     if torchrun.is_rank():
-        yield "torchrun has started the processes already", "torchrun --nnodes=MIN:MAX"
+        yield f"{torchrun.starter_of()} has started the processes already", "torchrun --nnodes=MIN:MAX"
     if launch.workers is not None:
         yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"
     if declaration.name in STRATEGIES:
@@ -92,7 +92,7 @@ def restartable(checked: Checked) -> bool:
     """Whether a run can restart all its processes together: they are on this host, or hosts can come and go."""
     config = checked.config
     one = config.launch.nnodes == 1 or config.launch.least_nnodes is not None
-    ours = one and "TORCHELASTIC_RUN_ID" not in os.environ  # torchrun sees to its ranks itself
+    ours = one and not torchrun.is_rank()  # torchrun and srun see to their ranks themselves
     return config.mode == "train" and ours
 
 
