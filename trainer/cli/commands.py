@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,24 @@ if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
 
 
-OF_THE_RUN, OF_RESUME = "TRAINER_RUN_DIR", "TRAINER_RESUME"
-"""What a job of an engine hands to its processes: the run's folder, and whether the run resumes there."""
+OF_THE_RUN, OF_RESUME, OF_SWEEP, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "TRAINER_SWEEP_DIR", "TRAINER_SWEPT"
+"""What a job of an engine hands to its processes: the run's folder, whether the run resumes there, and the folder and
+keys of the sweep that it is a job of."""
 LOCAL = tuple(f"trainer.launch.builtin.{name}" for name in ("Local", "InProcess", "Forkserver"))
 """Launchers that submit nothing."""
+
+
+def is_submitted(config: DictConfig) -> bool:
+    """Whether ``launch`` submits the command of a composed config to an engine, and this is not its job.
+
+    Raises:
+        UserError: ``launch._target_`` is no launcher, or does not take its keys.
+    """
+    if str(config.launch.get("_target_")) in LOCAL:
+        return False
+    from trainer.cli.submit import submitter_of
+
+    return submitter_of(config) is not None
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -63,11 +78,10 @@ def run_one(
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
     config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
-    if str(config.launch.get("_target_")) not in LOCAL:
-        from trainer.cli.submit import submit, submitter_of
+    if is_submitted(config):
+        from trainer.cli.submit import submit
 
-        if (submitter := submitter_of(config)) is not None:
-            return submit(config, submitter, [*flags, *overrides])
+        return submit(config, [*flags, *overrides])
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.cli.last_lines import say_result
     from trainer.host.symlink_checks import check_run_folder
@@ -105,7 +119,7 @@ def run_one(
         if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
             trackers[0].mark_away(MLFLOW, away)
         run_dir = claim(run_dir, OF_THE_RUN in os.environ or _is_chosen(config, ready, overrides))
-        ready = ready.in_folder(run_dir)
+        ready = replace(ready.in_folder(run_dir), swept=frozenset(filter(None, os.environ.get(SWEPT, "").split(","))))
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
     say_result(result, ready, [*flags, *overrides])
@@ -135,7 +149,8 @@ def _executed(
         with held(ready):
             if not ready.plan.topology.node_rank:  # hosts may share the folder
                 leave_hydra_files(config, Path(ready.plan.paths.run_dir))
-            result = execute(ready, start, overrides, tracker)
+            sweep = os.environ.get(OF_SWEEP)
+            result = execute(ready, start, overrides, tracker, Path(sweep) if sweep else None)
         early_signals.job_ended(exit_code(result))
         return result
     except (Interrupted, RunFailed) as error:

@@ -34,7 +34,7 @@ def submitter_of(config: DictConfig) -> Submitter | None:
     return launcher if isinstance(launcher, Submitter) and launcher.submits else None
 
 
-def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Result:
+def submit(config: DictConfig, words: Sequence[str]) -> Result:
     """Check a command, submit it and follow it to its end.
 
     Args:
@@ -44,7 +44,8 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
         UserError: the command would be refused, or the engine refuses it.
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    plain = compose.plain(config)
+    plain, launcher = compose.plain(config), submitter_of(config)
+    assert launcher is not None
     checked = check({**plain, "plan": True}, typed_keys(words), elsewhere=True)
     for error in checked.lacks.errors:
         raise error
@@ -53,16 +54,27 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
     if launcher.options.dry_run:
         sys.stdout.write(launcher.render(job))
         return Result("planned", str(folder), mode=checked.config.mode)
-    folder.mkdir(parents=True, exist_ok=True)
+    if not hand_over(job, launcher):
+        return Result("submitted", str(folder), mode=checked.config.mode)
+    return read_result(str(folder), "done", "")
+
+
+def hand_over(job: Job, launcher: Submitter) -> bool:
+    """Submit a job, and follow it to its end; returns whether it was followed (``launch.wait``).
+
+    Raises:
+        UserError: the engine refuses the job.
+        RunFailed, Interrupted: as the job ended; the exit code is the job's.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
     out = Screen()
     for concern in launcher.concerns(job):
         out.print(f"ATTENTION: {concern}", style="bold yellow", soft_wrap=True)
     handle = launcher.submit(job)
     out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
-    if not launcher.options.wait:
-        return Result("submitted", str(folder), mode=checked.config.mode)
-    follow(handle)
-    return read_result(str(folder), "done", "")
+    if launcher.options.wait:
+        follow(handle)
+    return bool(launcher.options.wait)
 
 
 def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Submitter) -> Job:

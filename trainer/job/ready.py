@@ -54,13 +54,14 @@ class Command:
     A job is planned from it, and planned again from a changed one: for another batch size, or for other hosts.
 
     Attributes:
-        place: the folder that the user has named, which may hold that of the run.
+        place: the folder that the user has named, which may hold that of the run. away: it is for other machines.
     """
 
     config: Mapping[str, Any]
     typed: tuple[str, ...]
     paths: Paths
     place: Place
+    away: bool = False
 
     def with_batch_size(self, size: int) -> Command:
         """This command with a batch size per worker in place of ``data.batch_size=auto``."""
@@ -167,12 +168,14 @@ def get_ready(
     passed: Callable[[Checked], None] = lambda checked: None,
     above: Path | None = None,
     whole: bool = False,
+    away: bool = False,
 ) -> Ready:
     """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
     Args:
         place: the key that names ``run_dir``, or the folder ``above`` of the sweep that the job belongs to.
         whole: the user named the folder by its whole path.
+        away: the job is for other machines than this one.
         passed: called when the light checks are passed, before torch is imported.
 
     Raises:
@@ -181,7 +184,7 @@ def get_ready(
     redact.HERE.learn(values(config))
     try:
         paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
-        return _get_ready(Command(config, tuple(typed), paths, Place(place, above or Path(run_dir))), passed)
+        return _get_ready(Command(config, tuple(typed), paths, Place(place, above or Path(run_dir)), away), passed)
     except OSError as error:  # whatever is read here, the config names
         if limit := machine_limits.reached(error):
             raise RunFailed(limit) from error
@@ -236,7 +239,7 @@ def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
 
 def _planned(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
     """The job with its plan, whether or not it goes on from somewhere."""
-    checked, place = check(command.config, command.typed), command.place
+    checked, place = check(command.config, command.typed, command.away), command.place
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)

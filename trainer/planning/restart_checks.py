@@ -4,7 +4,6 @@ skip or go back from numbers that are not finite (``on_nonfinite``).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from trainer.config import schema

@@ -146,6 +146,7 @@ HARMLESS = (
     "model.head",
     "test",
     "eval",
+    "sweep",
     "execution.keep_memory",
     "execution.threads",
     "execution.log_every",

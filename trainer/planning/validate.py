@@ -69,7 +69,8 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: boo
     config, auto_strategy = with_strategy(config, workers, typed)
     declaration = _declared(config, workers, lacks)
     _check_processes(config, declaration, workers, lacks)
-    check_devices(config, device, nproc)
+    if not elsewhere:
+        check_devices(config, device, nproc)
     check_port(config)
     if not elsewhere:
         with lacks:

@@ -216,6 +216,15 @@ class PredictConfig:
 
 
 @dataclass
+class SweepConfig:
+    """sweep: how the jobs of ``-m`` run."""
+
+    parallel: Optional[int] = key(
+        None, "jobs at a time (null: one on this host; on an engine all that it starts)", "jobs", ge=1
+    )
+
+
+@dataclass
 class EvalConfig:
     """eval: which part of the data mode=eval measures."""
 

@@ -26,6 +26,8 @@ from trainer.planning.launcher import Assignment, Launcher
 
 SUBMITTED = "TRAINER_SUBMITTED"
 """The engine whose job this process is in."""
+ENGINE = "engine"
+"""The folder of an engine's files below that of a run."""
 PENDING, RUNNING, REQUEUED, ENDED = "pending", "running", "requeued", "ended"
 
 
@@ -43,6 +45,15 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One job of a sweep: its words, as :attr:`Job.words`, its folder, and what it is called on the screen."""
+
+    words: tuple[str, ...]
+    folder: Path
+    name: str
+
+
+@dataclass(frozen=True)
 class Job:
     """A command to run on an engine's machines. Pure data: a submitter renders it, and nothing is asked again there.
 
@@ -56,8 +67,8 @@ class Job:
         max_restarts: so many hosts may be lost. max_preemptions: so often it may be pre-empted; None: no limit.
         grace_s: the checkpoint after SIGTERM takes so long at most. timeout_s: a lost host is noticed within this.
         options: the engine's own, by name. setup: lines of the shell before the command.
-        points: of a sweep, the words of each job, in place of ``words``. parallel: so many jobs at a time; 0: all.
-        shared: the hosts see ``folder``.
+        points: the jobs of a sweep, in place of ``words``. swept: keys in which they differ. parallel: so many of them
+        at a time; 0: all.
     """
 
     name: str
@@ -76,14 +87,14 @@ class Job:
     timeout_s: float = 600.0
     options: Mapping[str, Any] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
-    points: tuple[tuple[str, ...], ...] = ()
+    points: tuple[Point, ...] = ()
+    swept: tuple[str, ...] = ()
     parallel: int = 0
-    shared: bool = True
 
     @property
     def engine_folder(self) -> Path:
         """The folder of the engine's files: script, secret, log, exit codes."""
-        return self.folder / "engine"
+        return self.folder / ENGINE
 
 
 @dataclass(frozen=True)

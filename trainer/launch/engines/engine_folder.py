@@ -28,11 +28,16 @@ def begin(job: Job, script: str) -> Path:
     """Make the job's folder with a new secret (0600) and the script; returns the script's path."""
     folder = job.engine_folder
     folder.mkdir(parents=True, exist_ok=True)
-    for path in (found for name in OF_THE_LAST for found in folder.glob(name)):
-        path.unlink(missing_ok=True)
+    clear(folder)
     private.write(folder / SECRET, secrets.token_hex(LEAST))
     replace_file(folder / SCRIPT, script, private=True)
     return folder / SCRIPT
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of an earlier job from a run's engine folder."""
+    for path in (found for name in OF_THE_LAST for found in folder.glob(name)):
+        path.unlink(missing_ok=True)
 
 
 def shell_words(words: Sequence[str]) -> str:

@@ -20,13 +20,15 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
 from trainer.launch.engines.contract import (
     ENDED,
+    ENGINE,
     PENDING,
     REQUEUED,
     RUNNING,
@@ -45,6 +47,7 @@ from trainer.launch.engines.engine_folder import (
     LogReader,
     ask,
     begin,
+    clear,
     query,
     read_code,
     shell_words,
@@ -57,18 +60,17 @@ SCRIPT = """\
 {directives}
 
 # The task of each host is that host's launcher. How this script decides about its end: trainer/launch/engines/slurm.py.
-folder={folder}
+{words}
 engine=$folder/engine
 life=${{SLURM_RESTART_COUNT:-0}}
 {setup}
-export TRAINER_SUBMITTED=slurm TRAINER_RUN_DIR=$folder
+export TRAINER_SUBMITTED=slurm TRAINER_RUN_DIR=$folder{sweep}
 TRAINER_RUN_SECRET=$(cat {secret}) && export TRAINER_RUN_SECRET || exit 1
 [ "$life" = 0 ] || export TRAINER_RESUME=auto
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_ADDR=$(scontrol show node "$head" -o | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
 MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * life) % 10000)) # another one in each life: the last store may linger
 export MASTER_ADDR MASTER_PORT
-{words}
 mkdir -p "$engine" && rm -f "$engine"/ended."$life".*
 trap : TERM USR1 # Slurm sends them to the tasks, too; this script waits for these
 echo "slurm: job $SLURM_JOB_ID, life $life, on $SLURM_JOB_NODELIST"
@@ -142,6 +144,8 @@ OWN = (
 """Options of sbatch that the job itself sets."""
 CODES = {"COMPLETED": 0, "CANCELLED": 130, "PREEMPTED": 75, "OUT_OF_MEMORY": 137}
 """Exit codes for how a job ends that does not say it itself."""
+FORGOTTEN = "Invalid job id"
+"""What scontrol says of a job that has ended some time ago."""
 OVER = (
     "COMPLETED",
     "CANCELLED",
@@ -164,10 +168,10 @@ class Slurm(Submitter):
         limit = f'[ "$(grep -c \'^[0-9]* 75 $\' "$engine/lives")" -le {job.max_preemptions} ] && '
         return SCRIPT.format(
             directives="\n".join(f"#SBATCH {directive}" for directive in _directives(job)),
-            folder=_folder(job),
             setup="\n".join(job.setup),
             secret=shlex.quote(str(job.engine_folder / SECRET)),
             words=_words(job),
+            sweep=_sweep(job),
             command=shell_words(job.command),
             grace=round(job.grace_s),
             max_restarts=job.max_restarts,
@@ -190,8 +194,10 @@ class Slurm(Submitter):
 
     def submit(self, job: Job) -> Handle:
         script = begin(job, self.render(job))
+        for point in job.points:
+            clear(point.folder / ENGINE)
         number = ask(["sbatch", "--parsable", str(script)], "launch=slurm").strip().partition(";")[0]
-        return SlurmJob(number, job)
+        return SlurmArray(number, job) if job.points else SlurmJob(number, job.engine_folder)
 
 
 def _directives(job: Job) -> list[str]:
@@ -213,7 +219,7 @@ def _directives(job: Job) -> list[str]:
         "mem": needs.memory,
         "gpus-per-node": needs.gpus,
         "array": _array(job),
-        "output": f"{engine}/%a/log" if job.points else f"{engine}/log",
+        "output": f"{engine}/%a.log" if job.points else f"{engine}/{LOG}",
         "open-mode": "append",
         "signal": f"USR1@{round(job.grace_s + SIGNAL_BEFORE_S)}",
         "requeue": "",
@@ -235,26 +241,31 @@ def _array(job: Job) -> str | None:
     return f"0-{len(job.points) - 1}{f'%{job.parallel}' if job.parallel else ''}"
 
 
-def _folder(job: Job) -> str:
-    """The folder of the run as the shell reads it; of a sweep that of the element's job."""
-    folder = shlex.quote(str(job.folder))
-    return f'{folder}/"$SLURM_ARRAY_TASK_ID"' if job.points else folder
-
-
 def _words(job: Job) -> str:
-    """The words of the command; of a sweep those of the element's job."""
+    """Lines that set the folder and the words of the command; of a sweep those of the element's job."""
     if not job.points:
-        return f"set -- {shell_words(job.words)}"
-    cases = "\n".join(f"{number}) set -- {shell_words(words)} ;;" for number, words in enumerate(job.points))
+        return _setting(job.folder, job.words)
+    cases = "\n".join(f"{i}) {_setting(one.folder, one.words)} ;;" for i, one in enumerate(job.points))
     return f'case "$SLURM_ARRAY_TASK_ID" in\n{cases}\nesac'
+
+
+def _setting(folder: Path, words: Sequence[str]) -> str:
+    return f"folder={shlex.quote(str(folder))}; set -- {shell_words(words)}"
+
+
+def _sweep(job: Job) -> str:
+    """The variables by which a job of a sweep knows it."""
+    if not job.points:
+        return ""
+    return f" TRAINER_SWEEP_DIR={shlex.quote(str(job.folder))} TRAINER_SWEPT={shlex.quote(','.join(job.swept))}"
 
 
 class SlurmJob(Handle):
     """A submitted job of Slurm. Its state is asked of ``scontrol``; of a job that Slurm has forgotten, or whose end it
     calls otherwise, the file ``code`` counts."""
 
-    def __init__(self, number: str, job: Job) -> None:
-        self.number, self.folder = number, job.engine_folder
+    def __init__(self, number: str, folder: Path) -> None:
+        self.number, self.folder = number, folder
         self.name, self.cancels, self.log = f"Slurm job {number}", f"scancel {number}", str(self.folder / LOG)
         self._reader = LogReader(self.folder / LOG)
 
@@ -263,9 +274,14 @@ class SlurmJob(Handle):
         try:
             said = query(["scontrol", "show", "job", self.number, "-o"])
         except Unreachable as error:
-            if code is None or "Invalid job id" not in str(error):
+            if code is None or FORGOTTEN not in str(error):
                 raise
             return State(ENDED, "", code)
+        return self.state_of(said)
+
+    def state_of(self, said: str) -> State:
+        """The state of the job of which ``scontrol show job -o`` says this."""
+        code = read_code(self.folder)
         word = _field(said, "JobState")
         reason = "" if (found := _field(said, "Reason")) in ("None", "") else found
         if word in OVER:
@@ -293,6 +309,60 @@ class SlurmJob(Handle):
     def cancel(self) -> None:
         with suppress(OSError):
             (self.folder / LEAVE).touch()
+        query(["scancel", self.number])
+
+
+class SlurmArray(Handle):
+    """A sweep as one array of Slurm: its lines are the changes of state of its elements."""
+
+    def __init__(self, number: str, job: Job) -> None:
+        self.number, self.points = number, job.points
+        self.name, self.cancels = f"Slurm array {number}", f"scancel {number}"
+        self.log = f"{job.engine_folder}/N.log"
+        self._elements = [SlurmJob(f"{number}_{i}", point.folder / ENGINE) for i, point in enumerate(job.points)]
+        self._states = [State(PENDING)] * len(job.points)
+        self._said: list[str] = []
+
+    def state(self) -> State:
+        try:
+            said = query(["scontrol", "show", "job", self.number, "-o"]).splitlines()
+        except Unreachable as error:
+            if FORGOTTEN not in str(error):
+                raise
+            said = []
+        by_element = {_field(line, "ArrayTaskId"): line for line in said}
+        for i, element in enumerate(self._elements):
+            if line := by_element.get(str(i)):  # those that wait have one line in common
+                self._change(i, element.state_of(line))
+            elif (code := read_code(element.folder)) is not None:
+                self._change(i, State(ENDED, "", code))
+        phases = [state.phase for state in self._states]
+        counts = {phase: phases.count(phase) for phase in (PENDING, REQUEUED, RUNNING, ENDED)}
+        words = ", ".join(f"{count} {phase}" for phase, count in counts.items() if count)
+        if counts[ENDED] == len(phases):
+            return State(ENDED, "", max(state.code for state in self._states))
+        return State(RUNNING if counts[RUNNING] or counts[ENDED] else PENDING, words)
+
+    def _change(self, number: int, state: State) -> None:
+        if state == self._states[number]:
+            return
+        self._states[number] = state
+        code = f" with exit code {state.code}" if state.phase == ENDED else ""
+        reason = f" ({state.reason})" if state.reason else ""
+        self._said.append(f"job {number} ({self.points[number].name}): {state.phase}{code}{reason}\n")
+
+    def lines(self) -> Iterator[str]:
+        said, self._said = self._said, []
+        yield from said
+
+    def signal(self, number: int) -> None:
+        for element in self._elements:
+            element.folder.mkdir(parents=True, exist_ok=True)
+            (element.folder / LEAVE).touch()
+        query(["scancel", "--state=PENDING", self.number])
+        query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", self.number])
+
+    def cancel(self) -> None:
         query(["scancel", self.number])
 
 
