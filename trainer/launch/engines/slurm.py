@@ -91,6 +91,7 @@ while kill -0 "$step" 2>/dev/null; do
             for one in $(squeue -h -s -j "$SLURM_JOB_ID" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
             sleep 2
             kill -KILL "$step" 2>/dev/null
+            break
         fi
     fi
 done
@@ -123,7 +124,7 @@ if [ -n "$again" ]; then
     # The job is pending from now on, and can be kept off the lost hosts until Slurm ends this script.
     lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
     [ -z "$lost" ] || scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$lost"
-    sleep 600
+    while :; do sleep 5; done # SIGTERM ends the sleep alone: nothing may follow it
 fi
 echo "$code" >"$engine/code"
 exit "$code"
@@ -289,7 +290,7 @@ class SlurmJob(Handle):
         if code is not None:
             return State(ENDED, "", code)
         restarts = int(_field(said, "Restarts") or 0)
-        if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and restarts == self._lives()):
+        if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and 0 < restarts == self._lives()):
             return State(REQUEUED if restarts else PENDING, reason)
         return State(RUNNING, _field(said, "NodeList"))
 
