@@ -85,10 +85,11 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     from trainer.cli.arguments import argument_parser, parse, typed_flags
     from trainer.errors import UserError
-    from trainer.host import torchrun
+    from trainer.host import engine_ranks, torchrun
     from trainer.host.folder_checks import check_working_folder
 
     check_working_folder()
+    engine_ranks.adopt(os.environ, argv)
     if torchrun.is_rank():
         from trainer.cli.torchrun import join
 

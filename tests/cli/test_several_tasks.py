@@ -15,7 +15,7 @@ from tests.cli.conftest import Run
 from tests.runs import environment
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
-from trainer.planning.one_of_several_tasks import check_alone
+from trainer.planning.engine_hosts import check_alone
 
 SBATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
 STEP = {**SBATCH, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
@@ -153,8 +153,3 @@ def test_hosts_number_comes_from_a_variable_as_the_advice_says(run: Run, monkeyp
     advised = ["launch.nnodes=2", "launch.node_rank=${oc.env:SLURM_NODEID}", "launch.master_addr=127.0.0.1"]
     code, out, error = run("+recipe=digits_lenet", "plan=true", "tracking=none", *advised)
     assert (code, error) == (0, "") and "host 1" in out.replace("\n", " "), out
-
-
-def test_values_to_come_are_said_not_to_be_there_yet(run: Run) -> None:
-    code, _, error = run("+recipe=digits_lenet", "plan=true", "launch.env=slurm")
-    assert code == 2 and "launch.env=slurm: is not there yet; must be one of auto, none, paddle" in error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
-from trainer.wording import typed
+from trainer.wording import override, typed
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
@@ -29,6 +30,26 @@ if TYPE_CHECKING:
     from trainer.planning.checked_config import Checked
     from trainer.planning.launcher import Starter
     from trainer.tracking.client import RecorderProcess
+
+
+OF_THE_RUN, OF_RESUME, OF_SWEEP, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "TRAINER_SWEEP_DIR", "TRAINER_SWEPT"
+"""What a job of an engine hands to its processes: the run's folder, whether the run resumes there, and the folder and
+keys of the sweep that it is a job of."""
+LOCAL = tuple(f"trainer.launch.builtin.{name}" for name in ("Local", "InProcess", "Forkserver"))
+"""Launchers that submit nothing."""
+
+
+def is_submitted(config: DictConfig) -> bool:
+    """Whether ``launch`` submits the command of a composed config to an engine, and this is not its job.
+
+    Raises:
+        UserError: ``launch._target_`` is no launcher, or does not take its keys.
+    """
+    if str(config.launch.get("_target_")) in LOCAL:
+        return False
+    from trainer.cli.submit import submitter_of
+
+    return submitter_of(config) is not None
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -56,7 +77,11 @@ def run_one(
         flags: before the overrides, in the command that repeats the run.
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
-    config = compose.compose(app, [*overrides, *composed_with], config_name)
+    config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
+    if is_submitted(config):
+        from trainer.cli.submit import submit
+
+        return submit(config, [*flags, *overrides])
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready
@@ -97,14 +122,24 @@ def run_one(
 
             if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
                 trackers[0].mark_away(MLFLOW, away)
-        run_dir = claim(run_dir, _is_chosen(config, ready, overrides))
-        ready = ready.in_folder(run_dir)
+        run_dir = claim(run_dir, OF_THE_RUN in os.environ or _is_chosen(config, ready, overrides))
+        ready = replace(ready.in_folder(run_dir), swept=frozenset(filter(None, os.environ.get(SWEPT, "").split(","))))
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
     from trainer.cli.last_lines import say_result
 
     say_result(result, ready, [*flags, *overrides])
     return result
+
+
+def _engine_overrides(overrides: Sequence[str]) -> list[str]:
+    """Overrides for a process of an engine's job. The command that repeats the run does without them."""
+    found = []
+    if (folder := os.environ.get(OF_THE_RUN)) and "hydra.run.dir" not in typed_keys(overrides):
+        found.append(override("hydra.run.dir", folder))
+    if how := os.environ.get(OF_RESUME):
+        found.append(f"resume.path={how}")
+    return found
 
 
 def _executed(
@@ -119,7 +154,8 @@ def _executed(
         with held(ready):
             if not ready.plan.topology.node_rank:  # hosts may share the folder
                 leave_hydra_files(config, Path(ready.plan.paths.run_dir))
-            result = execute(ready, start, overrides, tracker)
+            sweep = os.environ.get(OF_SWEEP)
+            result = execute(ready, start, overrides, tracker, Path(sweep) if sweep else None)
         early_signals.job_ended(exit_code(result))
         return result
     except (Interrupted, RunFailed) as error:
@@ -190,6 +226,8 @@ def exit_code(result: Result) -> int:
     """The exit code for a command's result: 0 done; 1 a sweep's job failed; 2 the shown plan would be refused."""
     if result.status == "planned":
         return UserError.exit_code if result.error else 0
+    if result.status == "submitted":
+        return 0
     return 0 if result.status == "done" else RunFailed.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_by, show_only
+from trainer.cli.commands import check_same_folder, is_submitted, leave_hydra_files, recorded_by, show_only
 from trainer.cli.compose import plain
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
 from trainer.cli.sweep_points import Point, check_points, expand, swept_keys
+from trainer.config.keys import key_of
 from trainer.config.redact import command, hide, text
 from trainer.config.schema.run import MLFLOW
 from trainer.errors import (
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
+    from trainer.launch.engines.contract import Job as EngineJob
+    from trainer.launch.engines.contract import Submitter
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
 
@@ -62,8 +66,14 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     All points are checked before the first one starts. A failed job is recorded, and the others run.
     """
     checked = _check(app, overrides, config_name, flags)
-    if checked.points[0].ready.checked.config.plan:
+    first = checked.points[0]
+    if first.ready.checked.config.plan:
         return [show_only(point.ready) for point in checked.points]
+    if is_submitted(first.config) and first.config.launch.get("dry_run"):
+        return checked.show_engine_job()
+    if first.ready.checked.config.sweep.parallel not in (None, 1) and not is_submitted(first.config):
+        what = f"sweep.parallel={first.ready.checked.config.sweep.parallel}"
+        raise UserError(what, "on this host the jobs of a sweep run one by one", "sweep.parallel=1 (or launch=slurm)")
     return checked.run()
 
 
@@ -105,6 +115,12 @@ class Sweep:
     swept: set[str]
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
+
+    def show_engine_job(self) -> list[Result]:
+        """Print what the engine would get; nothing is submitted."""
+        job, launcher = self._engine_job()
+        sys.stdout.write(launcher.render(job))
+        return [Result("planned", str(self.folder / point.subdir)) for point in self.points]
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
@@ -168,12 +184,50 @@ class Sweep:
 
     def _run_jobs(self) -> None:
         try:
+            if is_submitted(self.points[0].config):
+                self._submit()
+                return
             for point in self.points:
                 self._job(point)
         except AskedToLeave as error:
             raise RunPreempted(f"{error} between two jobs: those after it were not started") from None
         except KeyboardInterrupt:
             raise Interrupted(BY_CTRL_C) from None
+
+    def _submit(self) -> None:
+        """Run all jobs as one job of an engine, and follow it. Jobs that fail are recorded."""
+        from trainer.cli.submit import hand_over
+
+        job, launcher = self._engine_job()
+        for point in self.points:
+            (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
+        try:
+            hand_over(job, launcher)
+        except RunFailed as error:
+            print(error, flush=True)
+        finally:
+            for point in self.points:
+                shown = tuple(text(override) for override in point.overrides)
+                result = read_result(str(self.folder / point.subdir), "failed", "it has not ended")
+                self._end(shown, result, point.ready)
+
+    def _engine_job(self) -> tuple[EngineJob, Submitter]:
+        """The job of an engine that runs all jobs of the sweep."""
+        from trainer.cli.submit import job_of, submitter_of
+        from trainer.launch.engines.contract import Point as Element
+
+        launched, launcher = self.points[0].ready.checked.config, submitter_of(self.points[0].config)
+        assert launcher is not None
+        elements = []
+        for point in self.points:
+            shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
+            words = (*self.flags, *point.overrides)
+            elements.append(Element(words, self.folder / point.subdir, command(map(text, shown))))
+        job = job_of(launched, self.folder, self.overrides, launcher)
+        job = replace(
+            job, points=tuple(elements), swept=tuple(sorted(self.swept)), parallel=launched.sweep.parallel or 0
+        )
+        return job, launcher
 
     def _job(self, point: Point) -> None:
         """Run one job. A failure is recorded; an interruption ends the sweep."""

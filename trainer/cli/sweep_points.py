@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
+from trainer.cli.commands import is_submitted
 from trainer.cli.explain import sentences
 from trainer.config.keys import key_of
 from trainer.config.redact import command
@@ -165,7 +166,8 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
         compose.place(config, folder / subdir)
         compose.check_sources(config)
         plain = compose.plain(config)
-    ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole)
+    away = is_submitted(config)
+    ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole, away=away)
     return Point(overrides, config, ready, subdir)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from trainer.cli.arguments import typed_flags
 from trainer.errors import UserError
+from trainer.host.torchrun import starter_of
 from trainer.planning.launcher import Starter
 
 
@@ -27,7 +28,7 @@ def _run(args: argparse.Namespace, start: Starter) -> None:
     from trainer.cli.saved_run import chosen
 
     if args.multirun or args.cfg or args.info:
-        raise UserError("torchrun", "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
+        raise UserError(starter_of(), "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
     size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     topology = [f"launch.nproc={local}", *([f"launch.nnodes={size // local}"] if size > local else [])]
     ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]

@@ -37,12 +37,14 @@ def get_ready(
     passed: Callable[[Checked], None] = lambda checked: None,
     above: Path | None = None,
     whole: bool = False,
+    away: bool = False,
 ) -> Ready:
     """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
     Args:
         place: the key that names ``run_dir``, or the folder ``above`` of the job's sweep.
         whole: the user named the folder by its whole path.
+        away: the job is for other machines than this one.
         passed: called when the light checks are passed, before torch is imported.
 
     Raises:
@@ -51,7 +53,9 @@ def get_ready(
     redact.HERE.learn(values(config))
     try:
         paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
-        return _get_ready(Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir))), passed)
+        return _get_ready(
+            Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir)), away), passed
+        )
     except OSError as error:  # whatever is read here, the config names
         if limit := machine_limits.reached(error):
             raise RunFailed(limit) from error

@@ -42,13 +42,14 @@ class Command:
     A job is planned from its command, and planned again from a changed one: for another batch size, or for other hosts.
 
     Attributes:
-        place: the folder that the user has named: the run's, or the one of its sweep.
+        place: the folder that the user has named: the run's, or the one of its sweep. away: it is for other machines.
     """
 
     config: Mapping[str, Any]
     typed: tuple[str, ...]
     paths: Paths
     place: NamedFolder
+    away: bool = False
 
     def with_batch_size(self, size: int) -> Command:
         """This command with a batch size per worker in place of ``data.batch_size=auto``."""
@@ -155,7 +156,7 @@ def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checke
     Raises:
         UserError: the job cannot run.
     """
-    checked, place = check(command.config, command.typed), command.place
+    checked, place = check(command.config, command.typed, command.away), command.place
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)

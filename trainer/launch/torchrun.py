@@ -13,6 +13,7 @@ from typing import Any
 from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import files
+from trainer.host.addresses import listening
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
 from trainer.launch.process_reports import environment, leave_plan
@@ -59,17 +60,18 @@ def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:
 
 
 def _store() -> Any:
+    """The store in which the ranks meet: of torchrun's agent, else rank 0 serves it at its address alone."""
     import datetime
 
     import torch.distributed as dist
 
+    address, port, patience = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), datetime.timedelta(hours=1)
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if agent_serves or os.environ["RANK"] != "0":
+        return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)
+    serving = listening(address, port, backlog=512)
     return dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=not agent_serves and os.environ["RANK"] == "0",
-        wait_for_workers=False,
-        timeout=datetime.timedelta(hours=1),
+        address, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=serving.detach()
     )
 
 

@@ -41,8 +41,8 @@ def searched(config: RunConfig, typed: set[str]) -> bool:
         )
         raise UserError(what, why, f"data.batch_size={FIRST_TRY}")
     if torchrun.is_rank():
-        why = "starts processes for each try, and torchrun has started the run's already"
-        raise UserError(what, why, "python -m trainer ... launch.nproc=N without torchrun")
+        why = f"starts processes for each try, and {torchrun.starter_of()} has started the run's already"
+        raise UserError(what, why, f"python -m trainer ... launch.nproc=N without {torchrun.starter_of()}")
     return True
 
 

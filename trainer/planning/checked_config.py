@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from trainer.config.run_config import RunConfig
 from trainer.data.source import DataSource, Facts
 from trainer.errors import UserError
+from trainer.host import torchrun
 from trainer.planning.class_names import Classes
 from trainer.strategies.contract import Declaration
 
@@ -78,9 +78,9 @@ class Checked:
     @property
     def restartable(self) -> bool:
         """Whether all processes can be started again together: they are on this host, or hosts can come and go.
-        torchrun restarts its ranks itself."""
+        torchrun restarts its ranks itself, and srun's do not come back."""
         ours = self.config.launch.nnodes == 1 or self.config.launch.least_nnodes is not None
-        return self.config.mode == "train" and ours and "TORCHELASTIC_RUN_ID" not in os.environ
+        return self.config.mode == "train" and ours and not torchrun.is_rank()
 
     @property
     def leased(self) -> bool:

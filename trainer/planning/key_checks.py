@@ -70,13 +70,14 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
         what = f"~{group}" if node == "???" else f"{group}={keys.spelled(node)}"
         raise UserError(what, "the run needs one of the group's options", f"{group}=OPTION")
     known, closed = _known_keys(group, str(node.get("_target_")))
+    mappings = tuple(f"{declared.path}." for declared in known.values() if declared.kind is dict)
     present = dict(leaves(node, f"{group}."))
     for path, value in present.items():
         if value == "???":
             raise UserError(path, "has no value", f"{path}=VALUE")
         if path in known:
             _check_value(known[path], value)
-        elif closed and not path.startswith(("tracking.tags.", "tracking.trackers.")):
+        elif closed and not path.startswith(mappings):
             near = keys.nearest_key(path, [*known, *(k.path for k in keys.keys(schema.Config))], value)
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
             raise UserError(

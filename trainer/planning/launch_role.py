@@ -165,7 +165,9 @@ def on_roles(config: RunConfig, environment: Mapping[str, str] = os.environ) -> 
         return config
     if torchrun.is_rank(environment):
         raise UserError(
-            f"{ROLE}={launch.role}", "torchrun has started the processes already", "the command without torchrun"
+            f"{ROLE}={launch.role}",
+            f"{torchrun.starter_of()} has started the processes already",
+            f"the command without {torchrun.starter_of()}",
         )
     if launch.role == "server" and config.mode != "train":
         raise UserError(f"{ROLE}=server", f"mode={config.mode} has no servers", f"{ROLE}=worker")

@@ -50,7 +50,7 @@ def _reasons(config: RunConfig, declaration: Declaration) -> Iterator[tuple[str,
         how = "launch.ips" if launch.ips is not None else "launch.role"
         yield f"{how} says which hosts there are", f"{how}=null launch.node_rank=N launch.master_addr=ADDRESS"
     if torchrun.is_rank():
-        yield "torchrun has started the processes already", "torchrun --nnodes=MIN:MAX"
+        yield f"{torchrun.starter_of()} has started the processes already", "torchrun --nnodes=MIN:MAX"
     if launch.workers is not None:
         yield "launch.workers is their number on all hosts, which changes", "launch.workers=null launch.nproc=N"
     if declaration.name in STRATEGIES:

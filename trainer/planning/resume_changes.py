@@ -47,6 +47,7 @@ HARMLESS = (
     "model.head",
     "test",
     "eval",
+    "sweep",
     "execution.keep_memory",
     "execution.threads",
     "execution.log_every",

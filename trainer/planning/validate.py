@@ -36,9 +36,9 @@ from trainer.planning.data_checks import (
     with_classes,
     with_length,
 )
+from trainer.planning.engine_hosts import check_alone
 from trainer.planning.key_checks import check_group, check_keys, check_mode, check_name, check_targets
 from trainer.planning.launcher import launcher_of
-from trainer.planning.one_of_several_tasks import check_alone
 from trainer.planning.processes import (
     check_devices,
     choose_device,
@@ -56,12 +56,13 @@ OF_HOSTS = ("nnodes", "node_rank", "ips", "workers", "role", "rank", "server_end
 """Keys of ``launch`` about hosts, and about processes that are started one by one."""
 
 
-def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
+def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: bool = False) -> Checked:
     """Check everything about a config that can be known without importing torch.
 
     Args:
         composed: the config as plain data, resolved, without ``hydra``; it stays as it is.
         typed: keys that the user typed on the command line.
+        elsewhere: the run is for other machines than this one.
 
     Raises:
         UserError: the first thing that cannot be.
@@ -73,7 +74,7 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     check_name(config.name)
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
-    elsewhere = is_elsewhere(config, device, nproc)
+    elsewhere = elsewhere or is_elsewhere(config, device, nproc)
     for check_one in (check_alone, _check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             check_one(config)
@@ -81,7 +82,8 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = ()) -> Checked:
     config, auto_strategy = with_strategy(config, workers, typed)
     declaration = _declared(config, workers, lacks)
     _check_processes(config, declaration, workers, lacks)
-    check_devices(config, device, nproc)
+    if not elsewhere:
+        check_devices(config, device, nproc)
     _check_port(config)
     if not elsewhere:
         with lacks:
@@ -245,10 +247,9 @@ def _check_launcher(config: RunConfig, workers: int, declaration: Declaration, l
     if others and torchrun.is_rank():
         with lacks:
             more = " and ".join(f"{role}s" for role in roles if role != "worker")
-            why = f"torchrun starts workers alone, and this strategy has {more}"
-            raise UserError(
-                f"strategy={declaration.name}", why, "python -m trainer without torchrun (or strategy=collective)"
-            )
+            why = f"{torchrun.starter_of()} starts workers alone, and this strategy has {more}"
+            instead = "one task on each host" if torchrun.RANKS in os.environ else "python -m trainer without torchrun"
+            raise UserError(f"strategy={declaration.name}", why, f"{instead} (or strategy=collective)")
     launcher, what = launcher_of(config), f"launch._target_={config.launch._target_}"
     for refusal in refusals(what, "refuse", lambda: launcher.refuse(config, workers, others)):
         with lacks:

@@ -19,14 +19,24 @@ OF_RESUMING = ("resume", "resume.path", "resume.allow_changes")
 
 
 def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The words before the overrides: ``python -m trainer``, or host 0's torchrun with as many processes."""
+    """The words before the overrides: ``python -m trainer``, alone or after torchrun, srun or mpirun."""
     if not torchrun.is_rank(environment):
         return ["python", "-m", "trainer"]
+    if torchrun.RANKS in environment:
+        return [*_engines_starter(environment), "python", "-m", "trainer"]
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     size, here, address, port = (environment.get(name, "") for name in names)
     hosts = [f"--nnodes={int(size) // int(here)}"] if int(size) > int(here) else []
     meeting = ["--node-rank=0", f"--master-addr={address}", f"--master-port={port}"]
     return ["torchrun", *hosts, f"--nproc-per-node={here}", *(meeting if hosts else []), "-m", "trainer"]
+
+
+def _engines_starter(environment: Mapping[str, str]) -> list[str]:
+    """The words of srun or mpirun that start as many tasks on each host."""
+    size, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
+    if torchrun.starter_of(environment) == "srun":
+        return ["srun", *([f"-N{size // here}"] if size > here else []), f"-n{size}"]
+    return [torchrun.starter_of(environment), "-n", str(size)]
 
 
 def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], run_dir: Path) -> list[str]:

@@ -74,6 +74,7 @@ class Config:
     launch: Any = key("???", "group: how many processes, and where")
     execution: Any = key("???", "group: arithmetic and rhythm")
     tracking: Any = key("???", "group: where metrics go")
+    sweep: SweepConfig = key(SweepConfig, "how the jobs of a sweep run")
     eval: EvalConfig = key(EvalConfig, "which part of the data mode=eval measures")
     predict: Any = key("???", "group: which images or rows mode=predict looks at")
     checkpoint: Any = key("???", "group: when the run saves what it can go on from")

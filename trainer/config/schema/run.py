@@ -56,9 +56,8 @@ class LaunchConfig:
     )
     env: Optional[str] = key(
         "auto",
-        "auto: refuse to be one of several copies (srun, mpirun, ...); none: allow; paddle: Fleet's variables",
-        choices=("auto", "none", "paddle"),
-        not_yet=("slurm", "mpi", "pmi", "kubernetes"),
+        "whose variables say which process of the run this is; auto: those that are there; none: no one's",
+        choices=("auto", "none", "paddle", "slurm", "mpi", "kubernetes", "torchrun"),
     )
     secret_file: Optional[str] = key(
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
@@ -91,6 +90,32 @@ class ForkserverLaunch(LaunchConfig):
     """launch=forkserver: every process of this host is a child of a forkserver, also a worker alone."""
 
     _target_: str = key("trainer.launch.builtin.Forkserver", "class, a trainer.planning.launcher.Launcher")
+
+
+@dataclass
+class SubmitLaunch(LaunchConfig):
+    """Keys of launchers that submit the command to an engine (Slurm, Kubernetes, Ray, MPI)."""
+
+    options: Dict[str, Any] = key({}, "the engine's own options by name, e.g. launch.options.partition=gpu for sbatch")
+    setup: Optional[Any] = key(
+        None, "lines of the shell before the command on the engine's machines (modules, a container)", texts=True
+    )
+    python: Optional[str] = key(None, "what starts Python there (null: the interpreter of this command)")
+    cores: Optional[int] = key(None, "cores of a host (null: the engine's default)", "cores", ge=1)
+    memory: Optional[str] = key(None, "memory of a host with its unit, e.g. 64G (null: the engine's default)")
+    gpus: Optional[int] = key(None, "GPUs of a host (null: one per worker with device=cuda, else none)", "GPUs", ge=0)
+    max_preemptions: Optional[int] = key(
+        None, "so often the job may be pre-empted or run out of time (null: no limit)", "times", ge=0
+    )
+    wait: bool = key(True, "follow the job to its end; false: print its number and return")
+    dry_run: bool = key(False, "print what the engine would get; nothing is submitted or written")
+
+
+@dataclass
+class SlurmLaunch(SubmitLaunch):
+    """launch=slurm: the command as a batch job of Slurm."""
+
+    _target_: str = key("trainer.launch.engines.slurm.Slurm", "class, a trainer.launch.engines.contract.Submitter")
 
 
 @dataclass
@@ -196,6 +221,15 @@ class PredictConfig:
 
     input: Optional[str] = key(None, "folder of images, with all folders in it; of rows a file, folder or pattern")
     output: Optional[str] = key(None, "CSV file of the predictions (null: predictions.csv in the run's folder)")
+
+
+@dataclass
+class SweepConfig:
+    """sweep: how the jobs of ``-m`` run."""
+
+    parallel: Optional[int] = key(
+        None, "jobs at a time (null: one on this host; on an engine all that it starts)", "jobs", ge=1
+    )
 
 
 @dataclass

@@ -1,0 +1,238 @@
+"""The batch script of launch=slurm: what it asks sbatch for, and what it decides when its tasks end."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainer.errors import UserError
+from trainer.launch.engines.contract import Job, Needs, Point, State
+from trainer.launch.engines.engine_folder import begin
+from trainer.launch.engines.slurm import Slurm, SlurmArray, SlurmJob
+
+COMMANDS = {
+    # Two hosts: each task ends with the code in CODE.N, or not at all where there is none.
+    "srun": """
+while [ "$1" != bash ]; do shift; done
+for number in 0 1; do [ -e "$FAKES/code.$number" ] && SLURM_NODEID=$number "$@"; done
+[ -e "$FAKES/code.0" ] && [ -e "$FAKES/code.1" ] || exec sleep 60""",
+    "trainer": 'printf "%s\\n" "$@" >"$FAKES/words.$SLURM_NODEID"\nexit "$(cat "$FAKES/code.$SLURM_NODEID")"',
+    "scontrol": """
+case "$1 $2" in
+"show hostnames") printf 'n1\\nn2\\n' ;;
+"show node") echo "NodeName=$3 NodeAddr=10.0.0.${3#n} Port=1" ;;
+"requeue "*) echo "$@" >>"$FAKES/asked"; (sleep 1; kill -KILL "$PPID" $(pgrep -P "$PPID")) >/dev/null 2>&1 & ;;
+*) echo "$@" >>"$FAKES/asked" ;;
+esac""",
+    "squeue": "echo 12.batch; echo 12.0",
+    "scancel": 'echo scancel "$@" >>"$FAKES/asked"',
+}
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of commands that stand for Slurm's, first in PATH."""
+    folder = tmp_path / "fakes"
+    folder.mkdir()
+    for name, text in COMMANDS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKES", str(folder))
+    return folder
+
+
+def job(tmp_path: Path, **changes: object) -> Job:
+    made = Job(
+        name="lenet",
+        words=("+recipe=digits_lenet", "name=it's $(touch x)"),
+        folder=tmp_path / "my run",
+        command=("trainer",),
+        started_in=str(tmp_path),
+        hosts=2,
+        needs={"host": Needs(4, "8G", 2)},
+        grace_s=1,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def play(
+    job: Job, fakes: Path, codes: dict[int, int], life: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the batch script of a job once, whose tasks end with these codes."""
+    if life == 0:
+        begin(job, Slurm(options={}).render(job))
+    for old in fakes.glob("code.*"):
+        old.unlink()
+    for number, code in codes.items():
+        (fakes / f"code.{number}").write_text(str(code))
+    environment = {**os.environ, "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_RESTART_COUNT": str(life)}
+    command, said = ["bash", str(job.engine_folder / "job.sh")], fakes / "said"
+    with said.open("w") as out:  # a pipe would be held by what the script has left running
+        done = subprocess.run(
+            command, env=environment | variables, stdout=out, stderr=out, timeout=30, cwd=job.started_in, check=False
+        )
+    return subprocess.CompletedProcess(command, done.returncode, said.read_text())
+
+
+def asked(fakes: Path) -> str:
+    return (fakes / "asked").read_text() if (fakes / "asked").exists() else ""
+
+
+def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path: Path) -> None:
+    text = Slurm().render(
+        job(tmp_path, options={"partition": "gpu", "qos": "a b", "exclusive": True, "time": "1:00:00"})
+    )
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    folder = tmp_path / "my run" / "engine"
+    assert directives == [
+        "#SBATCH --job-name=lenet",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --cpus-per-task=4",
+        "#SBATCH --mem=8G",
+        "#SBATCH --gpus-per-node=2",
+        f"#SBATCH --output='{folder}/log'",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --signal=USR1@31",
+        "#SBATCH --requeue",
+        f"#SBATCH --chdir={tmp_path}",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --qos='a b'",
+        "#SBATCH --exclusive",
+        "#SBATCH --time=1:00:00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"), [("nodes", "launch.nnodes"), ("signal", "without"), ("open-mode", "without")]
+)
+def test_option_that_the_job_sets_itself_is_refused(tmp_path: Path, option: str, instead: str) -> None:
+    with pytest.raises(UserError, match=f"launch.options.{option}.* is set by the job itself.*{instead}"):
+        Slurm().render(job(tmp_path, options={option: 1}))
+
+
+def test_tasks_get_the_words_as_typed_and_the_secret_is_in_a_private_file(tmp_path: Path, fakes: Path) -> None:
+    done = play(job(tmp_path, setup=("export SEEN=1",)), fakes, {0: 0, 1: 0})
+    assert done.returncode == 0, done.stdout
+    assert (fakes / "words.0").read_text().splitlines() == [
+        "-m",
+        "trainer",
+        "+recipe=digits_lenet",
+        "name=it's $(touch x)",
+    ]
+    secret = tmp_path / "my run" / "engine" / "secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_text()) == 64
+    assert secret.read_text() not in (secret.parent / "job.sh").read_text() and not (tmp_path / "x").exists()
+    assert (secret.parent / "code").read_text() == "0\n" and "requeue" not in asked(fakes)
+
+
+@pytest.mark.parametrize(
+    ("codes", "changes", "wanted", "code"),
+    [
+        ({0: 75, 1: 75}, {}, "requeue 12\n", None),
+        ({0: 75, 1: 75}, {"max_preemptions": 1}, "requeue 12\n", None),
+        ({0: 75, 1: 75}, {"max_preemptions": 0}, "", 75),
+        ({0: 1, 1: 1}, {}, "", 1),
+        ({0: 2, 1: 2}, {}, "", 2),
+        ({1: 2}, {}, "scancel --signal=KILL 12.0\n", 2),
+        ({0: 1}, {}, "scancel --signal=KILL 12.0\nrequeue 12\nupdate JobId=12 ExcNodeList=n2\n", None),
+        ({0: 1}, {"max_restarts": 0}, "scancel --signal=KILL 12.0\n", 1),
+        ({0: 0}, {}, "scancel --signal=KILL 12.0\n", 0),
+    ],
+)
+def test_script_requeues_after_a_preemption_or_a_lost_host_and_ends_otherwise(
+    tmp_path: Path, fakes: Path, codes: dict[int, int], changes: dict[str, int], wanted: str, code: int | None
+) -> None:
+    one = job(tmp_path, **changes)
+    done = play(one, fakes, codes)
+    assert asked(fakes) == wanted, done.stdout
+    left = one.engine_folder / "code"
+    assert (int(left.read_text()), done.returncode) == (code, code) if code is not None else not left.exists()
+
+
+def test_lost_hosts_stay_excluded_in_later_lives_and_are_counted(tmp_path: Path, fakes: Path) -> None:
+    one = job(tmp_path, max_restarts=1)
+    play(one, fakes, {0: 1})
+    (one.engine_folder / "lives").write_text("0 1 n7\n")  # as if the first one had lost another host
+    done = play(one, fakes, {0: 75, 1: 75}, life=1)
+    assert "ExcNodeList=n7" in asked(fakes).splitlines()[-1]
+    done = play(one, fakes, {0: 1}, life=2)
+    assert done.returncode == 1 and (one.engine_folder / "lives").read_text() == "0 1 n7\n1 75 \n2 1 n2\n"
+
+
+def test_asked_to_leave_the_job_ends_with_75_and_is_not_requeued(tmp_path: Path, fakes: Path) -> None:
+    one = job(tmp_path)
+    begin(one, Slurm().render(one))
+    (one.engine_folder / "leave").touch()
+    done = play(one, fakes, {0: 75, 1: 75}, life=1)
+    assert (done.returncode, asked(fakes)) == (75, "")
+
+
+def test_other_hosts_error_is_shown(tmp_path: Path, fakes: Path) -> None:
+    (fakes / "trainer").write_text('#!/bin/bash\necho "host $SLURM_NODEID says why"\nexit $SLURM_NODEID\n')
+    done = play(job(tmp_path), fakes, {0: 0, 1: 1})
+    assert "slurm: host 1 (n2) ended with exit code 1:\nhost 1 says why" in done.stdout
+    assert done.stdout.count("host 0 says why") == 1
+
+
+def test_each_job_of_a_sweep_is_an_element_of_an_array(tmp_path: Path, fakes: Path) -> None:
+    points = tuple(Point(("x=1", f"seed={i}"), tmp_path / "my run" / str(i), f"seed={i}") for i in range(3))
+    one = job(tmp_path, points=points, swept=("seed",), parallel=2)
+    assert "#SBATCH --array=0-2%2" in Slurm().render(one)
+    done = play(one, fakes, {0: 0, 1: 0}, SLURM_ARRAY_TASK_ID="1")
+    assert done.returncode == 0 and (fakes / "words.0").read_text() == "-m\ntrainer\nx=1\nseed=1\n"
+    assert (tmp_path / "my run" / "1" / "engine" / "code").read_text() == "0\n"
+
+
+SHOWN = "JobId=12 JobState={} Reason={} Restarts={} ExitCode={} NodeList=n[1-2] BatchHost=n1"
+
+
+@pytest.mark.parametrize(
+    ("words", "lives", "state"),
+    [
+        (("PENDING", "Resources", 0, "0:0"), 0, State("pending", "Resources")),
+        (("RUNNING", "None", 0, "0:0"), 0, State("running", "n[1-2]")),
+        (("COMPLETING", "None", 0, "0:0"), 0, State("running", "n[1-2]")),
+        (("COMPLETING", "None", 1, "0:0"), 1, State("requeued")),
+        (("PENDING", "BeginTime", 1, "0:0"), 1, State("requeued", "BeginTime")),
+        (("COMPLETED", "None", 0, "0:0"), 0, State("ended", "completed")),
+        (("CANCELLED", "None", 0, "0:15"), 0, State("ended", "cancelled", 130)),
+        (("FAILED", "NonZeroExitCode", 0, "3:0"), 0, State("ended", "failed", 3)),
+        (("TIMEOUT", "TimeLimit", 0, "0:15"), 0, State("ended", "timeout", 143)),
+        (("OUT_OF_MEMORY", "OutOfMemory", 0, "0:125"), 0, State("ended", "out_of_memory", 137)),
+        (("NODE_FAIL", "NodeDown", 0, "0:0"), 0, State("ended", "node_fail", 1)),
+    ],
+)
+def test_state_of_a_job_is_read_from_scontrol(
+    tmp_path: Path, words: tuple[object, ...], lives: int, state: State
+) -> None:
+    (tmp_path / "lives").write_text("0 75 \n" * lives)
+    assert SlurmJob("12", tmp_path).state_of(SHOWN.format(*words)) == state
+
+
+def test_job_that_slurm_has_forgotten_ended_as_its_file_says(tmp_path: Path, fakes: Path) -> None:
+    (fakes / "scontrol").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
+    (tmp_path / "code").write_text("3\n")
+    assert SlurmJob("12", tmp_path).state() == State("ended", "", 3)
+
+
+def test_array_says_which_of_its_jobs_changed(tmp_path: Path, fakes: Path) -> None:
+    points = tuple(Point((), tmp_path / str(i), f"seed={i}") for i in range(3))
+    lines = [
+        f"{SHOWN.format('RUNNING', 'None', 0, '0:0')} ArrayTaskId=0",
+        f"{SHOWN.format('PENDING', 'X', 0, '0:0')} ArrayTaskId=1-2",
+    ]
+    (fakes / "scontrol").write_text(f"#!/bin/bash\ncat <<'X'\n{chr(10).join(lines)}\nX\n")
+    array = SlurmArray("12", job(tmp_path, points=points))
+    assert array.state() == State("running", "2 pending, 1 running")
+    assert "".join(array.lines()) == "job 0 (seed=0): running (n[1-2])\n"
+    for i in range(3):
+        (tmp_path / str(i) / "engine").mkdir(parents=True)
+        (tmp_path / str(i) / "engine" / "code").write_text(f"{i}\n")
+    assert array.state() == State("ended", "", 2)

@@ -1,0 +1,1 @@
+"""Submitters: each file hands the command to one engine (Slurm, Kubernetes, Ray, MPI)."""

@@ -1,0 +1,202 @@
+"""The submitter contract: an engine gets the whole command as a job, and runs it on machines of its own.
+
+A job of an engine moves through these states; the engine moves it, and :mod:`trainer.launch.engines.follow` prints each
+change::
+
+    pending --> running --> ended (exit code)
+       ^           |
+       '- requeued <- pre-empted, out of time, or a host lost
+
+A submitter adds ``render`` and ``submit``. On the engine's machines the same command runs again, finds itself inside of
+the job (``TRAINER_SUBMITTED``), and starts this host's processes as ``launch=local`` does.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.config.run_config import typed
+from trainer.config.schema.run import SubmitLaunch
+from trainer.planning.launcher import Assignment, Launcher, Supervision
+
+SUBMITTED = "TRAINER_SUBMITTED"
+"""The engine whose job this process is in."""
+ENGINE = "engine"
+"""The folder of an engine's files below that of a run."""
+PENDING, RUNNING, REQUEUED, ENDED = "pending", "running", "requeued", "ended"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one host, or one process of a role, needs of its machine; None: the engine's default.
+
+    Attributes:
+        memory: with a unit, as ``16G``.
+    """
+
+    cores: int | None = None
+    memory: str | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One job of a sweep: its words, as :attr:`Job.words`, its folder, and what it is called on the screen."""
+
+    words: tuple[str, ...]
+    folder: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run on an engine's machines. Pure data: a submitter renders it, and nothing is asked again there.
+
+    Attributes:
+        words: flags and overrides as typed, without quotes.
+        folder: of the run, or of the sweep; fixed here once for all hosts and lives of the job.
+        command: starts Python on the hosts, such as ``["/venv/bin/python"]``; ``-m trainer`` and the words follow.
+        started_in: the working folder. hosts: their number. least_hosts: with ``launch.nnodes=MIN:MAX`` the MIN.
+        workers, servers: processes over all hosts; workers None: one per GPU of a host, or one.
+        needs: by role: ``host``, ``worker``, ``server``.
+        max_restarts: so many hosts may be lost. max_preemptions: so often it may be pre-empted; None: no limit.
+        grace_s: the checkpoint after SIGTERM takes so long at most. timeout_s: a lost host is noticed within this.
+        options: the engine's own, by name. setup: lines of the shell before the command.
+        points: the jobs of a sweep, in place of ``words``. swept: keys in which they differ. parallel: so many of them
+        at a time; 0: all.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+    command: tuple[str, ...]
+    started_in: str
+    hosts: int = 1
+    least_hosts: int = 0
+    workers: int | None = None
+    servers: int = 0
+    needs: Mapping[str, Needs] = field(default_factory=dict)
+    max_restarts: int = 3
+    max_preemptions: int | None = None
+    grace_s: float = 30.0
+    timeout_s: float = 600.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    points: tuple[Point, ...] = ()
+    swept: tuple[str, ...] = ()
+    parallel: int = 0
+
+    @property
+    def engine_folder(self) -> Path:
+        """The folder of the engine's files: script, secret, log, exit codes."""
+        return self.folder / ENGINE
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a job.
+
+    Attributes:
+        phase: ``pending``, ``running``, ``requeued`` or ``ended``.
+        reason: the engine's words, such as ``Resources``.
+        code: the exit code of an ended job.
+    """
+
+    phase: str
+    reason: str = ""
+    code: int = 0
+
+
+class Unreachable(Exception):
+    """The engine does not answer; the job may still run. The message is the engine's own."""
+
+
+class Handle:
+    """A submitted job.
+
+    Attributes:
+        name: in messages, such as ``Slurm job 12``. cancels: the command that cancels it. log: where its lines are.
+    """
+
+    name: str
+    cancels: str
+    log: str
+
+    @abstractmethod
+    def state(self) -> State:
+        """Ask the engine for the job's state.
+
+        Raises:
+            Unreachable: it does not answer.
+        """
+
+    @abstractmethod
+    def lines(self) -> Iterator[str]:
+        """Yield what the job has printed since the last call; the text may end within a line."""
+
+    @abstractmethod
+    def signal(self, number: int) -> None:
+        """Send SIGTERM or SIGUSR1 to the job's processes. They save a checkpoint and end; the job is not requeued.
+
+        Raises:
+            Unreachable: the engine does not answer.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the job at once, or take it out of the queue.
+
+        Raises:
+            Unreachable: the engine does not answer.
+        """
+
+
+class Submitter(Launcher):
+    """Base class of launchers that submit the command to an engine.
+
+    Attributes:
+        engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``.
+    """
+
+    engine = ""
+    options: SubmitLaunch
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.options = typed(SubmitLaunch, config)
+
+    @property
+    def submits(self) -> bool:
+        """Whether this command is to be submitted; False inside of a job of the engine."""
+        return os.environ.get(SUBMITTED) != self.engine
+
+    @abstractmethod
+    def render(self, job: Job) -> str:
+        """Return the text that the engine gets, such as a batch script. Writes nothing, and asks no engine.
+
+        Raises:
+            UserError: the job asks for what this engine cannot do.
+        """
+
+    def concerns(self, job: Job) -> list[str]:
+        """Return sentences on what the engine does with this job that the user may not expect. May ask the engine."""
+        return []
+
+    @abstractmethod
+    def submit(self, job: Job) -> Handle:
+        """Hand the job to the engine.
+
+        Raises:
+            UserError: the engine refuses it, or is not there.
+        """
+
+    def start(self, assignment: Assignment, supervision: Supervision) -> dict[str, Any]:
+        """Inside of the job: run this host's processes, as ``launch=local`` does."""
+        from trainer.launch.builtin import Local
+
+        return Local(**self.config).start(assignment, supervision)

@@ -1,0 +1,115 @@
+"""The files of a job below the run's folder (``RUN/engine``), and how an engine's commands are called."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainer.errors import UserError, first_line
+from trainer.host import private
+from trainer.host.files import replace_file
+from trainer.launch.engines.contract import Job, Unreachable
+from trainer.planning.run_secret import LEAST
+
+SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"
+OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, "ended.*", "host.*.log")
+"""Files of an earlier job in the same folder."""
+ASK_S = 30.0
+"""Longest wait for an answer of the engine."""
+CHUNK = 1 << 20
+"""Bytes that are read of a log at once."""
+
+
+def begin(job: Job, script: str) -> Path:
+    """Make the job's folder with a new secret (0600) and the script; returns the script's path."""
+    folder = job.engine_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    clear(folder)
+    private.write(folder / SECRET, secrets.token_hex(LEAST))
+    replace_file(folder / SCRIPT, script, private=True)
+    return folder / SCRIPT
+
+
+def clear(folder: Path) -> None:
+    """Remove the files of an earlier job from a run's engine folder."""
+    for path in (found for name in OF_THE_LAST for found in folder.glob(name)):
+        path.unlink(missing_ok=True)
+
+
+def shell_words(words: Sequence[str]) -> str:
+    """Words as a shell reads them."""
+    return " ".join(map(shlex.quote, words))
+
+
+def ask(command: Sequence[str], what: str) -> str:
+    """Run one of the engine's commands that changes something; returns its output.
+
+    Raises:
+        UserError: there is no such command, or it refuses.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except FileNotFoundError as error:
+        raise UserError(
+            what, f"there is no command {command[0]} here", "launch=local, or the command on a machine with it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UserError(what, f"{command[0]} has not answered within {ASK_S:g} s", "the same command again") from error
+    if done.returncode:
+        raise UserError(what, f"{command[0]} refuses: {_last_words(done)}", "what it names, in launch.options")
+    return done.stdout
+
+
+def query(command: Sequence[str]) -> str:
+    """Run one of the engine's commands; returns its output.
+
+    Raises:
+        Unreachable: it fails, or does not answer.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unreachable(f"{command[0]}: {first_line(error)}") from error
+    if done.returncode:
+        raise Unreachable(_last_words(done))
+    return done.stdout
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1].strip()) if lines else f"exit code {done.returncode}"
+
+
+def read_code(folder: Path) -> int | None:
+    """The exit code that a job has left in its folder; None: it has not ended."""
+    try:
+        text = (folder / CODE).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
+
+
+class LogReader:
+    """Reads what is appended to a log that another host may write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.position, self.rest = path, 0, b""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the text since the last call, in pieces of at most 1 MB."""
+        try:
+            with self.path.open("rb") as log:
+                log.seek(self.position)
+                while piece := log.read(CHUNK):
+                    self.position += len(piece)
+                    whole = self.rest + piece
+                    end = whole.rfind(b"\n") + 1  # a character may be cut; lines are not
+                    self.rest = whole[end:]
+                    if end:
+                        yield whole[:end].decode(errors="replace")
+        except OSError:  # not there yet, or not at the moment: a shared disk
+            return
