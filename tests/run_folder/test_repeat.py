@@ -68,5 +68,5 @@ def test_under_torchrun_the_command_is_torchruns(size: str, started: str) -> Non
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
     }
-    assert torchrun.is_rank(told) and " ".join(repeat.starter(told)) == started
-    assert repeat.starter({}) == PYTHON
+    assert torchrun.is_rank(told) and " ".join(repeat.starter(environment=told)) == started
+    assert repeat.starter(environment={}) == PYTHON

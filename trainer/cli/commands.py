@@ -122,10 +122,14 @@ def run_one(
 
             if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
                 trackers[0].mark_away(MLFLOW, away)
-        run_dir = claim(run_dir, OF_THE_RUN in os.environ or _is_chosen(config, ready, overrides))
+        start = start or start_here
+        if start is start_here and _agrees_with_hosts(config, ready):
+            run_dir, start = _agreed_folder(ready, run_dir)
+        else:
+            run_dir = claim(run_dir, OF_THE_RUN in os.environ or _is_chosen(config, ready, overrides))
         ready = replace(ready.in_folder(run_dir), swept=frozenset(filter(None, os.environ.get(SWEPT, "").split(","))))
         with _noted(ready, [*flags, *overrides]):
-            result = _executed(config, ready, start or start_here, [*flags, *overrides], trackers[0])
+            result = _executed(config, ready, start, [*flags, *overrides], trackers[0])
     from trainer.cli.last_lines import say_result
 
     say_result(result, ready, [*flags, *overrides])
@@ -199,6 +203,28 @@ def check_same_folder(config: DictConfig, key: str, folder: Path) -> None:
     newest = short(there[-1].parents[2]) if there else f"{short(folder.parent)}/NAME"
     why = f"the folder has the time in its name ({key}), so that no command finds the checkpoints of the one before"
     raise UserError("resume=auto", why, f"{typed(key, newest)} resume=auto")
+
+
+def _agrees_with_hosts(config: DictConfig, ready: Ready) -> bool:
+    """Whether this host's folder has to get the name that host 0 gives it by its clock."""
+    topology = ready.plan.topology
+    several = topology.nnodes > 1 and not topology.least_nnodes
+    return several and OF_THE_RUN not in os.environ and compose.named_by_time(config, "hydra.run.dir")
+
+
+def _agreed_folder(ready: Ready, run_dir: Path) -> tuple[Path, Starter]:
+    """The folder of a run on several hosts, and what starts the processes: the hosts meet in the same store."""
+    from trainer.job.claim_folder import claim
+    from trainer.launch.agreed_folder import leave_folder, take_folder
+    from trainer.planning.launcher import start_here
+
+    checked, plan = ready.checked, ready.plan
+    if plan.topology.node_rank:
+        run_dir, store = take_folder(checked.config, plan, run_dir)
+    else:
+        run_dir = claim(run_dir, chosen=False)
+        store = leave_folder(checked.config, plan, run_dir)
+    return run_dir, lambda assignment, supervision: start_here(assignment, replace(supervision, store=store))
 
 
 def _is_chosen(config: DictConfig, ready: Ready, overrides: Sequence[str]) -> bool:

@@ -91,7 +91,7 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
         override("hydra.run.dir", str(folder) if ready.plan.paths.whole_path else short(folder))
     ]
     words = [command([o]) for o in (*typed, *there[-1:], "resume=auto")]
-    return f"{'resume':<{INDENT}}{' '.join((*repeat.starter(), *words))}"
+    return f"{'resume':<{INDENT}}{' '.join((*repeat.starter(overrides), *words))}"
 
 
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:

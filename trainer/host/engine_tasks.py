@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+SUBMITTED = "TRAINER_SUBMITTED"
+"""The engine whose job this process is in, where this product has submitted it."""
 SLURM, MPI, KUBERNETES, TORCHRUN = "slurm", "mpi", "kubernetes", "torchrun"
 
 

@@ -259,7 +259,7 @@ def _place(rendezvous: Rendezvous, scratch: Path, here: list[Any]) -> MeetingPla
         place.make()
         here.append(place.open()[0])
         return place
-    store = open_store(rendezvous)
+    store = rendezvous.store_opened or open_store(rendezvous)
     here.append(PatientStore(store, rendezvous.store, rendezvous.patience_s))
     place = MeetingPlace(
         meet(here[0], rendezvous),

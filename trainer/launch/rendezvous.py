@@ -45,6 +45,7 @@ class Rendezvous:
         terms: what must be the same on all hosts, by key.
         here: the address of this host, at which its servers listen.
         watch: called while the hosts meet (with None) and while the processes run (with the run's board).
+        store_opened: host 0's store, if the hosts have opened it before; None: it is opened when they meet.
     """
 
     host: str = LOOPBACK
@@ -59,6 +60,7 @@ class Rendezvous:
     terms: Mapping[str, Any] = field(default_factory=dict)
     here: str = LOOPBACK
     watch: Callable[[Board | None], None] = lambda board: None
+    store_opened: Any = None
 
     @property
     def where(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from trainer.planning.plan import Plan
 
 if TYPE_CHECKING:
     from trainer.launch.engine import Engine
+    from trainer.launch.rendezvous import Rendezvous
     from trainer.launch.started_process import Role
 
 
@@ -35,28 +37,15 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
     from trainer.launch.forkserver import Forked, launch
     from trainer.launch.preload import modules_of
     from trainer.launch.process_reports import ProcessReports
-    from trainer.launch.rendezvous import Rendezvous
     from trainer.launch.terms import terms
-    from trainer.planning.hosts import hosts_of, listens_at
-    from trainer.planning.launch_role import peers
-    from trainer.planning.run_secret import secret_of_hosts
 
     plan, config = assignment.plan, assignment.config
     settings = config.launch
-    everybody = peers(settings)
-    rendezvous = Rendezvous(
-        host=settings.master_addr,
-        here=listens_at(settings),
-        port=settings.master_port,
-        number=plan.topology.node_rank,
-        hosts=plan.topology.nnodes,
-        timeout_s=settings.timeout_s,
-        patience_s=config.node("strategy").get("timeout_s", settings.timeout_s),
-        secret=secret_of_hosts(settings),
-        addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
-        labels=[str(peer) for peer in everybody],
+    rendezvous = replace(
+        rendezvous_of(config, plan),
         terms=terms(plan, config, assignment),
         watch=supervision.watch,
+        store_opened=supervision.store,
     )
     entries = [plan.strategy.worker, *plan.strategy.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
@@ -87,6 +76,28 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
         "asked": results.asked,
     }
     return {**workers[min(workers)], **{name: settings for name, settings in more.items() if settings}}
+
+
+def rendezvous_of(config: RunConfig, plan: Plan) -> Rendezvous:
+    """The hosts of a run as this host knows them, without the terms on which they have to agree."""
+    from trainer.launch.rendezvous import Rendezvous
+    from trainer.planning.hosts import hosts_of, listens_at
+    from trainer.planning.launch_role import peers
+    from trainer.planning.run_secret import secret_of_hosts
+
+    settings, everybody = config.launch, peers(config.launch)
+    return Rendezvous(
+        host=settings.master_addr,
+        here=listens_at(settings),
+        port=settings.master_port,
+        number=plan.topology.node_rank,
+        hosts=plan.topology.nnodes,
+        timeout_s=settings.timeout_s,
+        patience_s=config.node("strategy").get("timeout_s", settings.timeout_s),
+        secret=secret_of_hosts(settings),
+        addresses=[str(peer.endpoint) for peer in everybody] or hosts_of(settings),
+        labels=[str(peer) for peer in everybody],
+    )
 
 
 def _roles(plan: Plan, config: RunConfig) -> list[Role]:

@@ -16,7 +16,6 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import torchrun
 from trainer.host.engine_tasks import KUBERNETES, PADDLE, Task, tasks_of
-from trainer.host.first_host import first_host
 from trainer.wording import counted
 
 
@@ -37,10 +36,16 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
     task = next((one for one in tasks if _is_one_host(one, launch)), None)
     if task is None or launch.node_rank:
         return config
+    if isinstance(launch.nnodes, str):
+        raise UserError(
+            f"launch.nnodes={launch.nnodes}", f"{task.of.launcher} starts a fixed number of hosts", "launch.env=none"
+        )
     hosts = task.hosts or launch.nnodes
     if launch.nnodes not in (1, hosts):
         what, why = f"launch.nnodes={launch.nnodes}", f"{task.of.launcher} has started {counted(hosts, 'task')}"
         raise UserError(what, f"{why}, one on each host", f"launch.nnodes={hosts}")
+    from trainer.host.first_host import first_host
+
     address, port = launch.master_addr, launch.master_port
     if address == schema.LaunchConfig.master_addr:
         address = task.address or first_host(task.of.engine, task.host, environment)
@@ -57,7 +62,7 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
 def _is_one_host(task: Task, launch: schema.LaunchConfig) -> bool:
     """Whether the task is the launcher of one of several hosts; where nothing says how many, ``launch.nnodes`` does."""
     if task.size is None:
-        return task.of.engine == KUBERNETES and launch.nnodes > 1
+        return task.of.engine == KUBERNETES and launch.nnodes != 1
     return task.is_host and task.size > 1
 
 

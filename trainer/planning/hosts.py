@@ -12,7 +12,6 @@ from trainer.errors import UserError
 from trainer.host import addresses
 from trainer.host.addresses import with_port
 from trainer.planning.endpoints import MEETING_PORT, PORTS, server_ports
-from trainer.planning.engine_hosts import of_engine
 from trainer.planning.launch_role import check_strategy, on_roles, peers
 from trainer.wording import counted
 
@@ -23,7 +22,7 @@ def on_hosts(config: RunConfig) -> RunConfig:
     Raises:
         UserError: they contradict each other.
     """
-    config = on_roles(of_engine(_with_range(config)))
+    config = on_roles(_with_range(config))
     if config.launch.role is not None:
         return config
     if config.launch.ips:

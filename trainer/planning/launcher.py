@@ -80,11 +80,13 @@ class Supervision:
     Attributes:
         deaths: counts the deaths of the run; the launcher starts single processes again while the count allows; None:
         it starts none again. watch: the launcher calls this from time to time: while the hosts meet with None, and
-        while the processes run with the board of the run.
+        while the processes run with the board of the run. store: of the hosts, which have agreed on the run's folder
+        in it (:mod:`trainer.launch.agreed_folder`); None: it is opened when the hosts meet.
     """
 
     deaths: Deaths | None = None
     watch: Callable[[Board | None], None] = lambda board: None
+    store: Any = None
 
 
 @dataclass(frozen=True)

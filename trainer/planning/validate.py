@@ -36,7 +36,7 @@ from trainer.planning.data_checks import (
     with_classes,
     with_length,
 )
-from trainer.planning.engine_hosts import check_alone
+from trainer.planning.engine_hosts import check_alone, of_engine
 from trainer.planning.key_checks import check_group, check_keys, check_mode, check_name, check_targets
 from trainer.planning.launcher import launcher_of
 from trainer.planning.processes import (
@@ -142,6 +142,7 @@ def _in_its_mode(config: RunConfig) -> RunConfig:
 
 def _on_hosts(config: RunConfig) -> RunConfig:
     """Return the config with its hosts filled in."""
+    config = of_engine(config)
     launch = config.launch
     if launch.env != "paddle" and all(getattr(launch, name) == getattr(schema.LaunchConfig, name) for name in OF_HOSTS):
         return config

@@ -11,19 +11,20 @@ from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.config.run_config import RunConfig
 from trainer.host import torchrun
+from trainer.host.engine_tasks import MPI, SLURM, SUBMITTED, tasks_of
 from trainer.run_folder.lives import Life
 
 AUTO, FRESH = "auto", "resume=fresh"
 BATCH_SIZE = "data.batch_size"
+BY_HAND = ("launch.env=", "launch.node_rank=", "launch.role=")
+"""Overrides by which the user says which process of the run this is."""
 OF_RESUMING = ("resume", "resume.path", "resume.allow_changes")
 
 
-def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
+def starter(overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> list[str]:
     """The words before the overrides: ``python -m trainer``, alone or after torchrun, srun or mpirun."""
-    if not torchrun.is_rank(environment):
-        return ["python", "-m", "trainer"]
-    if torchrun.RANKS in environment:
-        return [*_engines_starter(environment), "python", "-m", "trainer"]
+    if "TORCHELASTIC_RUN_ID" not in environment or not torchrun.is_rank(environment):
+        return [*_engines_starter(overrides, environment), "python", "-m", "trainer"]
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     size, here, address, port = (environment.get(name, "") for name in names)
     hosts = [f"--nnodes={int(size) // int(here)}"] if int(size) > int(here) else []
@@ -31,12 +32,16 @@ def starter(environment: Mapping[str, str] = os.environ) -> list[str]:
     return ["torchrun", *hosts, f"--nproc-per-node={here}", *(meeting if hosts else []), "-m", "trainer"]
 
 
-def _engines_starter(environment: Mapping[str, str]) -> list[str]:
-    """The words of srun or mpirun that start as many tasks on each host."""
-    size, here = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
-    if torchrun.starter_of(environment) == "srun":
-        return ["srun", *([f"-N{size // here}"] if size > here else []), f"-n{size}"]
-    return [torchrun.starter_of(environment), "-n", str(size)]
+def _engines_starter(overrides: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The words of srun or mpirun that start as many tasks; [] if the user has said which process this is, or a
+    submitted job."""
+    if SUBMITTED in environment or any(word.startswith(BY_HAND) for word in overrides):
+        return []
+    task = next((one for one in tasks_of(environment) if one.of.engine in (SLURM, MPI) and (one.size or 1) > 1), None)
+    if task is None:
+        return []
+    hosts = [f"-N{task.hosts}"] if task.of.engine == SLURM and (task.hosts or 1) > 1 else []
+    return [task.of.launcher, *hosts, "-n", str(task.size)]
 
 
 def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], run_dir: Path) -> list[str]:
@@ -56,7 +61,7 @@ def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], ru
     if own and len(lives) > 1 and (config.resume.allow_changes or "resume.allow_changes" in typed):
         return []
     again = [*(o for o in overrides if key_of(o) not in OF_RESUMING), FRESH] if own else overrides
-    return [*starter(), *(command([override]) for override in again)]
+    return [*starter(overrides), *(command([override]) for override in again)]
 
 
 def repeatable(overrides: Sequence[str], size: int | None) -> list[str]:

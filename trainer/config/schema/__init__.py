@@ -139,5 +139,5 @@ WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt
 
 def option_of(group: str, target: str) -> type:
     """The schema class for a config group's ``_target_``; for a user's own target, the group's first class."""
-    options = GROUPS[group]
-    return {str(getattr(c, "_target_", None)): c for c in options}.get(target, options[0])
+    options = GROUPS[group]  # a base class is before those that have its target
+    return {str(getattr(c, "_target_", None)): c for c in reversed(options)}.get(target, options[0])

@@ -22,10 +22,9 @@ from typing import Any
 
 from trainer.config.run_config import typed
 from trainer.config.schema.run import SubmitLaunch
+from trainer.host.engine_tasks import SUBMITTED
 from trainer.planning.launcher import Assignment, Launcher, Supervision
 
-SUBMITTED = "TRAINER_SUBMITTED"
-"""The engine whose job this process is in."""
 ENGINE = "engine"
 """The folder of an engine's files below that of a run."""
 PENDING, RUNNING, REQUEUED, ENDED = "pending", "running", "requeued", "ended"
