@@ -23,6 +23,7 @@ from trainer.terminal.screen import Screen
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+
 def submitter_of(config: DictConfig) -> Submitter | None:
     """The submitter that ``launch._target_`` names; None: it is another launcher, or this command is in its job.
 
@@ -48,11 +49,11 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
     for error in checked.lacks.errors:
         raise error
     folder = compose.named_folder(config, "hydra.run.dir")
-    job = job_of(checked.config, folder, words, launcher)
-    if launcher.options.dry_run:
-        sys.stdout.write(launcher.render(job))
+    servers = checked.declaration.roles(checked.workers, checked.config.launch).get("server", 0)
+    job = job_of(checked.config, folder, words, launcher, servers)
+    if text := launcher.printed(job):
+        sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
-    folder.mkdir(parents=True, exist_ok=True)
     handle = launcher.submit(job)
     Screen().print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if not launcher.options.wait:
@@ -61,7 +62,7 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
     return read_result(str(folder), "done", "")
 
 
-def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Submitter) -> Job:
+def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Submitter, servers: int) -> Job:
     """The job of a checked command."""
     options, launch = launcher.options, config.launch
     gpus = options.gpus
@@ -76,8 +77,8 @@ def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Subm
         started_in=os.getcwd(),
         hosts=launch.nnodes,
         least_hosts=launch.least_nnodes or 0,
-        workers=launch.nproc,
-        servers=launch.servers or 0,
+        workers=launch.workers or (launch.nproc and launch.nproc * launch.nnodes),
+        servers=servers,
         needs={"host": Needs(options.cores, options.memory, gpus)},
         max_restarts=launch.max_restarts,
         max_preemptions=options.max_preemptions,

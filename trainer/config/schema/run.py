@@ -97,12 +97,16 @@ class SubmitLaunch(LaunchConfig):
     """Keys of launchers that submit the command to an engine (Slurm, Kubernetes, Ray, MPI)."""
 
     options: Dict[str, Any] = key({}, "the engine's own options by name, e.g. launch.options.partition=gpu for sbatch")
-    setup: Optional[Any] = key(None, "lines of the shell before the command on the engine's machines (modules, a container)", texts=True)
+    setup: Optional[Any] = key(
+        None, "lines of the shell before the command on the engine's machines (modules, a container)", texts=True
+    )
     python: Optional[str] = key(None, "what starts Python there (null: the interpreter of this command)")
     cores: Optional[int] = key(None, "cores of a host (null: the engine's default)", "cores", ge=1)
     memory: Optional[str] = key(None, "memory of a host with its unit, e.g. 64G (null: the engine's default)")
     gpus: Optional[int] = key(None, "GPUs of a host (null: one per worker with device=cuda, else none)", "GPUs", ge=0)
-    max_preemptions: Optional[int] = key(None, "so often it may be pre-empted or run out of time (null: no limit)", ge=0)
+    max_preemptions: Optional[int] = key(
+        None, "so often it may be pre-empted or run out of time (null: no limit)", ge=0
+    )
     wait: bool = key(True, "follow the job to its end; false: print its number and return")
     dry_run: bool = key(False, "print what the engine would get; nothing is submitted or written")
 
@@ -112,6 +116,42 @@ class SlurmLaunch(SubmitLaunch):
     """launch=slurm: the command as a batch job of Slurm."""
 
     _target_: str = key("trainer.launch.engines.slurm.Slurm", "class, a trainer.launch.engines.contract.Submitter")
+
+
+@dataclass
+class KubernetesLaunch(SubmitLaunch):
+    """launch=kubernetes: the command as a TrainJob, with parameter servers as a JobSet."""
+
+    _target_: str = key(
+        "trainer.launch.engines.kubernetes.Kubernetes", "class, a trainer.launch.engines.contract.Submitter"
+    )
+    image: Optional[str] = key(None, "container image with trainer and its Python")
+    namespace: Optional[str] = key(None, "namespace of the pods (null: kubectl's own)")
+    apply: bool = key(False, "hand the manifest to kubectl, and follow the job; false: print the manifest")
+    volume: Optional[str] = key(None, "PersistentVolumeClaim for run folders, which all pods can write to")
+    volume_path: str = key("/runs", "where the pods have this volume")
+    volumes: Dict[str, str] = key({}, "further claims by name, and where the pods have them, e.g. {images: /data}")
+    secrets: Optional[Any] = key(
+        None, "Secrets of the namespace that become variables of the pods, e.g. one for MLflow", texts=True
+    )
+    queue: Optional[str] = key(None, "Kueue's LocalQueue that admits the job (null: no queue)")
+    server_cores: Optional[int] = key(None, "cores of a parameter server's pod (null: as a worker's)", "cores", ge=1)
+    server_memory: Optional[str] = key(None, "memory of a parameter server's pod, e.g. 16Gi (null: as a worker's)")
+
+
+@dataclass
+class MpiLaunch(SubmitLaunch):
+    """launch=mpi: the command by mpirun, one task on each host."""
+
+    _target_: str = key("trainer.launch.engines.mpi.Mpi", "class, a trainer.launch.engines.contract.Submitter")
+    mpirun: str = key("mpirun", "what starts the tasks, with its own first words")
+    flavour: str = key(
+        "openmpi",
+        "whose options mpirun has: Open MPI's, or hydra's (MPICH, Intel MPI, MVAPICH)",
+        choices=("openmpi", "mpich"),
+    )
+    hostfile: Optional[str] = key(None, "file with the hosts, one a line (null: launch.hosts, or the engine's own)")
+    hosts: Optional[str] = key(None, "the hosts' names, separated by commas, instead of a file")
 
 
 @dataclass

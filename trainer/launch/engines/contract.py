@@ -172,6 +172,10 @@ class Submitter(Launcher):
             UserError: the job asks for what this engine cannot do.
         """
 
+    def printed(self, job: Job) -> str:
+        """What the command prints instead of submitting the job; '': the job is submitted."""
+        return self.render(job) if self.options.dry_run else ""
+
     @abstractmethod
     def submit(self, job: Job) -> Handle:
         """Hand the job to the engine.

@@ -1,0 +1,503 @@
+"""launch=kubernetes: the command as pods of Kubernetes, which restart together until the run has ended.
+
+====================================  ======================================================================
+hosts (``launch.nnodes``)             a TrainJob of Kubeflow, with a TrainingRuntime of its own: a TrainJob
+                                      alone can say neither which exit codes are failures nor how often pods
+                                      restart. A pod is a host, and finds itself by ``PET_*``
+servers (``launch.servers``) on one   a JobSet with a pod for each server and each worker, which have
+host                                  different needs. A pod is one process (``launch.role``): its role and
+                                      all endpoints are variables, since pods of a JobSet have known names
+====================================  ======================================================================
+
+With each goes a Secret with the run's secret, from which the pods have it as a variable. What the end of a pod means is
+in the manifest: a Job fails at its first failed pod, says why, and the JobSet starts all pods again, or does not::
+
+    exit code 75, or the pod was evicted --> PodFailurePolicy, rule "preempted": again, without counting
+    exit codes 2 and 130                 --> PodFailurePolicy, rule "refused":   the end
+    any other                            --> BackoffLimitExceeded:               again, launch.max_restarts times
+
+A pod resumes (``TRAINER_RESUME=auto``) where its folder has a checkpoint. It cannot go by the number of restarts: a job
+that Kueue suspends, or whose name is applied again, has new pods with the number 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from trainer.config.run_config import typed
+from trainer.config.schema import KubernetesLaunch
+from trainer.errors import Interrupted, RunPreempted, UserError
+from trainer.host.engine_tasks import KUBERNETES, ROLE, SERVER_ENDPOINTS, WORKER_ENDPOINTS
+from trainer.launch.engines.contract import (
+    ENDED,
+    PENDING,
+    REQUEUED,
+    RUNNING,
+    SUBMITTED,
+    Handle,
+    Job,
+    Needs,
+    State,
+    Submitter,
+    Unreachable,
+)
+from trainer.launch.engines.engine_folder import CHUNK, ask, query
+from trainer.planning.run_secret import LEAST, VARIABLE
+
+SCRIPT = """\
+{setup}{names}if ls -d "$TRAINER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; then export TRAINER_RESUME=auto; fi
+exec {python} -m trainer "$@"
+"""
+NAMES = """\
+for name in "$HOSTNAME.{subdomain}" {first}; do # a name comes soon after its pod
+    timeout 120 sh -c 'until getent hosts "$0" >/dev/null; do sleep 1; done' "$name"
+done
+"""
+INSTANCE = "app.kubernetes.io/instance"
+"""Label of everything that belongs to one job."""
+QUEUE, STEP, ATTEMPT, INDEX, ROLE_OF_POD = (
+    "kueue.x-k8s.io/queue-name",
+    "trainer.kubeflow.org/trainjob-ancestor-step",
+    "jobset.sigs.k8s.io/restart-attempt",
+    "batch.kubernetes.io/job-completion-index",
+    "jobset.sigs.k8s.io/replicatedjob-name",
+)
+SERVER_PORT, WORKER_PORT = 8000, 8100
+"""Each pod has its own address, so that all may have one port."""
+CONTAINER = "node"
+"""The name that Kubeflow wants."""
+SLACK_S = 30
+"""Between the end of the checkpoint's grace and the kill."""
+OWN = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds", "subdomain", "hostname")
+"""Fields of a pod that the job itself sets."""
+AMOUNT = re.compile(r"\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
+BY_HAND = """\
+# {kind} {name}. launch.apply=true applies it, and follows it. By hand, first its secret, then this text:
+#   (umask 077; openssl rand -hex 32 > {variable})
+#   {kubectl} create secret generic {name} --from-file {variable}
+#   {kubectl} apply -f -
+"""
+"""A printed manifest has no secret: it is on nobody's screen."""
+LAST_LINES_S = 10.0
+
+
+class Kubernetes(Submitter):
+    """launch=kubernetes: fields of a pod's spec are ``launch.options``."""
+
+    engine = KUBERNETES
+    options: KubernetesLaunch
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.options = typed(KubernetesLaunch, config)
+
+    def render(self, job: Job) -> str:
+        self._check(job)
+        name, kind = name_of(job), kind_of(job)
+        objects = self._job_set(job, name) if kind == "JobSet" else self._train_job(job, name)
+        kubectl = shlex.join(_kubectl(self.options.namespace))
+        return BY_HAND.format(kind=kind, name=name, kubectl=kubectl, variable=VARIABLE) + _yaml(*objects)
+
+    def printed(self, job: Job) -> str:
+        return "" if self.options.apply and not self.options.dry_run else self.render(job)
+
+    def submit(self, job: Job) -> Handle:
+        text, name = self.render(job), name_of(job)
+        words = kind_of(job), name, self.options.namespace, run_folder(job, self.options)
+        _remove_earlier(KubernetesJob(*words))
+        handle = KubernetesJob(*words)
+        drawn = {VARIABLE: secrets.token_hex(LEAST)}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
+        ask([*handle.kubectl, "apply", "-f", "-"], "launch=kubernetes", f"{_yaml(secret)}---\n{text}")
+        return handle
+
+    def _check(self, job: Job) -> None:
+        options = self.options
+        if not options.image:
+            raise UserError("launch.image", "is not set: pods start from an image", "launch.image=REGISTRY/trainer:TAG")
+        if not options.volume:
+            why = "is not set, and the run folder would end with its pod"
+            raise UserError("launch.volume", why, "launch.volume=CLAIM (a PersistentVolumeClaim, ReadWriteMany)")
+        if job.points:
+            raise UserError("--multirun", "a sweep is not one job of Kubernetes", "one command for each of its runs")
+        if job.least_hosts:
+            what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
+            raise UserError(what, "all pods of a job restart together", f"launch.nnodes={job.hosts}")
+        if job.max_preemptions is not None:
+            what = f"launch.max_preemptions={job.max_preemptions}"
+            raise UserError(what, "Kubernetes does not count pre-emptions", "launch.max_preemptions=null")
+        if kind_of(job) == "JobSet" and options.nproc is not None:
+            why = "each process of a run with servers has a pod of its own"
+            raise UserError(f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc} launch.nproc=null")
+        for name in (name for name in job.options if name in OWN):
+            raise UserError(f"launch.options.{name}", "is set by the job itself", f"the command without {name}")
+        for key in ("memory", "server_memory"):
+            value = getattr(options, key)
+            if value is not None and not AMOUNT.fullmatch(value):
+                why = "is no amount of memory as Kubernetes writes it"
+                raise UserError(f"launch.{key}={value}", why, f"launch.{key}=64Gi")
+
+    def _metadata(self, name: str) -> dict[str, Any]:
+        space = {"namespace": self.options.namespace} if self.options.namespace else {}
+        return {"name": name, **space, "labels": {INSTANCE: name}}
+
+    def _queued(self, name: str) -> dict[str, Any]:
+        metadata = self._metadata(name)
+        if self.options.queue:
+            metadata["labels"][QUEUE] = self.options.queue
+        return metadata
+
+    def _train_job(self, job: Job, name: str) -> list[dict[str, Any]]:
+        """A TrainJob, and the TrainingRuntime that has its pods."""
+        needs = job.needs.get("host", Needs())
+        workers = job.workers // job.hosts if job.workers else needs.gpus or 1
+        first = '"$PET_MASTER_ADDR"' if job.hosts > 1 else ""
+        node = self._replicated("node", job.hosts, self._pod(job, name, needs, first, []))
+        node["template"]["metadata"] = {"labels": {STEP: "trainer"}}
+        runtime = {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainingRuntime",
+            "metadata": self._metadata(name),
+            "spec": {
+                "mlPolicy": {"numNodes": job.hosts, "torch": {}},
+                "template": {"spec": {**_together(job), "replicatedJobs": [node]}},
+            },
+        }
+        reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name}
+        train_job = {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": self._queued(name),
+            "spec": {"runtimeRef": reference, "trainer": {"numNodes": job.hosts, "numProcPerNode": workers}},
+        }
+        return [runtime, train_job]
+
+    def _job_set(self, job: Job, name: str) -> list[dict[str, Any]]:
+        """A JobSet with a pod for each process."""
+        each = job.needs.get("host", Needs())
+        needs = {
+            "server": Needs(self.options.server_cores or each.cores, self.options.server_memory or each.memory),
+            "worker": each,
+        }
+        counts = {"server": job.servers, "worker": job.workers or 1}
+        ports = {"server": SERVER_PORT, "worker": WORKER_PORT}
+        hosts = {role: [f"{name}-{role}-0-{n}.{name}" for n in range(count)] for role, count in counts.items()}
+        ends = {role: ",".join(f"{host}:{ports[role]}" for host in hosts[role]) for role in counts}
+        replicated = []
+        for role, count in counts.items():
+            variables = {ROLE: role, SERVER_ENDPOINTS: ends["server"], WORKER_ENDPOINTS: ends["worker"]}
+            own = [{"name": variable, "value": value} for variable, value in variables.items()]
+            pod = self._pod(job, name, needs[role], hosts["worker"][0], own)
+            replicated.append(self._replicated(role, count, pod))
+        spec = {**_together(job), "replicatedJobs": replicated}
+        return [
+            {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": self._queued(name), "spec": spec}
+        ]
+
+    def _replicated(self, role: str, count: int, pod: dict[str, Any]) -> dict[str, Any]:
+        """One indexed Job of so many pods."""
+        ends = [
+            {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [75]}},
+            {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [2, 130]}},
+        ]
+        spec = {
+            "completionMode": "Indexed",
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 0,
+            "podFailurePolicy": {"rules": ends},
+            "template": pod,
+        }
+        return {"name": role, "replicas": 1, "template": {"spec": spec}}
+
+    def _pod(self, job: Job, name: str, needs: Needs, first: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
+        """The template of the pods of one role.
+
+        Args:
+            first: the name of host 0, as the shell reads it; '': there is no other host.
+            variables: of this role alone.
+        """
+        options = self.options
+        setup = "".join(f"{line}\n" for line in job.setup)
+        names = NAMES.format(subdomain=name, first=first) if first else ""
+        script = SCRIPT.format(setup=setup, names=names, python=options.python or "python")
+        words = [word for word in job.words if not word.startswith("hydra.run.dir=")]
+        more = [options.secrets] if isinstance(options.secrets, str) else options.secrets or []
+        claims = {"runs": (options.volume, options.volume_path)}
+        claims |= {f"volume-{n}": entry for n, entry in enumerate(options.volumes.items())}
+        volumes = [{"name": key, "persistentVolumeClaim": {"claimName": claim}} for key, (claim, _) in claims.items()]
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})  # the default has 64 MB
+        mounts = [{"name": key, "mountPath": path} for key, (_, path) in claims.items()]
+        container: dict[str, Any] = {
+            "name": CONTAINER,
+            "image": options.image,
+            "command": ["sh", "-c", _unexpanded(script), "trainer"],
+            "args": [_unexpanded(word) for word in words],
+            "env": [
+                {"name": SUBMITTED, "value": self.engine},
+                {"name": "TRAINER_RUN_DIR", "value": run_folder(job, options)},
+                *variables,
+            ],
+            "envFrom": [{"secretRef": {"name": one}} for one in (name, *more)],
+            "resources": _resources(needs),
+            "volumeMounts": [*mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],  # nosec B108: of the pod
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": round(job.grace_s) + SLACK_S,
+            **job.options,
+            "containers": [container],
+            "volumes": volumes,
+        }
+        return {"metadata": {"labels": {INSTANCE: name}}, "spec": spec}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a text of several lines as such, and what is there twice, twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+def _yaml(*objects: Mapping[str, Any]) -> str:
+    return "---\n".join(yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=120) for one in objects)
+
+
+def _kubectl(namespace: str | None) -> list[str]:
+    return ["kubectl", *(["--namespace", namespace] if namespace else [])]
+
+
+def kind_of(job: Job) -> str:
+    """JobSet where servers and workers have pods of their own, else TrainJob."""
+    return "JobSet" if job.servers and job.hosts == 1 else "TrainJob"
+
+
+def name_of(job: Job) -> str:
+    """The name of the job's objects: the same for the same folder, in which one job may run at a time."""
+    stem = re.sub(r"[^a-z0-9]+", "-", job.name.lower()).strip("-")[:24].rstrip("-")
+    stem = stem if stem[:1].isalpha() else f"run-{stem}".rstrip("-")
+    return f"{stem}-{hashlib.sha256(str(job.folder).encode()).hexdigest()[:8]}"
+
+
+def run_folder(job: Job, options: KubernetesLaunch) -> str:
+    """The run folder as the pods see it: the same if it is on their volume here as well, else below the volume."""
+    path = PurePosixPath(options.volume_path)
+    if path in PurePosixPath(job.folder).parents:
+        return str(job.folder)
+    return str(path / job.name / job.folder.name)
+
+
+def _together(job: Job) -> dict[str, Any]:
+    """How pods of a JobSet fail and start: all together, after the last of them has ended."""
+    preempted = {
+        "name": "preempted",
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        "onJobFailureMessagePatterns": ["exit code 75 ", "DisruptionTarget"],
+    }
+    refused = {"name": "refused", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {
+            "maxRestarts": job.max_restarts,
+            "restartStrategy": "BlockingRecreate",
+            "rules": [preempted, refused],
+        },
+    }
+
+
+def _resources(needs: Needs) -> dict[str, Any]:
+    requests = {"cpu": needs.cores and str(needs.cores), "memory": needs.memory}
+    limits = {"memory": needs.memory, "nvidia.com/gpu": needs.gpus and str(needs.gpus)}
+    both = {"requests": requests, "limits": limits}
+    kept = {kind: {name: value for name, value in amounts.items() if value} for kind, amounts in both.items()}
+    return {kind: amounts for kind, amounts in kept.items() if amounts}
+
+
+def _unexpanded(text: str) -> str:
+    """Text of a command that Kubernetes hands on as it is: it would expand ``$(NAME)``."""
+    return text.replace("$", "$$")
+
+
+class KubernetesJob(Handle):
+    """A job of Kubernetes, by its name and label. One question to kubectl gets the job and its pods."""
+
+    def __init__(self, kind: str, name: str, namespace: str | None, folder: str) -> None:
+        self.kubectl = _kubectl(namespace)
+        self.kind, self.label = kind, f"{INSTANCE}={name}"
+        kinds = "trainjob,trainingruntime,secret" if kind == "TrainJob" else "jobset,secret"
+        self.removes = [*self.kubectl, "delete", kinds, name]
+        self.name, self.cancels = f"{kind} {name}", shlex.join(self.removes)
+        self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {folder})"
+        self._if_gone = Interrupted.exit_code
+        self._has_run = False
+        self._lines = _PodLines(self.kubectl)
+
+    def state(self) -> State:
+        items = json.loads(query([*self.kubectl, "get", f"{self.kind.lower()},pods", "-l", self.label, "-o", "json"]))
+        whole = next((one for one in items["items"] if one["kind"] == self.kind), None)
+        pods = _newest([one for one in items["items"] if one["kind"] == "Pod"])
+        ended = whole is None or _condition(whole, "Complete", "Completed", "Failed") is not None
+        self._lines.follow(_first(pods), ended)
+        if whole is None:
+            return State(ENDED, "deleted", self._if_gone)
+        if "deletionTimestamp" in whole["metadata"]:
+            return State(RUNNING, "it is deleted, and ends")
+        if ended:
+            failed = _condition(whole, "Failed")
+            return State(ENDED, failed.get("message", ""), _code(pods)) if failed else State(ENDED)
+        waiting = [pod for pod in pods if pod["status"].get("phase") == "Pending"]
+        if not pods or waiting:
+            suspended = _condition(whole, "Suspended")
+            reason = suspended["reason"] if suspended else _reason(waiting[0]) if waiting else ""
+            return State(REQUEUED if self._has_run else PENDING, reason)
+        self._has_run = True
+        return State(RUNNING, ",".join(sorted({pod["spec"].get("nodeName", "?") for pod in pods})))
+
+    def lines(self) -> Iterator[str]:
+        return self._lines.lines()
+
+    def signal(self, number: int) -> None:
+        self._if_gone = RunPreempted.exit_code
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Delete the job. Its pods get SIGTERM, and have their grace; the job is there until the last has ended."""
+        query([*self.removes, "--cascade=foreground", "--wait=false", "--ignore-not-found"])
+
+
+def _remove_earlier(earlier: KubernetesJob) -> None:
+    """Remove an ended job of the same folder, which has the same name.
+
+    Raises:
+        UserError: it has not ended, or kubectl does not answer.
+    """
+    try:
+        if (before := earlier.state()).phase == ENDED:
+            query([*earlier.removes, "--ignore-not-found"])
+            return
+    except Unreachable as error:
+        raise UserError("launch.apply=true", str(error), "launch.apply=false, which prints the manifest") from None
+    raise UserError("hydra.run.dir", f"{earlier.name} is in this folder: {before.phase}", f"first: {earlier.cancels}")
+
+
+def _condition(whole: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
+    """The first of these conditions that holds."""
+    conditions: list[dict[str, Any]] = whole.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] in names and one["status"] == "True"), None)
+
+
+def _newest(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The pods of the newest life."""
+    attempts = [int(pod["metadata"]["labels"].get(ATTEMPT, 0)) for pod in pods]
+    return [pod for pod, attempt in zip(pods, attempts, strict=True) if attempt == max(attempts)]
+
+
+def _first(pods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The pod of host 0: of worker 0 where servers have pods."""
+    labels = [pod["metadata"]["labels"] for pod in pods]
+    first = [
+        pod
+        for pod, of in zip(pods, labels, strict=True)
+        if of.get(INDEX) == "0" and of.get(ROLE_OF_POD, "worker") != "server"
+    ]
+    return first[-1] if first else None
+
+
+def _container(pod: Mapping[str, Any], state: str) -> dict[str, Any]:
+    """What a pod says of its container in one state, such as ``terminated``; {}: it is in another state."""
+    statuses = pod["status"].get("containerStatuses", [])
+    return next((one["state"][state] for one in statuses if state in one["state"]), {})
+
+
+def _reason(pod: Mapping[str, Any]) -> str:
+    """Why a pod has not started: the container's reason, such as ImagePullBackOff, or the scheduler's message."""
+    scheduled = _condition({"status": pod["status"]}, "PodScheduled")
+    refused = next((one for one in pod["status"].get("conditions", []) if one["status"] == "False"), {})
+    waiting: str = _container(pod, "waiting").get("reason", "")
+    return waiting if scheduled or waiting else refused.get("message") or refused.get("reason", "")
+
+
+def _code(pods: Sequence[dict[str, Any]]) -> int:
+    """The exit code of a failed job: that of host 0, else another one; those ended by the failure of others have 75."""
+    first = _first(pods)
+    codes = [int(_container(pod, "terminated").get("exitCode", 0)) for pod in ([first] if first else []) + list(pods)]
+    return next((code for code in codes if code not in (0, RunPreempted.exit_code)), 1)
+
+
+class _PodLines:
+    """What the pod of host 0 prints: ``kubectl logs --follow`` writes it to a file, which is read as it grows. So the
+    last lines come although the pod is deleted then. Where kubectl loses the pod, it begins again at the last line's
+    time."""
+
+    def __init__(self, kubectl: Sequence[str]) -> None:
+        self.kubectl = kubectl
+        self.pod, self.last, self.over = "", ("", ""), False
+        self.process: subprocess.Popen[bytes] | None = None
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  closed with the handle
+        self.position, self.rest = 0, b""
+
+    def follow(self, pod: Mapping[str, Any] | None, ended: bool) -> None:
+        """Follow this pod, unless it has not begun or is followed already.
+
+        Args:
+            ended: no line will come after those that are there.
+        """
+        self.over = ended
+        if pod is None or pod["status"].get("phase") not in ("Running", "Succeeded", "Failed"):
+            return
+        name = pod["metadata"]["name"]
+        if name == self.pod and (self.process is None or self.process.poll() is None or self._has_all(pod)):
+            return
+        if self.process is not None:
+            self.process.wait(LAST_LINES_S)
+        since = [f"--since-time={self.last[0]}Z"] if name == self.pod and self.last[0] else []
+        self.pod = name
+        command = [*self.kubectl, "logs", name, "--container", CONTAINER, "--follow", "--timestamps", *since]
+        self.process = subprocess.Popen(command, stdout=self.file, stderr=subprocess.DEVNULL)
+
+    def _has_all(self, pod: Mapping[str, Any]) -> bool:
+        """Whether kubectl ended because the pod had ended."""
+        return self.process is not None and self.process.returncode == 0 and pod["status"]["phase"] != "Running"
+
+    def lines(self) -> Iterator[str]:
+        """Yield the text since the last call."""
+        if self.over and self.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LAST_LINES_S)
+        while piece := os.pread(self.file.fileno(), CHUNK, self.position):
+            self.position += len(piece)
+            *whole, self.rest = (self.rest + piece).split(b"\n")
+            found = "".join(text for line in whole if (text := self._new(line.decode(errors="replace"))) is not None)
+            if found:
+                yield found
+
+    def _new(self, line: str) -> str | None:
+        """The line without its time; None if it was there before."""
+        stamp, _, text = line.partition(" ")
+        second, _, part = stamp.rstrip("Z").partition(".")
+        if (time := (second, part.ljust(9, "0"))) <= self.last:
+            return None
+        self.last = time
+        return f"{text}\n"
