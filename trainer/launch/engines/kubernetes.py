@@ -23,15 +23,10 @@ that Kueue suspends, or whose name is applied again, has new pods with the numbe
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 import secrets
 import shlex
-import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -39,22 +34,11 @@ import yaml
 
 from trainer.config.run_config import typed
 from trainer.config.schema import KubernetesLaunch
-from trainer.errors import Interrupted, RunPreempted, UserError
+from trainer.errors import UserError
 from trainer.host.engine_tasks import KUBERNETES, ROLE, SERVER_ENDPOINTS, WORKER_ENDPOINTS
-from trainer.launch.engines.contract import (
-    ENDED,
-    PENDING,
-    REQUEUED,
-    RUNNING,
-    SUBMITTED,
-    Handle,
-    Job,
-    Needs,
-    State,
-    Submitter,
-    Unreachable,
-)
-from trainer.launch.engines.engine_folder import CHUNK, ask, query
+from trainer.launch.engines.contract import SUBMITTED, Handle, Job, Needs, Submitter
+from trainer.launch.engines.engine_folder import ask
+from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
 from trainer.planning.run_secret import LEAST, VARIABLE
 
 SCRIPT = """\
@@ -66,19 +50,9 @@ for name in "$HOSTNAME.{subdomain}" {first}; do # a name comes soon after its po
     timeout 120 sh -c 'until getent hosts "$0" >/dev/null; do sleep 1; done' "$name"
 done
 """
-INSTANCE = "app.kubernetes.io/instance"
-"""Label of everything that belongs to one job."""
-QUEUE, STEP, ATTEMPT, INDEX, ROLE_OF_POD = (
-    "kueue.x-k8s.io/queue-name",
-    "trainer.kubeflow.org/trainjob-ancestor-step",
-    "jobset.sigs.k8s.io/restart-attempt",
-    "batch.kubernetes.io/job-completion-index",
-    "jobset.sigs.k8s.io/replicatedjob-name",
-)
+QUEUE, STEP = "kueue.x-k8s.io/queue-name", "trainer.kubeflow.org/trainjob-ancestor-step"
 SERVER_PORT, WORKER_PORT = 8000, 8100
 """Each pod has its own address, so that all may have one port."""
-CONTAINER = "node"
-"""The name that Kubeflow wants."""
 SLACK_S = 30
 """Between the end of the checkpoint's grace and the kill."""
 OWN = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds", "subdomain", "hostname")
@@ -91,7 +65,6 @@ BY_HAND = """\
 #   {kubectl} apply -f -
 """
 """A printed manifest has no secret: it is on nobody's screen."""
-LAST_LINES_S = 10.0
 
 
 class Kubernetes(Submitter):
@@ -108,7 +81,7 @@ class Kubernetes(Submitter):
         self._check(job)
         name, kind = name_of(job), kind_of(job)
         objects = self._job_set(job, name) if kind == "JobSet" else self._train_job(job, name)
-        kubectl = shlex.join(_kubectl(self.options.namespace))
+        kubectl = shlex.join(kubectl_of(self.options.namespace))
         return BY_HAND.format(kind=kind, name=name, kubectl=kubectl, variable=VARIABLE) + _yaml(*objects)
 
     def printed(self, job: Job) -> str:
@@ -117,7 +90,7 @@ class Kubernetes(Submitter):
     def submit(self, job: Job) -> Handle:
         text, name = self.render(job), name_of(job)
         words = kind_of(job), name, self.options.namespace, run_folder(job, self.options)
-        _remove_earlier(KubernetesJob(*words))
+        remove_earlier(KubernetesJob(*words))
         handle = KubernetesJob(*words)
         drawn = {VARIABLE: secrets.token_hex(LEAST)}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
@@ -141,7 +114,7 @@ class Kubernetes(Submitter):
             raise UserError(what, "Kubernetes does not count pre-emptions", "launch.max_preemptions=null")
         if kind_of(job) == "JobSet" and options.nproc is not None:
             why = "each process of a run with servers has a pod of its own"
-            raise UserError(f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc} launch.nproc=null")
+            raise UserError(f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc}, without launch.nproc")
         for name in (name for name in job.options if name in OWN):
             raise UserError(f"launch.options.{name}", "is set by the job itself", f"the command without {name}")
         for key in ("memory", "server_memory"):
@@ -284,10 +257,6 @@ def _yaml(*objects: Mapping[str, Any]) -> str:
     return "---\n".join(yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=120) for one in objects)
 
 
-def _kubectl(namespace: str | None) -> list[str]:
-    return ["kubectl", *(["--namespace", namespace] if namespace else [])]
-
-
 def kind_of(job: Job) -> str:
     """JobSet where servers and workers have pods of their own, else TrainJob."""
     return "JobSet" if job.servers and job.hosts == 1 else "TrainJob"
@@ -338,166 +307,3 @@ def _resources(needs: Needs) -> dict[str, Any]:
 def _unexpanded(text: str) -> str:
     """Text of a command that Kubernetes hands on as it is: it would expand ``$(NAME)``."""
     return text.replace("$", "$$")
-
-
-class KubernetesJob(Handle):
-    """A job of Kubernetes, by its name and label. One question to kubectl gets the job and its pods."""
-
-    def __init__(self, kind: str, name: str, namespace: str | None, folder: str) -> None:
-        self.kubectl = _kubectl(namespace)
-        self.kind, self.label = kind, f"{INSTANCE}={name}"
-        kinds = "trainjob,trainingruntime,secret" if kind == "TrainJob" else "jobset,secret"
-        self.removes = [*self.kubectl, "delete", kinds, name]
-        self.name, self.cancels = f"{kind} {name}", shlex.join(self.removes)
-        self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {folder})"
-        self._if_gone = Interrupted.exit_code
-        self._has_run = False
-        self._lines = _PodLines(self.kubectl)
-
-    def state(self) -> State:
-        items = json.loads(query([*self.kubectl, "get", f"{self.kind.lower()},pods", "-l", self.label, "-o", "json"]))
-        whole = next((one for one in items["items"] if one["kind"] == self.kind), None)
-        pods = _newest([one for one in items["items"] if one["kind"] == "Pod"])
-        ended = whole is None or _condition(whole, "Complete", "Completed", "Failed") is not None
-        self._lines.follow(_first(pods), ended)
-        if whole is None:
-            return State(ENDED, "deleted", self._if_gone)
-        if "deletionTimestamp" in whole["metadata"]:
-            return State(RUNNING, "it is deleted, and ends")
-        if ended:
-            failed = _condition(whole, "Failed")
-            return State(ENDED, failed.get("message", ""), _code(pods)) if failed else State(ENDED)
-        waiting = [pod for pod in pods if pod["status"].get("phase") == "Pending"]
-        if not pods or waiting:
-            suspended = _condition(whole, "Suspended")
-            reason = suspended["reason"] if suspended else _reason(waiting[0]) if waiting else ""
-            return State(REQUEUED if self._has_run else PENDING, reason)
-        self._has_run = True
-        return State(RUNNING, ",".join(sorted({pod["spec"].get("nodeName", "?") for pod in pods})))
-
-    def lines(self) -> Iterator[str]:
-        return self._lines.lines()
-
-    def signal(self, number: int) -> None:
-        self._if_gone = RunPreempted.exit_code
-        self.cancel()
-
-    def cancel(self) -> None:
-        """Delete the job. Its pods get SIGTERM, and have their grace; the job is there until the last has ended."""
-        query([*self.removes, "--cascade=foreground", "--wait=false", "--ignore-not-found"])
-
-
-def _remove_earlier(earlier: KubernetesJob) -> None:
-    """Remove an ended job of the same folder, which has the same name.
-
-    Raises:
-        UserError: it has not ended, or kubectl does not answer.
-    """
-    try:
-        if (before := earlier.state()).phase == ENDED:
-            query([*earlier.removes, "--ignore-not-found"])
-            return
-    except Unreachable as error:
-        raise UserError("launch.apply=true", str(error), "launch.apply=false, which prints the manifest") from None
-    raise UserError("hydra.run.dir", f"{earlier.name} is in this folder: {before.phase}", f"first: {earlier.cancels}")
-
-
-def _condition(whole: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
-    """The first of these conditions that holds."""
-    conditions: list[dict[str, Any]] = whole.get("status", {}).get("conditions", [])
-    return next((one for one in conditions if one["type"] in names and one["status"] == "True"), None)
-
-
-def _newest(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pods of the newest life."""
-    attempts = [int(pod["metadata"]["labels"].get(ATTEMPT, 0)) for pod in pods]
-    return [pod for pod, attempt in zip(pods, attempts, strict=True) if attempt == max(attempts)]
-
-
-def _first(pods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The pod of host 0: of worker 0 where servers have pods."""
-    labels = [pod["metadata"]["labels"] for pod in pods]
-    first = [
-        pod
-        for pod, of in zip(pods, labels, strict=True)
-        if of.get(INDEX) == "0" and of.get(ROLE_OF_POD, "worker") != "server"
-    ]
-    return first[-1] if first else None
-
-
-def _container(pod: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """What a pod says of its container in one state, such as ``terminated``; {}: it is in another state."""
-    statuses = pod["status"].get("containerStatuses", [])
-    return next((one["state"][state] for one in statuses if state in one["state"]), {})
-
-
-def _reason(pod: Mapping[str, Any]) -> str:
-    """Why a pod has not started: the container's reason, such as ImagePullBackOff, or the scheduler's message."""
-    scheduled = _condition({"status": pod["status"]}, "PodScheduled")
-    refused = next((one for one in pod["status"].get("conditions", []) if one["status"] == "False"), {})
-    waiting: str = _container(pod, "waiting").get("reason", "")
-    return waiting if scheduled or waiting else refused.get("message") or refused.get("reason", "")
-
-
-def _code(pods: Sequence[dict[str, Any]]) -> int:
-    """The exit code of a failed job: that of host 0, else another one; those ended by the failure of others have 75."""
-    first = _first(pods)
-    codes = [int(_container(pod, "terminated").get("exitCode", 0)) for pod in ([first] if first else []) + list(pods)]
-    return next((code for code in codes if code not in (0, RunPreempted.exit_code)), 1)
-
-
-class _PodLines:
-    """What the pod of host 0 prints: ``kubectl logs --follow`` writes it to a file, which is read as it grows. So the
-    last lines come although the pod is deleted then. Where kubectl loses the pod, it begins again at the last line's
-    time."""
-
-    def __init__(self, kubectl: Sequence[str]) -> None:
-        self.kubectl = kubectl
-        self.pod, self.last, self.over = "", ("", ""), False
-        self.process: subprocess.Popen[bytes] | None = None
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115  closed with the handle
-        self.position, self.rest = 0, b""
-
-    def follow(self, pod: Mapping[str, Any] | None, ended: bool) -> None:
-        """Follow this pod, unless it has not begun or is followed already.
-
-        Args:
-            ended: no line will come after those that are there.
-        """
-        self.over = ended
-        if pod is None or pod["status"].get("phase") not in ("Running", "Succeeded", "Failed"):
-            return
-        name = pod["metadata"]["name"]
-        if name == self.pod and (self.process is None or self.process.poll() is None or self._has_all(pod)):
-            return
-        if self.process is not None:
-            self.process.wait(LAST_LINES_S)
-        since = [f"--since-time={self.last[0]}Z"] if name == self.pod and self.last[0] else []
-        self.pod = name
-        command = [*self.kubectl, "logs", name, "--container", CONTAINER, "--follow", "--timestamps", *since]
-        self.process = subprocess.Popen(command, stdout=self.file, stderr=subprocess.DEVNULL)
-
-    def _has_all(self, pod: Mapping[str, Any]) -> bool:
-        """Whether kubectl ended because the pod had ended."""
-        return self.process is not None and self.process.returncode == 0 and pod["status"]["phase"] != "Running"
-
-    def lines(self) -> Iterator[str]:
-        """Yield the text since the last call."""
-        if self.over and self.process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LAST_LINES_S)
-        while piece := os.pread(self.file.fileno(), CHUNK, self.position):
-            self.position += len(piece)
-            *whole, self.rest = (self.rest + piece).split(b"\n")
-            found = "".join(text for line in whole if (text := self._new(line.decode(errors="replace"))) is not None)
-            if found:
-                yield found
-
-    def _new(self, line: str) -> str | None:
-        """The line without its time; None if it was there before."""
-        stamp, _, text = line.partition(" ")
-        second, _, part = stamp.rstrip("Z").partition(".")
-        if (time := (second, part.ljust(9, "0"))) <= self.last:
-            return None
-        self.last = time
-        return f"{text}\n"
