@@ -21,7 +21,7 @@ import hypothesis
 import pytest
 
 from tests import composing, scheduling, undrawn, zygote
-from trainer.planning.hosts import LAUNCHER_VARIABLES
+from trainer.host.engine_tasks import LAUNCHER_VARIABLES
 
 # How long an example takes depends on the machine and on what else it does.
 hypothesis.settings.register_profile(

@@ -61,14 +61,14 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: boo
     check_name(config.name)
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
-    elsewhere = elsewhere or is_elsewhere(config, device, nproc)
+    submitted, elsewhere = elsewhere, elsewhere or is_elsewhere(config, device, nproc)
     for check_one in (check_alone, check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             check_one(config)
     workers = workers_everywhere(config.launch, nproc)
     config, auto_strategy = with_strategy(config, workers, typed)
     declaration = _declared(config, workers, lacks)
-    _check_processes(config, declaration, workers, lacks)
+    _check_processes(config, declaration, workers, lacks, submitted)
     check_devices(config, device, nproc)
     check_port(config)
     if not elsewhere:
@@ -113,12 +113,13 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: boo
     return checked
 
 
-def _check_processes(config: RunConfig, declaration: Declaration, workers: int, lacks: Lacks) -> None:
-    """Refuse servers, hosts and launchers that cannot run these processes."""
+def _check_processes(config: RunConfig, declaration: Declaration, workers: int, lacks: Lacks, submitted: bool) -> None:
+    """Refuse servers, hosts and launchers that cannot run these processes. An engine's job brings a secret."""
     roles = declaration.roles(workers, config.launch)
     check_servers(config, declaration.name, roles)
-    with lacks:
-        check_secret(config, roles)
+    if not submitted:
+        with lacks:
+            check_secret(config, roles)
     with lacks:
         check_elastic(config, declaration)
     _check_launcher(config, workers, declaration, lacks)

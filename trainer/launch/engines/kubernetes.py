@@ -114,7 +114,9 @@ class Kubernetes(Submitter):
             raise UserError(what, "Kubernetes does not count pre-emptions", "launch.max_preemptions=null")
         if kind_of(job) == "JobSet" and options.nproc is not None:
             why = "each process of a run with servers has a pod of its own"
-            raise UserError(f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc}, without launch.nproc")
+            raise UserError(
+                f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc}, without launch.nproc"
+            )
         for name in (name for name in job.options if name in OWN):
             raise UserError(f"launch.options.{name}", "is set by the job itself", f"the command without {name}")
         for key in ("memory", "server_memory"):
@@ -123,23 +125,16 @@ class Kubernetes(Submitter):
                 why = "is no amount of memory as Kubernetes writes it"
                 raise UserError(f"launch.{key}={value}", why, f"launch.{key}=64Gi")
 
-    def _metadata(self, name: str) -> dict[str, Any]:
+    def _metadata(self, name: str, queue: str | None = None) -> dict[str, Any]:
         space = {"namespace": self.options.namespace} if self.options.namespace else {}
-        return {"name": name, **space, "labels": {INSTANCE: name}}
-
-    def _queued(self, name: str) -> dict[str, Any]:
-        metadata = self._metadata(name)
-        if self.options.queue:
-            metadata["labels"][QUEUE] = self.options.queue
-        return metadata
+        return {"name": name, **space, "labels": {INSTANCE: name, **({QUEUE: queue} if queue else {})}}
 
     def _train_job(self, job: Job, name: str) -> list[dict[str, Any]]:
         """A TrainJob, and the TrainingRuntime that has its pods."""
         needs = job.needs.get("host", Needs())
         workers = job.workers // job.hosts if job.workers else needs.gpus or 1
         first = '"$PET_MASTER_ADDR"' if job.hosts > 1 else ""
-        node = self._replicated("node", job.hosts, self._pod(job, name, needs, first, []))
-        node["template"]["metadata"] = {"labels": {STEP: "trainer"}}
+        node = _replicated("node", job.hosts, {STEP: "trainer"}, self._pod(job, name, needs, first, []))
         runtime = {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
             "kind": "TrainingRuntime",
@@ -153,49 +148,35 @@ class Kubernetes(Submitter):
         train_job = {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
             "kind": "TrainJob",
-            "metadata": self._queued(name),
+            "metadata": self._metadata(name, self.options.queue),
             "spec": {"runtimeRef": reference, "trainer": {"numNodes": job.hosts, "numProcPerNode": workers}},
         }
         return [runtime, train_job]
 
     def _job_set(self, job: Job, name: str) -> list[dict[str, Any]]:
         """A JobSet with a pod for each process."""
-        each = job.needs.get("host", Needs())
-        needs = {
-            "server": Needs(self.options.server_cores or each.cores, self.options.server_memory or each.memory),
-            "worker": each,
+        each, options = job.needs.get("host", Needs()), self.options
+        of_server = Needs(options.server_cores or each.cores, options.server_memory or each.memory)
+        servers = [f"{name}-server-0-{number}.{name}" for number in range(job.servers)]
+        workers = [f"{name}-worker-0-{number}.{name}" for number in range(job.workers or 1)]
+        places = {
+            SERVER_ENDPOINTS: ",".join(f"{host}:{SERVER_PORT}" for host in servers),
+            WORKER_ENDPOINTS: ",".join(f"{host}:{WORKER_PORT}" for host in workers),
         }
-        counts = {"server": job.servers, "worker": job.workers or 1}
-        ports = {"server": SERVER_PORT, "worker": WORKER_PORT}
-        hosts = {role: [f"{name}-{role}-0-{n}.{name}" for n in range(count)] for role, count in counts.items()}
-        ends = {role: ",".join(f"{host}:{ports[role]}" for host in hosts[role]) for role in counts}
         replicated = []
-        for role, count in counts.items():
-            variables = {ROLE: role, SERVER_ENDPOINTS: ends["server"], WORKER_ENDPOINTS: ends["worker"]}
-            own = [{"name": variable, "value": value} for variable, value in variables.items()]
-            pod = self._pod(job, name, needs[role], hosts["worker"][0], own)
-            replicated.append(self._replicated(role, count, pod))
+        for role, hosts, needs in (("server", servers, of_server), ("worker", workers, each)):
+            variables = [{"name": key, "value": value} for key, value in {ROLE: role, **places}.items()]
+            pod = self._pod(job, name, needs, workers[0], variables)
+            replicated.append(_replicated(role, len(hosts), {}, pod))
         spec = {**_together(job), "replicatedJobs": replicated}
         return [
-            {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": self._queued(name), "spec": spec}
+            {
+                "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                "kind": "JobSet",
+                "metadata": self._metadata(name, self.options.queue),
+                "spec": spec,
+            }
         ]
-
-    def _replicated(self, role: str, count: int, pod: dict[str, Any]) -> dict[str, Any]:
-        """One indexed Job of so many pods."""
-        ends = [
-            {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [75]}},
-            {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [2, 130]}},
-        ]
-        spec = {
-            "completionMode": "Indexed",
-            "completions": count,
-            "parallelism": count,
-            "backoffLimit": 0,
-            "podFailurePolicy": {"rules": ends},
-            "template": pod,
-        }
-        return {"name": role, "replicas": 1, "template": {"spec": spec}}
 
     def _pod(self, job: Job, name: str, needs: Needs, first: str, variables: list[dict[str, Any]]) -> dict[str, Any]:
         """The template of the pods of one role.
@@ -275,6 +256,28 @@ def run_folder(job: Job, options: KubernetesLaunch) -> str:
     if path in PurePosixPath(job.folder).parents:
         return str(job.folder)
     return str(path / job.name / job.folder.name)
+
+
+def _replicated(role: str, count: int, labels: dict[str, str], pod: dict[str, Any]) -> dict[str, Any]:
+    """One indexed Job of so many pods."""
+    ends = [
+        {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [75]}},
+        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [2, 130]}},
+    ]
+    spec = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": ends},
+        "template": pod,
+    }
+    return {
+        "name": role,
+        "replicas": 1,
+        "template": {**({"metadata": {"labels": labels}} if labels else {}), "spec": spec},
+    }
 
 
 def _together(job: Job) -> dict[str, Any]:

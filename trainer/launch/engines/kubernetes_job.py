@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import Interrupted, RunPreempted, UserError
@@ -17,7 +18,7 @@ from trainer.launch.engines.engine_folder import CHUNK, query
 
 INSTANCE = "app.kubernetes.io/instance"
 """Label of everything that belongs to one job."""
-ATTEMPT, INDEX, ROLE_OF_POD = (
+LIFE, INDEX, ROLE_OF_POD = (
     "jobset.sigs.k8s.io/restart-attempt",
     "batch.kubernetes.io/job-completion-index",
     "jobset.sigs.k8s.io/replicatedjob-name",
@@ -31,6 +32,72 @@ LAST_LINES_S = 10.0
 def kubectl_of(namespace: str | None) -> list[str]:
     """The first words of each command."""
     return ["kubectl", *(["--namespace", namespace] if namespace else [])]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What an object says of itself, such as ``Failed``, while it holds; of a pod also what does not hold."""
+
+    kind: str
+    holds: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod, as kubectl describes it.
+
+    Attributes:
+        phase: ``Pending``, ``Running``, ``Succeeded`` or ``Failed``. life: so often all pods were started again before.
+        waits: why it has not begun, in the words of its container or of the scheduler. code: its exit code.
+    """
+
+    name: str
+    phase: str
+    role: str
+    index: str
+    life: int
+    host: str
+    waits: str
+    code: int
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has lines."""
+        return self.phase in ("Running", "Succeeded", "Failed")
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Pod:
+        """Read what kubectl says of a pod."""
+        labels, status = _at(plain, "metadata", "labels"), _at(plain, "status")
+        state = next(iter(_at(status, "containerStatuses") or [{}]))
+        refused = next((one for one in _conditions(plain) if not one.holds and one.message), None)
+        return Pod(
+            _at(plain, "metadata", "name"),
+            _at(status, "phase") or "Pending",
+            _at(labels, ROLE_OF_POD),
+            _at(labels, INDEX),
+            int(_at(labels, LIFE) or 0),
+            _at(plain, "spec", "nodeName") or "",
+            _at(state, "state", "waiting", "reason") or (refused.message if refused else ""),
+            _at(state, "state", "terminated", "exitCode") or 0,
+        )
+
+
+def _at(plain: Any, *path: str) -> Any:
+    """The value at a path of nested mappings; None: it is not there."""
+    for name in path:
+        plain = plain.get(name) if isinstance(plain, Mapping) else None
+    return plain
+
+
+def _conditions(plain: Mapping[str, Any]) -> list[Condition]:
+    listed = _at(plain, "status", "conditions") or []
+    return [
+        Condition(_at(one, "type"), _at(one, "status") == "True", _at(one, "reason") or "", _at(one, "message") or "")
+        for one in listed
+    ]
 
 
 class KubernetesJob(Handle):
@@ -48,25 +115,28 @@ class KubernetesJob(Handle):
         self._lines = _PodLines(self.kubectl)
 
     def state(self) -> State:
-        items = json.loads(query([*self.kubectl, "get", f"{self.kind.lower()},pods", "-l", self.label, "-o", "json"]))
-        whole = next((one for one in items["items"] if one["kind"] == self.kind), None)
-        pods = _newest([one for one in items["items"] if one["kind"] == "Pod"])
-        ended = whole is None or _condition(whole, "Complete", "Completed", "Failed") is not None
+        listed = query([*self.kubectl, "get", f"{self.kind.lower()},pods", "-l", self.label, "-o", "json"])
+        items = _at(json.loads(listed), "items") or []
+        whole = next((one for one in items if _at(one, "kind") == self.kind), None)
+        pods = [Pod.of(one) for one in items if _at(one, "kind") == "Pod"]
+        pods = [pod for pod in pods if pod.life == max(one.life for one in pods)]
+        holding = {one.kind: one for one in _conditions(whole or {}) if one.holds}
+        failed = holding.get("Failed")
+        ended = whole is None or failed is not None or not holding.keys().isdisjoint(("Complete", "Completed"))
         self._lines.follow(_first(pods), ended)
         if whole is None:
             return State(ENDED, "deleted", self._if_gone)
-        if "deletionTimestamp" in whole["metadata"]:
-            return State(RUNNING, "it is deleted, and ends")
         if ended:
-            failed = _condition(whole, "Failed")
-            return State(ENDED, failed.get("message", ""), _code(pods)) if failed else State(ENDED)
-        waiting = [pod for pod in pods if pod["status"].get("phase") == "Pending"]
+            return State(ENDED, failed.message, _code(pods)) if failed else State(ENDED)
+        if _at(whole, "metadata", "deletionTimestamp"):
+            return State(RUNNING, "it is deleted, and ends")
+        waiting = [pod for pod in pods if not pod.has_begun]
         if not pods or waiting:
-            suspended = _condition(whole, "Suspended")
-            reason = suspended["reason"] if suspended else _reason(waiting[0]) if waiting else ""
+            suspended = holding.get("Suspended")
+            reason = suspended.reason if suspended else waiting[0].waits if waiting else ""
             return State(REQUEUED if self._has_run else PENDING, reason)
         self._has_run = True
-        return State(RUNNING, ",".join(sorted({pod["spec"].get("nodeName", "?") for pod in pods})))
+        return State(RUNNING, ",".join(sorted({pod.host for pod in pods})))
 
     def lines(self) -> Iterator[str]:
         return self._lines.lines()
@@ -95,47 +165,15 @@ def remove_earlier(earlier: KubernetesJob) -> None:
     raise UserError("hydra.run.dir", f"{earlier.name} is in this folder: {before.phase}", f"first: {earlier.cancels}")
 
 
-def _condition(whole: Mapping[str, Any], *names: str) -> dict[str, Any] | None:
-    """The first of these conditions that holds."""
-    conditions: list[dict[str, Any]] = whole.get("status", {}).get("conditions", [])
-    return next((one for one in conditions if one["type"] in names and one["status"] == "True"), None)
-
-
-def _newest(pods: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pods of the newest life."""
-    attempts = [int(pod["metadata"]["labels"].get(ATTEMPT, 0)) for pod in pods]
-    return [pod for pod, attempt in zip(pods, attempts, strict=True) if attempt == max(attempts)]
-
-
-def _first(pods: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _first(pods: Sequence[Pod]) -> Pod | None:
     """The pod of host 0: of worker 0 where servers have pods."""
-    labels = [pod["metadata"]["labels"] for pod in pods]
-    first = [
-        pod
-        for pod, of in zip(pods, labels, strict=True)
-        if of.get(INDEX) == "0" and of.get(ROLE_OF_POD, "worker") != "server"
-    ]
-    return first[-1] if first else None
+    return next((pod for pod in pods if pod.index == "0" and pod.role != "server"), None)
 
 
-def _container(pod: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """What a pod says of its container in one state, such as ``terminated``; {}: it is in another state."""
-    statuses = pod["status"].get("containerStatuses", [])
-    return next((one["state"][state] for one in statuses if state in one["state"]), {})
-
-
-def _reason(pod: Mapping[str, Any]) -> str:
-    """Why a pod has not started: the container's reason, such as ImagePullBackOff, or the scheduler's message."""
-    scheduled = _condition({"status": pod["status"]}, "PodScheduled")
-    refused = next((one for one in pod["status"].get("conditions", []) if one["status"] == "False"), {})
-    waiting: str = _container(pod, "waiting").get("reason", "")
-    return waiting if scheduled or waiting else refused.get("message") or refused.get("reason", "")
-
-
-def _code(pods: Sequence[dict[str, Any]]) -> int:
-    """The exit code of a failed job: that of host 0, else another one; those ended by the failure of others have 75."""
+def _code(pods: Sequence[Pod]) -> int:
+    """The exit code of a failed job: that of host 0, else of another pod, but for those that were ended (75)."""
     first = _first(pods)
-    codes = [int(_container(pod, "terminated").get("exitCode", 0)) for pod in ([first] if first else []) + list(pods)]
+    codes = [pod.code for pod in ([first] if first else []) + list(pods)]
     return next((code for code in codes if code not in (0, RunPreempted.exit_code)), 1)
 
 
@@ -146,39 +184,43 @@ class _PodLines:
 
     def __init__(self, kubectl: Sequence[str]) -> None:
         self.kubectl = kubectl
-        self.pod, self.last, self.over = "", ("", ""), False
+        self.pod, self.last, self.over = "", ("", ""), False  # last: the second, and its part
         self.process: subprocess.Popen[bytes] | None = None
         self.file = tempfile.TemporaryFile()  # noqa: SIM115  closed with the handle
         self.position, self.rest = 0, b""
 
-    def follow(self, pod: Mapping[str, Any] | None, ended: bool) -> None:
+    def follow(self, pod: Pod | None, ended: bool) -> None:
         """Follow this pod, unless it has not begun or is followed already.
 
         Args:
             ended: no line will come after those that are there.
         """
         self.over = ended
-        if pod is None or pod["status"].get("phase") not in ("Running", "Succeeded", "Failed"):
+        if pod is None or not pod.has_begun:
             return
-        name = pod["metadata"]["name"]
-        if name == self.pod and (self.process is None or self.process.poll() is None or self._has_all(pod)):
-            return
-        if self.process is not None:
-            self.process.wait(LAST_LINES_S)
-        since = [f"--since-time={self.last[0]}Z"] if name == self.pod and self.last[0] else []
-        self.pod = name
-        command = [*self.kubectl, "logs", name, "--container", CONTAINER, "--follow", "--timestamps", *since]
+        process, same = self.process, pod.name == self.pod
+        if same and process is not None:
+            code = process.poll()
+            if code is None or (code == 0 and pod.phase != "Running"):
+                return
+        elif process is not None:
+            self._wait(process)
+            self.last = ("", "")
+        second, _ = self.last
+        since = [f"--since-time={second}Z"] if same and second else []
+        self.pod = pod.name
+        command = [*self.kubectl, "logs", pod.name, "--container", CONTAINER, "--follow", "--timestamps", *since]
         self.process = subprocess.Popen(command, stdout=self.file, stderr=subprocess.DEVNULL)
 
-    def _has_all(self, pod: Mapping[str, Any]) -> bool:
-        """Whether kubectl ended because the pod had ended."""
-        return self.process is not None and self.process.returncode == 0 and pod["status"]["phase"] != "Running"
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes]) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_LINES_S)
 
     def lines(self) -> Iterator[str]:
         """Yield the text since the last call."""
         if self.over and self.process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LAST_LINES_S)
+            self._wait(self.process)
         while piece := os.pread(self.file.fileno(), CHUNK, self.position):
             self.position += len(piece)
             *whole, self.rest = (self.rest + piece).split(b"\n")
@@ -190,7 +232,8 @@ class _PodLines:
         """The line without its time; None if it was there before."""
         stamp, _, text = line.partition(" ")
         second, _, part = stamp.rstrip("Z").partition(".")
-        if (time := (second, part.ljust(9, "0"))) <= self.last:
+        time = second, part.ljust(9, "0")
+        if time <= self.last:
             return None
         self.last = time
         return f"{text}\n"
