@@ -132,7 +132,7 @@ class MpiJob(Handle):
         if (own := self.process.poll()) is None:
             return State(RUNNING)
         codes = {host: found for host in range(self.hosts) if (found := self._code(host)) is not None}
-        code = codes.get(0, max(codes.values(), default=1) or abs(own) or 1)
+        code = codes.get(0, max(codes.values(), default=abs(own) or 1))
         silent = [f"host {host} left no exit code" for host in range(self.hosts) if host not in codes]
         failed = [
             f"host {host} ended with exit code {its}: {self.folder}/host.{host}.log"
