@@ -58,7 +58,7 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
     Screen().print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if not launcher.options.wait:
         return Result("submitted", str(folder), mode=checked.config.mode)
-    follow(handle)
+    follow(handle, sys.stdout)
     return read_result(str(folder), "done", "")
 
 

@@ -70,9 +70,14 @@ def as_kubernetes_hands_it_on(text: str) -> str:
     return re.sub(r"\$(\$|\(\w+\))", lambda found: "$" if found[1] == "$" else "", text)
 
 
-@pytest.mark.parametrize(("name", "job"), [("trainjob", HOSTS), ("jobset", SERVERS)])
-def test_the_manifest_is_the_one_that_was_read_and_validated(name: str, job: Job) -> None:
-    text = Kubernetes(**WITH_QUEUE).render(job)
+PATCHES = {"runtime": "torch-distributed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "config"), [("trainjob", HOSTS, {}), ("jobset", SERVERS, {}), ("patches", HOSTS, PATCHES)]
+)
+def test_the_manifest_is_the_one_that_was_read_and_validated(name: str, job: Job, config: dict[str, Any]) -> None:
+    text = Kubernetes(**WITH_QUEUE, **config).render(job)
     assert text == (GOLDENS / f"{name}.yaml").read_text()
     read = list(yaml.safe_load_all(text))
     assert list(yaml.safe_load_all(yaml.safe_dump_all(read))) == read
@@ -172,6 +177,24 @@ def test_fields_of_the_pod_are_options() -> None:
     assert {key: node[key] for key in options} == options
 
 
+def test_a_runtime_of_the_cluster_gets_the_same_pod_as_patches() -> None:
+    own, found = objects(HOSTS), objects(HOSTS, runtime="torch-distributed")
+    assert list(found) == ["TrainJob"]
+    spec = found["TrainJob"]["spec"]
+    assert spec["runtimeRef"] == {"name": "torch-distributed"}
+    (patch,) = spec["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    patched = node["template"]["spec"]["template"]["spec"]
+    (mounts,) = patched["containers"]
+    wanted = container(own)
+    assert mounts == {"name": "node", "volumeMounts": wanted["volumeMounts"]}
+    for key in ("volumes", "terminationGracePeriodSeconds"):
+        assert patched[key] == pods(own)["node"][key]
+    for key in ("image", "command", "args", "env"):
+        assert spec["trainer"][key] == wanted[key]
+    assert spec["trainer"]["resourcesPerNode"] == wanted["resources"]
+
+
 def launch_of(environment: dict[str, str], **typed: Any) -> LaunchConfig:
     config = RunConfig.of({"launch": {"_target_": "trainer.launch.builtin.Local", **typed}})
     return of_engine(config, environment).launch
@@ -201,7 +224,7 @@ def test_each_pod_of_a_job_set_is_one_process_and_knows_where_all_are() -> None:
     name, seen = found["JobSet"]["metadata"]["name"], []
     for one in found["JobSet"]["spec"]["replicatedJobs"]:
         for index in range(one["template"]["spec"]["completions"]):
-            variables = {each["name"]: each["value"] for each in container(found, one["name"])["env"]}
+            variables = {each["name"]: each.get("value", "") for each in container(found, one["name"])["env"]}
             launch = launch_of({**variables, "JOB_COMPLETION_INDEX": str(index)}, servers=2, workers=3)
             # JobSet names a pod NAME-ROLE-JOB-INDEX, in a service with the JobSet's name
             host = f"{name}-{one['name']}-0-{index}.{name}"
@@ -222,6 +245,7 @@ def test_each_pod_of_a_job_set_is_one_process_and_knows_where_all_are() -> None:
         ({"points": (("seed=1",), ("seed=2",))}, {}, "one command for each"),
         ({"options": {"volumes": []}}, {}, "the command without volumes"),
         ({"servers": 2, "hosts": 1}, {"nproc": 4}, "launch.workers=4"),
+        ({}, {"runtime": "torch-distributed", "secrets": "mlflow"}, "without launch.secrets"),
     ],
 )
 def test_what_kubernetes_cannot_do_is_refused(change: dict[str, Any], config: dict[str, Any], instead: str) -> None:
@@ -356,12 +380,12 @@ STATES: dict[str, tuple[list[dict[str, Any]], State]] = {
 def test_a_state_is_what_the_job_and_its_pods_say(cluster: Cluster, name: str) -> None:
     items, state = STATES[name]
     cluster.shows(*items)
-    assert KubernetesJob("TrainJob", "digits-1", "ml", "/runs/d").state() == state
+    assert KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", "ml", "/runs/d").state() == state
     assert cluster.read("calls").startswith("--namespace ml get trainjob,pods -l app.kubernetes.io/instance=digits-1")
 
 
 def test_pods_that_come_again_are_requeued_and_the_newest_count(cluster: Cluster) -> None:
-    handle = KubernetesJob("JobSet", "wide-1", None, "/runs/w")
+    handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w")
     before = [pod(0, "Running", role="server"), pod(0, "Running", role="worker")]
     cluster.shows(train_job(kind="JobSet"), *before)
     assert handle.state().phase == RUNNING
@@ -380,7 +404,7 @@ def text_of(handle: KubernetesJob, until: Callable[[str], bool]) -> str:
 
 
 def test_lines_are_those_of_worker_0_and_each_comes_once(cluster: Cluster) -> None:
-    handle = KubernetesJob("JobSet", "wide-1", None, "/runs/w")
+    handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w")
     cluster.shows(
         train_job(kind="JobSet"),
         *(pod(0, "Running", role="server"), pod(1, "Running", role="worker")),
@@ -395,7 +419,7 @@ def test_lines_are_those_of_worker_0_and_each_comes_once(cluster: Cluster) -> No
 
 
 def test_all_lines_of_a_pod_are_there_when_the_job_has_ended(cluster: Cluster) -> None:
-    handle = KubernetesJob("TrainJob", "digits-1", None, "/runs/d")
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
     cluster.shows(train_job("Complete"), pod(0, "Succeeded", **ended(0)))
     cluster.prints("one", "two")
     assert handle.state() == State(ENDED)
@@ -404,7 +428,7 @@ def test_all_lines_of_a_pod_are_there_when_the_job_has_ended(cluster: Cluster) -
 
 @pytest.mark.parametrize(("asked", "code"), [("signal", 75), ("cancel", 130)])
 def test_a_signal_deletes_the_job_whose_pods_then_have_their_grace(cluster: Cluster, asked: str, code: int) -> None:
-    handle = KubernetesJob("TrainJob", "digits-1", None, "/runs/d")
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
     if asked == "signal":
         handle.signal(signal.SIGUSR1)
     else:
@@ -441,10 +465,11 @@ def test_an_applied_job_is_followed_to_its_end(run: Any, cluster: Cluster) -> No
     code, out, err = run("launch.apply=true", "hydra.run.dir=/runs/r")
     assert code == 3 and "the line of host 0\n" in out and "done for" in err
     secret, *others = yaml.safe_load_all(cluster.read("applied"))
-    assert secret["kind"] == "Secret" and len(secret["stringData"]["TRAINER_RUN_SECRET"]) >= 32
-    assert secret["stringData"]["TRAINER_RUN_SECRET"] not in json.dumps(others) + out + err
-    named = container({one["kind"]: one for one in others})["envFrom"]
-    assert named == [{"secretRef": {"name": secret["metadata"]["name"]}}]
+    assert secret["kind"] == "Secret" and len(secret["stringData"]["value"]) >= 32
+    assert secret["stringData"]["value"] not in json.dumps(others) + out + err
+    (named,) = (one for one in container({one["kind"]: one for one in others})["env"] if "valueFrom" in one)
+    where = {"name": secret["metadata"]["name"], "key": "value"}
+    assert named == {"name": "TRAINER_RUN_SECRET", "valueFrom": {"secretKeyRef": where}}
 
 
 def test_a_folder_has_one_job_at_a_time(run: Any, cluster: Cluster) -> None:
@@ -461,7 +486,7 @@ def test_without_kubectl_the_manifest_is_proposed(run: Any, monkeypatch: pytest.
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("name", ["trainjob", "jobset"])
+@pytest.mark.parametrize("name", ["trainjob", "jobset", "patches"])
 def test_the_models_of_the_api_know_every_field(name: str) -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed")
     found = {

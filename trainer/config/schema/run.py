@@ -134,6 +134,9 @@ class KubernetesLaunch(SubmitLaunch):
     secrets: Optional[Any] = key(
         None, "Secrets of the namespace that become variables of the pods, e.g. one for MLflow", texts=True
     )
+    runtime: Optional[str] = key(
+        None, "ClusterTrainingRuntime, such as torch-distributed, whose rules of restarts count (null: one of its own)"
+    )
     queue: Optional[str] = key(None, "Kueue's LocalQueue that admits the job (null: no queue)")
     server_cores: Optional[int] = key(None, "cores of a parameter server's pod (null: as a worker's)", "cores", ge=1)
     server_memory: Optional[str] = key(None, "memory of a parameter server's pod, e.g. 16Gi (null: as a worker's)")

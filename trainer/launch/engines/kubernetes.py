@@ -41,6 +41,7 @@ from trainer.launch.engines.engine_folder import ask
 from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
 from trainer.planning.run_secret import LEAST, VARIABLE
 
+TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
 SCRIPT = """\
 {setup}{names}if ls -d "$TRAINER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; then export TRAINER_RESUME=auto; fi
 exec {python} -m trainer "$@"
@@ -53,6 +54,8 @@ done
 QUEUE, STEP = "kueue.x-k8s.io/queue-name", "trainer.kubeflow.org/trainjob-ancestor-step"
 SERVER_PORT, WORKER_PORT = 8000, 8100
 """Each pod has its own address, so that all may have one port."""
+KEY = "value"
+"""Of the run's secret in its Secret; under any other name the screen would hide it as a secret key."""
 SLACK_S = 30
 """Between the end of the checkpoint's grace and the kill."""
 OWN = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds", "subdomain", "hostname")
@@ -60,8 +63,8 @@ OWN = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"
 AMOUNT = re.compile(r"\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 BY_HAND = """\
 # {kind} {name}. launch.apply=true applies it, and follows it. By hand, first its secret, then this text:
-#   (umask 077; openssl rand -hex 32 > {variable})
-#   {kubectl} create secret generic {name} --from-file {variable}
+#   (umask 077; openssl rand -hex 32 > run.secret)
+#   {kubectl} create secret generic {name} --from-file {key}=run.secret
 #   {kubectl} apply -f -
 """
 """A printed manifest has no secret: it is on nobody's screen."""
@@ -82,17 +85,20 @@ class Kubernetes(Submitter):
         name, kind = name_of(job), kind_of(job)
         objects = self._job_set(job, name) if kind == "JobSet" else self._train_job(job, name)
         kubectl = shlex.join(kubectl_of(self.options.namespace))
-        return BY_HAND.format(kind=kind, name=name, kubectl=kubectl, variable=VARIABLE) + _yaml(*objects)
+        return BY_HAND.format(kind=kind, name=name, kubectl=kubectl, key=KEY) + _yaml(*objects)
 
     def printed(self, job: Job) -> str:
         return "" if self.options.apply and not self.options.dry_run else self.render(job)
 
     def submit(self, job: Job) -> Handle:
         text, name = self.render(job), name_of(job)
-        words = kind_of(job), name, self.options.namespace, run_folder(job, self.options)
+        kinds = "jobset,secret" if kind_of(job) == "JobSet" else "trainjob,trainingruntime,secret"
+        if self.options.runtime:
+            kinds = "trainjob,secret"
+        words = kind_of(job), name, kinds, self.options.namespace, run_folder(job, self.options)
         remove_earlier(KubernetesJob(*words))
         handle = KubernetesJob(*words)
-        drawn = {VARIABLE: secrets.token_hex(LEAST)}
+        drawn = {KEY: secrets.token_hex(LEAST)}
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
         ask([*handle.kubectl, "apply", "-f", "-"], "launch=kubernetes", f"{_yaml(secret)}---\n{text}")
         return handle
@@ -117,6 +123,9 @@ class Kubernetes(Submitter):
             raise UserError(
                 f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc}, without launch.nproc"
             )
+        if options.runtime and options.secrets:
+            why = "a TrainJob on a runtime of the cluster cannot add them"
+            raise UserError("launch.secrets", why, "the command without launch.runtime or without launch.secrets")
         for name in (name for name in job.options if name in OWN):
             raise UserError(f"launch.options.{name}", "is set by the job itself", f"the command without {name}")
         for key in ("memory", "server_memory"):
@@ -130,11 +139,16 @@ class Kubernetes(Submitter):
         return {"name": name, **space, "labels": {INSTANCE: name, **({QUEUE: queue} if queue else {})}}
 
     def _train_job(self, job: Job, name: str) -> list[dict[str, Any]]:
-        """A TrainJob, and the TrainingRuntime that has its pods."""
+        """A TrainJob, and the TrainingRuntime that has its pods, unless ``launch.runtime`` names one of the cluster."""
         needs = job.needs.get("host", Needs())
         workers = job.workers // job.hosts if job.workers else needs.gpus or 1
         first = '"$PET_MASTER_ADDR"' if job.hosts > 1 else ""
-        node = _replicated("node", job.hosts, {STEP: "trainer"}, self._pod(job, name, needs, first, []))
+        pod = self._pod(job, name, needs, first, [])
+        wanted: dict[str, Any] = {"numNodes": job.hosts, "numProcPerNode": workers}
+        if self.options.runtime:
+            spec = {"runtimeRef": {"name": self.options.runtime}, **_patches(wanted, pod)}
+            return [{**TRAIN_JOB, "metadata": self._metadata(name, self.options.queue), "spec": spec}]
+        node = _replicated("node", job.hosts, {STEP: "trainer"}, pod)
         runtime = {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
             "kind": "TrainingRuntime",
@@ -145,13 +159,8 @@ class Kubernetes(Submitter):
             },
         }
         reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name}
-        train_job = {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainJob",
-            "metadata": self._metadata(name, self.options.queue),
-            "spec": {"runtimeRef": reference, "trainer": {"numNodes": job.hosts, "numProcPerNode": workers}},
-        }
-        return [runtime, train_job]
+        spec = {"runtimeRef": reference, "trainer": wanted}
+        return [runtime, {**TRAIN_JOB, "metadata": self._metadata(name, self.options.queue), "spec": spec}]
 
     def _job_set(self, job: Job, name: str) -> list[dict[str, Any]]:
         """A JobSet with a pod for each process."""
@@ -204,9 +213,10 @@ class Kubernetes(Submitter):
             "env": [
                 {"name": SUBMITTED, "value": self.engine},
                 {"name": "TRAINER_RUN_DIR", "value": run_folder(job, options)},
+                {"name": VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": KEY}}},
                 *variables,
             ],
-            "envFrom": [{"secretRef": {"name": one}} for one in (name, *more)],
+            **({"envFrom": [{"secretRef": {"name": one}} for one in more]} if more else {}),
             "resources": _resources(needs),
             "volumeMounts": [*mounts, {"name": "shared-memory", "mountPath": "/dev/shm"}],  # nosec B108: of the pod
         }
@@ -278,6 +288,20 @@ def _replicated(role: str, count: int, labels: dict[str, str], pod: dict[str, An
         "replicas": 1,
         "template": {**({"metadata": {"labels": labels}} if labels else {}), "spec": spec},
     }
+
+
+def _patches(wanted: dict[str, Any], pod: dict[str, Any]) -> dict[str, Any]:
+    """The same pod as a TrainJob changes those of a runtime of the cluster: the container here, the rest there."""
+    spec = dict(pod["spec"])
+    (container,) = spec.pop("containers")
+    del spec["restartPolicy"]
+    spec["containers"] = [{"name": CONTAINER, "volumeMounts": container.pop("volumeMounts")}]
+    trainer = {key: container[key] for key in ("image", "command", "args", "env")}
+    if container["resources"]:
+        trainer["resourcesPerNode"] = container["resources"]
+    job = {"name": "node", "template": {"spec": {"template": {"metadata": pod["metadata"], "spec": spec}}}}
+    patch = {"manager": "launch.kubernetes", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+    return {"trainer": {**wanted, **trainer}, "runtimePatches": [patch]}
 
 
 def _together(job: Job) -> dict[str, Any]:

@@ -101,12 +101,16 @@ def _conditions(plain: Mapping[str, Any]) -> list[Condition]:
 
 
 class KubernetesJob(Handle):
-    """A job of Kubernetes, by its name and label. One question to kubectl gets the job and its pods."""
+    """A job of Kubernetes, by its name and label. One question to kubectl gets the job and its pods.
 
-    def __init__(self, kind: str, name: str, namespace: str | None, folder: str) -> None:
+    Args:
+        kind: TrainJob or JobSet. kinds: of all objects with this name, as kubectl deletes them.
+        folder: of the run, as the pods see it.
+    """
+
+    def __init__(self, kind: str, name: str, kinds: str, namespace: str | None, folder: str) -> None:
         self.kubectl = kubectl_of(namespace)
         self.kind, self.label = kind, f"{INSTANCE}={name}"
-        kinds = "trainjob,trainingruntime,secret" if kind == "TrainJob" else "jobset,secret"
         self.removes = [*self.kubectl, "delete", kinds, name]
         self.name, self.cancels = f"{kind} {name}", shlex.join(self.removes)
         self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {folder})"
