@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.pace import wait_for
 from trainer import __main__
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
@@ -155,7 +156,8 @@ def test_needs_are_the_resources_of_the_pods_and_servers_have_their_own() -> Non
 
 
 def run_dir(found: dict[str, Any]) -> str:
-    return next(one["value"] for one in container(found)["env"] if one["name"] == "TRAINER_RUN_DIR")
+    variables = {one["name"]: one.get("value") for one in container(found)["env"]}
+    return str(variables["TRAINER_RUN_DIR"])
 
 
 def test_the_run_folder_is_on_the_volume() -> None:
@@ -347,7 +349,7 @@ def waiting(reason: str) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "node", "state": {"waiting": {"reason": reason}}}]}
 
 
-UNSCHEDULABLE = {
+UNSCHEDULABLE: dict[str, Any] = {
     "conditions": [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
     ]
@@ -394,15 +396,6 @@ def test_pods_that_come_again_are_requeued_and_the_newest_count(cluster: Cluster
     assert handle.state().phase == REQUEUED
 
 
-def text_of(handle: KubernetesJob, until: Callable[[str], bool]) -> str:
-    """What the handle yields, asked until it is enough."""
-    found = ""
-    while not until(found):
-        handle.state()
-        found += "".join(handle.lines())
-    return found
-
-
 def test_lines_are_those_of_worker_0_and_each_comes_once(cluster: Cluster) -> None:
     handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w")
     cluster.shows(
@@ -411,9 +404,17 @@ def test_lines_are_those_of_worker_0_and_each_comes_once(cluster: Cluster) -> No
         pod(0, "Running", role="worker"),
     )
     cluster.prints("one", "two")
-    assert text_of(handle, lambda found: found.count("\n") >= 2) == "one\ntwo\n"
+    found: list[str] = []
+
+    def read() -> str:
+        found.extend(handle.lines())
+        return "".join(found)
+
+    handle.state()
+    wait_for(lambda: read().count("\n") >= 2, 10, "two lines have not come")
     cluster.prints("one", "two", "three")  # kubectl has ended although the pod runs: it is started again
-    assert text_of(handle, lambda found: found.count("\n") >= 1) == "three\n"
+    wait_for(lambda: handle.state() and read().count("\n") >= 3, 10, "the third line has not come")
+    assert read() == "one\ntwo\nthree\n"
     assert "logs worker-0-life-0 --container node --follow --timestamps\n" in cluster.read("calls")
     assert "--timestamps --since-time=2026-11-28T10:00:01Z\n" in cluster.read("calls")
 

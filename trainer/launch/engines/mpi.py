@@ -120,7 +120,7 @@ class MpiJob(Handle):
     def __init__(self, job: Job, script: Path) -> None:
         self.folder, self.hosts = job.engine_folder, job.hosts
         with (self.folder / LOG).open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # the script above  # nosec B603 B607
                 ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         number = self.process.pid
