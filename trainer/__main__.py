@@ -48,7 +48,7 @@ def _answer(argv: list[str]) -> int:
     except (UserError, RunFailed, Interrupted) as error:
         if {"debug=true", "verbosity=debug"}.intersection(argv):
             traceback.print_exc()
-        word = {2: "error", 1: "failed", 75: "preempted", 130: "interrupted"}[error.exit_code]
+        word = {2: "error", 1: "failed", 75: "preempted", 130: "interrupted"}.get(error.exit_code, "failed")
         print(f"{word}: {one_line(str(error)) if error.exit_code == UserError.exit_code else error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):  # what to type next, after all else
             print(note, file=sys.stderr)

@@ -124,6 +124,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 TEXT_WITH_COMMAS = (
     "launch.ips",
+    "launch.hosts",
     "launch.server_hosts",
     "launch.server_ports",
     "launch.server_endpoints",

@@ -50,9 +50,10 @@ def submit(config: DictConfig, words: Sequence[str]) -> Result:
     for error in checked.lacks.errors:
         raise error
     folder = compose.named_folder(config, "hydra.run.dir")
-    job = job_of(checked.config, folder, words, launcher)
-    if launcher.options.dry_run:
-        sys.stdout.write(launcher.render(job))
+    servers = checked.declaration.roles(checked.workers, checked.config.launch).get("server", 0)
+    job = job_of(checked.config, folder, words, launcher, servers)
+    if text := launcher.printed(job):
+        sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
     if not hand_over(job, launcher):
         return Result("submitted", str(folder), mode=checked.config.mode)
@@ -77,7 +78,7 @@ def hand_over(job: Job, launcher: Submitter) -> bool:
     return bool(launcher.options.wait)
 
 
-def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Submitter) -> Job:
+def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Submitter, servers: int) -> Job:
     """The job of a checked command."""
     options, launch = launcher.options, config.launch
     gpus = options.gpus
@@ -92,8 +93,8 @@ def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Subm
         started_in=os.getcwd(),
         hosts=launch.nnodes,
         least_hosts=launch.least_nnodes or 0,
-        workers=launch.nproc,
-        servers=launch.servers or 0,
+        workers=launch.workers or (launch.nproc and launch.nproc * launch.nnodes),
+        servers=servers,
         needs={"host": Needs(options.cores, options.memory, gpus)},
         max_restarts=launch.max_restarts,
         max_preemptions=options.max_preemptions,

@@ -223,7 +223,9 @@ class Sweep:
             shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
             words = (*self.flags, *point.overrides)
             elements.append(Element(words, self.folder / point.subdir, command(map(text, shown))))
-        job = job_of(launched, self.folder, self.overrides, launcher)
+        checked = self.points[0].ready.checked
+        servers = checked.declaration.roles(checked.workers, launched.launch).get("server", 0)
+        job = job_of(launched, self.folder, self.overrides, launcher, servers)
         job = replace(
             job, points=tuple(elements), swept=tuple(sorted(self.swept)), parallel=launched.sweep.parallel or 0
         )

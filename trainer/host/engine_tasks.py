@@ -150,6 +150,9 @@ LAUNCHER_VARIABLES = (
 )
 """Every variable that says how many tasks there are."""
 
+ROLE, SERVER_ENDPOINTS, WORKER_ENDPOINTS = "TRAINER_ROLE", "TRAINER_SERVER_ENDPOINTS", "TRAINER_WORKER_ENDPOINTS"
+"""Of a pod that is one process of a run: launch.role, and where all processes are. ``JOB_INDEX`` has its rank."""
+
 
 @dataclass(frozen=True)
 class Task:

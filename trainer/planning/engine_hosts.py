@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import torchrun
-from trainer.host.engine_tasks import KUBERNETES, PADDLE, Task, tasks_of
+from trainer.host.engine_tasks import (
+    JOB_INDEX,
+    KUBERNETES,
+    PADDLE,
+    ROLE,
+    SERVER_ENDPOINTS,
+    WORKER_ENDPOINTS,
+    Task,
+    number,
+    tasks_of,
+)
 from trainer.wording import counted
 
 
@@ -30,6 +41,8 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
     launch = config.launch
     if launch.env in ("none", "paddle", None) or launch.role or launch.ips or torchrun.is_rank(environment):
         return config
+    if ROLE in environment:
+        return config.changed(launch=_of_pod(environment))
     tasks = [task for task in tasks_of(environment) if task.of.engine and launch.env in ("auto", task.of.engine)]
     if launch.env != "auto" and not tasks:
         raise UserError(f"launch.env={launch.env}", "no variable of it is set here", "launch.env=auto")
@@ -57,6 +70,16 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
     if launch.nproc is None and launch.workers is None and task.processes:
         found["nproc"] = task.processes
     return config.changed(launch=found)
+
+
+def _of_pod(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of a pod that is one process of a run with servers (:mod:`trainer.launch.engines.kubernetes`)."""
+    return {
+        "role": environment[ROLE],
+        "rank": number(environment, JOB_INDEX.rank),
+        "server_endpoints": environment[SERVER_ENDPOINTS],
+        "worker_endpoints": environment[WORKER_ENDPOINTS],
+    }
 
 
 def _is_one_host(task: Task, launch: schema.LaunchConfig) -> bool:

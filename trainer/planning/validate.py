@@ -74,14 +74,14 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: boo
     check_name(config.name)
     lacks, device = Lacks(config.plan), choose_device(config)
     nproc = workers_here(config.launch, device, default_workers(config))
-    elsewhere = elsewhere or is_elsewhere(config, device, nproc)
+    submitted, elsewhere = elsewhere, elsewhere or is_elsewhere(config, device, nproc)
     for check_one in (check_alone, _check_tracking, partial(check_validation, typed=typed)):
         with lacks:
             check_one(config)
     workers = workers_everywhere(config.launch, nproc)
     config, auto_strategy = with_strategy(config, workers, typed)
     declaration = _declared(config, workers, lacks)
-    _check_processes(config, declaration, workers, lacks)
+    _check_processes(config, declaration, workers, lacks, submitted)
     if not elsewhere:
         check_devices(config, device, nproc)
     _check_port(config)
@@ -185,14 +185,14 @@ def _facts_of(config: RunConfig, source: DataSource, global_batch_size: int) -> 
     return evaluated_facts(config, source, global_batch_size)
 
 
-def _check_processes(config: RunConfig, declaration: Declaration, workers: int, lacks: Lacks) -> None:
-    """Refuse servers, hosts and launchers that cannot run these processes."""
+def _check_processes(config: RunConfig, declaration: Declaration, workers: int, lacks: Lacks, submitted: bool) -> None:
+    """Refuse servers, hosts and launchers that cannot run these processes. An engine's job brings a secret."""
     roles = declaration.roles(workers, config.launch)
     if "server" in roles:
         from trainer.planning.hosts import check_servers
 
         check_servers(config, declaration.name, roles)
-    if config.launch.nnodes > 1:
+    if config.launch.nnodes > 1 and not submitted:
         from trainer.planning.run_secret import check_secret
 
         with lacks:

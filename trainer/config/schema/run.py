@@ -119,6 +119,45 @@ class SlurmLaunch(SubmitLaunch):
 
 
 @dataclass
+class KubernetesLaunch(SubmitLaunch):
+    """launch=kubernetes: the command as a TrainJob, with parameter servers as a JobSet."""
+
+    _target_: str = key(
+        "trainer.launch.engines.kubernetes.Kubernetes", "class, a trainer.launch.engines.contract.Submitter"
+    )
+    image: Optional[str] = key(None, "container image with trainer and its Python")
+    namespace: Optional[str] = key(None, "namespace of the pods (null: kubectl's own)")
+    apply: bool = key(False, "hand the manifest to kubectl, and follow the job; false: print the manifest")
+    volume: Optional[str] = key(None, "PersistentVolumeClaim for run folders, which all pods can write to")
+    volume_path: str = key("/runs", "where the pods have this volume")
+    volumes: Dict[str, str] = key({}, "further claims by name, and where the pods have them, e.g. {images: /data}")
+    secrets: Optional[Any] = key(
+        None, "Secrets of the namespace that become variables of the pods, e.g. one for MLflow", texts=True
+    )
+    runtime: Optional[str] = key(
+        None, "ClusterTrainingRuntime, such as torch-distributed, whose rules of restarts count (null: one of its own)"
+    )
+    queue: Optional[str] = key(None, "Kueue's LocalQueue that admits the job (null: no queue)")
+    server_cores: Optional[int] = key(None, "cores of a parameter server's pod (null: as a worker's)", "cores", ge=1)
+    server_memory: Optional[str] = key(None, "memory of a parameter server's pod, e.g. 16Gi (null: as a worker's)")
+
+
+@dataclass
+class MpiLaunch(SubmitLaunch):
+    """launch=mpi: the command by mpirun, one task on each host."""
+
+    _target_: str = key("trainer.launch.engines.mpi.Mpi", "class, a trainer.launch.engines.contract.Submitter")
+    mpirun: str = key("mpirun", "what starts the tasks, with its own first words")
+    flavour: str = key(
+        "openmpi",
+        "whose options mpirun has: Open MPI's, or hydra's (MPICH, Intel MPI, MVAPICH)",
+        choices=("openmpi", "mpich"),
+    )
+    hostfile: Optional[str] = key(None, "file with the hosts, one a line (null: launch.hosts, or the engine's own)")
+    hosts: Optional[str] = key(None, "the hosts' names, separated by commas, instead of a file")
+
+
+@dataclass
 class ExecutionConfig:
     """execution: how the model is computed, and how often the run logs and validates."""
 

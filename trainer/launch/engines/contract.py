@@ -186,6 +186,10 @@ class Submitter(Launcher):
         """Return sentences on what the engine does with this job that the user may not expect. May ask the engine."""
         return []
 
+    def printed(self, job: Job) -> str:
+        """What the command prints instead of submitting the job; '': the job is submitted."""
+        return self.render(job) if self.options.dry_run else ""
+
     @abstractmethod
     def submit(self, job: Job) -> Handle:
         """Hand the job to the engine.

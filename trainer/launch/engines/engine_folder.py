@@ -45,14 +45,17 @@ def shell_words(words: Sequence[str]) -> str:
     return " ".join(map(shlex.quote, words))
 
 
-def ask(command: Sequence[str], what: str) -> str:
+def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
     """Run one of the engine's commands that changes something; returns its output.
+
+    Args:
+        text: what it reads.
 
     Raises:
         UserError: there is no such command, or it refuses.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False)
     except FileNotFoundError as error:
         raise UserError(
             what, f"there is no command {command[0]} here", "launch=local, or the command on a machine with it"

@@ -1,0 +1,160 @@
+"""launch=mpi: the command by mpirun, one task on each host, which is the launcher of its host.
+
+mpirun kills all tasks when one ends with another exit code than 0, and gives them a few seconds on SIGTERM. So each
+task is a shell that notes the exit code of its command in ``RUN/engine/ended.HOST``, where this side reads it, and ends
+with 0. SIGTERM and SIGUSR1 are both handed to mpirun as SIGUSR1, which it passes on. One end does kill the others: that
+of a host which is refused (exit code 2), since they would wait ``launch.timeout_s`` for it. Each task writes its lines
+itself, into ``RUN/engine/host.HOST.log``: Open MPI gives host 0 a terminal.
+
+Nothing starts a run again that mpirun has lost. The same command with ``resume=auto`` does.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.config.run_config import typed
+from trainer.config.schema import MpiLaunch
+from trainer.errors import RunPreempted, UserError
+from trainer.host.engine_tasks import MPI, SUBMITTED
+from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, State, Submitter
+from trainer.launch.engines.engine_folder import LOG, SECRET, LogReader, ask, begin, shell_words
+from trainer.planning.run_secret import VARIABLE
+
+OPENMPI = "openmpi"
+SCRIPT = """\
+#!/bin/sh
+# mpirun starts one task on each host; what each task does about its end: trainer/launch/engines/mpi.py.
+export {submitted}=mpi TRAINER_RUN_DIR={folder}
+{secret}=$(cat {secret_file}) && export {secret} || exit 1
+exec {mpirun} sh -c {task} {engine} {command}
+"""
+TASK = """\
+{setup}number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
+exec >>"$0/host.$number.log" 2>&1
+trap : TERM USR1 # they are for the command, whose end this shell waits for
+"$@"
+code=$?
+echo $code >"$0/ended.$number"
+[ $code != 2 ] || [ "$number" = 0 ] || {{ sleep 5; exit 2; }}
+exit 0"""
+WITHOUT = ("cores", "memory", "gpus", "max_preemptions")
+"""Keys for engines that share out machines."""
+
+
+class Mpi(Submitter):
+    """launch=mpi: mpirun's own options are ``launch.options``."""
+
+    engine = MPI
+    options: MpiLaunch
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.options = typed(MpiLaunch, config)
+
+    def render(self, job: Job) -> str:
+        self._check(job)
+        return SCRIPT.format(
+            submitted=SUBMITTED,
+            folder=shlex.quote(str(job.folder)),
+            secret=VARIABLE,
+            secret_file=shlex.quote(str(job.engine_folder / SECRET)),
+            mpirun=shell_words(self._mpirun(job)),
+            task=shlex.quote(TASK.format(setup="".join(f"{line}\n" for line in job.setup))),
+            engine=shlex.quote(str(job.engine_folder)),
+            command=shell_words([*job.command, "-m", "trainer", *job.words]),
+        )
+
+    def submit(self, job: Job) -> Handle:
+        version = ask([*shlex.split(self.options.mpirun), "--version"], "launch=mpi")
+        found = OPENMPI if "Open MPI" in version or "Open RTE" in version else "mpich"
+        if found != self.options.flavour:
+            what = f"launch.flavour={self.options.flavour}"
+            raise UserError(what, f"{self.options.mpirun} here has options of {found}", f"launch.flavour={found}")
+        return MpiJob(job, begin(job, self.render(job)))
+
+    def _check(self, job: Job) -> None:
+        options = self.options
+        for name in (name for name in WITHOUT if getattr(options, name) is not None):
+            why = "mpirun neither shares out machines nor starts a run again"
+            raise UserError(f"launch.{name}={getattr(options, name)}", why, f"the command without launch.{name}")
+        if job.points:
+            raise UserError("--multirun", "mpirun starts one run", "one command for each run of the sweep")
+        if job.least_hosts:
+            what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
+            raise UserError(what, "mpirun ends all tasks when it loses a host", f"launch.nnodes={job.hosts}")
+        if options.hosts and options.hostfile:
+            raise UserError("launch.hosts", "launch.hostfile says where as well", "one of the two")
+        if options.hosts and (count := len(options.hosts.split(","))) != job.hosts:
+            raise UserError(f"launch.nnodes={job.hosts}", f"launch.hosts has {count}", f"launch.nnodes={count}")
+
+    def _mpirun(self, job: Job) -> list[str]:
+        """mpirun and its options, as Open MPI or hydra spells them."""
+        options, count = self.options, str(job.hosts)
+        words = shlex.split(options.mpirun)
+        if options.flavour == OPENMPI:
+            words += ["-n", count, "--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", job.started_in]
+            words += [word for name in (SUBMITTED, "TRAINER_RUN_DIR", VARIABLE) for word in ("-x", name)]
+            hosts, file, dash = "--host", "--hostfile", "--"
+        else:  # hydra hands on all variables by itself
+            words += ["-n", count, "-ppn", "1", "-bind-to", "none", "-wdir", job.started_in]
+            hosts, file, dash = "-hosts", "-f", "-"
+        if options.hosts:
+            words += [hosts, options.hosts]
+        if options.hostfile:
+            words += [file, options.hostfile]
+        for name, value in job.options.items():
+            if value is not None and value is not False:
+                words += [f"{dash}{name}", *([] if value in ("", True) else [str(value)])]
+        return words
+
+
+class MpiJob(Handle):
+    """mpirun as a process of this machine, in a session of its own: Ctrl-C here does not reach its tasks."""
+
+    def __init__(self, job: Job, script: Path) -> None:
+        self.folder, self.hosts = job.engine_folder, job.hosts
+        with (self.folder / LOG).open("wb") as log:
+            self.process = subprocess.Popen(  # the script above  # nosec B603 B607
+                ["sh", str(script)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        number = self.process.pid
+        first = self.folder / "host.0.log"
+        self.name, self.cancels, self.log = f"mpirun (process {number})", f"kill {number}", str(first)
+        self._readers = LogReader(first), LogReader(self.folder / LOG)
+
+    def state(self) -> State:
+        if (own := self.process.poll()) is None:
+            return State(RUNNING)
+        codes = {host: found for host in range(self.hosts) if (found := self._code(host)) is not None}
+        code = codes.get(0, max(codes.values(), default=abs(own) or 1))
+        silent = [f"host {host} left no exit code" for host in range(self.hosts) if host not in codes]
+        failed = [
+            f"host {host} ended with exit code {its}: {self.folder}/host.{host}.log"
+            for host, its in codes.items()
+            if host and its not in (0, RunPreempted.exit_code)
+        ]
+        return State(ENDED, "; ".join([*silent, *failed][:3]) if code else "", code)
+
+    def _code(self, host: int) -> int | None:
+        try:
+            text = (self.folder / f"ended.{host}").read_text().strip()
+        except OSError:
+            return None
+        return int(text) if text.isdecimal() else None
+
+    def lines(self) -> Iterator[str]:
+        """Yield what host 0 has printed, and mpirun itself."""
+        for reader in self._readers:
+            yield from reader.lines()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(signal.SIGUSR1)
+
+    def cancel(self) -> None:
+        self.process.terminate()
