@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.errors import RunFailed, UserError
@@ -37,6 +38,15 @@ BY_HAND = ("launch.nnodes=", "launch.role=", "launch.ips=")
 """Overrides by which the user says which process this is."""
 
 
+@dataclass(frozen=True)
+class Note:
+    """What task 0 leaves for the others: where it listens, and the secret of this run."""
+
+    address: str
+    port: int
+    secret: str
+
+
 def adopt(environment: MutableMapping[str, str], words: Sequence[str]) -> None:
     """Set the variables of this task, where an engine has started it as one of several.
 
@@ -54,8 +64,8 @@ def adopt(environment: MutableMapping[str, str], words: Sequence[str]) -> None:
     if task is None or (task.is_host and (task.of.engine != MPI or _names_host_0(words))):
         return
     note = _leave_note(task, environment, words) if task.rank == 0 else _read_note(task, environment, words)
-    environment.update(MASTER_ADDR=note["address"], MASTER_PORT=note["port"])
-    environment.setdefault(SECRET, note["secret"])
+    environment.update(MASTER_ADDR=note.address, MASTER_PORT=str(note.port))
+    environment.setdefault(SECRET, note.secret)
     if task.is_worker:
         environment.update(
             {torchrun.RANKS: task.of.launcher, "RANK": str(task.rank), "WORLD_SIZE": str(task.size)},
@@ -68,7 +78,7 @@ def _names_host_0(words: Sequence[str]) -> bool:
     return any(word.startswith("launch.master_addr=") for word in words)
 
 
-def _leave_note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> dict[str, str]:
+def _leave_note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> Note:
     """Task 0: choose a port at an address that all tasks reach, and leave the note; it is removed at the end."""
     typed = next((w.partition("=")[2] for w in words if w.startswith("launch.master_addr=")), "")
     if task.size == task.here:
@@ -76,10 +86,10 @@ def _leave_note(task: Task, environment: MutableMapping[str, str], words: Sequen
     else:
         address = typed or task.address or first_host(task.of.engine, task.host, environment) or addresses.address()
     port = task.port or addresses.free_port(address)
-    note = {"address": address, "port": str(port), "secret": environment.get(SECRET) or secrets.token_hex(32)}
+    note = Note(address, port, environment.get(SECRET) or secrets.token_hex(32))
     path = _note(task, environment, words)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    private.write(path, json.dumps(note))
+    private.write(path, json.dumps(asdict(note)))
     atexit.register(_remove, path, os.getpid())
     return note
 
@@ -92,13 +102,13 @@ def _remove(path: Path, process: int) -> None:
             path.parent.rmdir()
 
 
-def _read_note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> dict[str, str]:
+def _read_note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> Note:
     """Any other task: wait for the note of a task 0 that listens."""
     path, until = _note(task, environment, words), time.monotonic() + MEET_S
     while time.monotonic() < until:
-        with suppress(OSError, ValueError):
-            note: dict[str, str] = json.loads(private.read(path))
-            if _answers(note["address"], int(note["port"])):  # else it is of an earlier command that was killed
+        with suppress(OSError, ValueError, TypeError):
+            note = Note(**json.loads(private.read(path)))
+            if _answers(note.address, note.port):  # else it is of an earlier command that was killed
                 return note
         time.sleep(POLL_S)
     if task.size == task.here:

@@ -64,15 +64,15 @@ def take_folder(config: RunConfig, plan: Plan, own: Path) -> tuple[Path, dist.St
 
 def with_numbers_of(own: Path, named: Path) -> Path:
     """``own`` with the digits of ``named`` in those parts, from the end, that differ in digits alone."""
-    mine, other = list(own.parts), list(named.parts)
-    for back in range(1, min(len(mine), len(other)) + 1):
-        if _shape(mine[-back]) == _shape(re.sub(r"-\d{1,3}$", "", other[-back])):
-            mine[-back] = other[-back]  # NAME-1: host 0's name was taken already
-        elif _shape(mine[-back]) == _shape(other[-back]):
-            mine[-back] = other[-back]
+    parts, other = list(own.parts), list(named.parts)
+    for back in range(1, min(len(parts), len(other)) + 1):
+        if _shape(parts[-back]) == _shape(re.sub(r"-\d{1,3}$", "", other[-back])):
+            parts[-back] = other[-back]  # NAME-1: host 0's name was taken already
+        elif _shape(parts[-back]) == _shape(other[-back]):
+            parts[-back] = other[-back]
         else:
             break
-    return Path(*mine)
+    return Path(*parts)
 
 
 def _shape(part: str) -> str:
