@@ -67,14 +67,13 @@ def hand_over(job: Job, launcher: Submitter) -> bool:
         UserError: the engine refuses the job.
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
     out = Screen()
     for concern in launcher.concerns(job):
         out.print(f"ATTENTION: {concern}", style="bold yellow", soft_wrap=True)
     handle = launcher.submit(job)
     out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if launcher.options.wait:
-        follow(handle)
+        follow(handle, sys.stdout)
     return bool(launcher.options.wait)
 
 

@@ -76,6 +76,12 @@ def address() -> str:
     return str(next((e.address for e in entries if not e.address.startswith(("127.", "::1", "fe80:"))), LOOPBACK))
 
 
+def all_addresses() -> list[str]:
+    """The IP addresses of this host, without link-local ones."""
+    entries = [e for found in psutil.net_if_addrs().values() for e in found if e.family in FAMILIES]
+    return [_plain(e.address) for e in entries if not e.address.startswith("fe80:")]
+
+
 def _resolved(host: str, port: int) -> list[tuple[Any, Any]]:
     """Family and address for each address of a name."""
     try:

@@ -34,7 +34,7 @@ from typing import Any
 
 from trainer.errors import BY_CTRL_C, AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host import files, private, pulse
-from trainer.host.addresses import free_port, interface_towards
+from trainer.host.addresses import free_port, interface_of, interface_towards
 from trainer.host.notes_board import FolderLost, NoNote, OwnBoard, SealedBoard
 from trainer.host.parent_death import end_with
 from trainer.host.patient_store import PatientStore
@@ -329,7 +329,8 @@ def _gloo_interface(rendezvous: Rendezvous) -> dict[str, str]:
     """The variable that names the network interface for Gloo; {} if the user has set it, or if Gloo has to choose."""
     if rendezvous.hosts == 1:
         return {GLOO: "lo"}
-    interface = None if GLOO in os.environ else interface_towards(rendezvous.host)
+    named = rendezvous.here if rendezvous.named_here else ""
+    interface = None if GLOO in os.environ else interface_of(named) if named else interface_towards(rendezvous.host)
     return {} if interface is None else {GLOO: interface}
 
 

@@ -43,7 +43,7 @@ class Rendezvous:
         secret: the user's; empty: anybody who reaches the store can write notes of the run.
         addresses: of all hosts, if they are known. labels: names of the hosts, if they are not ``host N``.
         terms: what must be the same on all hosts, by key.
-        here: the address of this host, at which its servers listen.
+        here: the address of this host, at which its servers listen. named_here: the user has named it.
         watch: called while the hosts meet (with None) and while the processes run (with the run's board).
         store_opened: host 0's store, if the hosts have opened it before; None: it is opened when they meet.
     """
@@ -59,6 +59,7 @@ class Rendezvous:
     labels: Sequence[str] = ()
     terms: Mapping[str, Any] = field(default_factory=dict)
     here: str = LOOPBACK
+    named_here: bool = False
     watch: Callable[[Board | None], None] = lambda board: None
     store_opened: Any = None
 

@@ -89,6 +89,7 @@ def rendezvous_of(config: RunConfig, plan: Plan) -> Rendezvous:
     return Rendezvous(
         host=settings.master_addr,
         here=listens_at(settings),
+        named_here=settings.address is not None,
         port=settings.master_port,
         number=plan.topology.node_rank,
         hosts=plan.topology.nnodes,

@@ -31,6 +31,7 @@ def on_hosts(config: RunConfig) -> RunConfig:
     if config.launch.nnodes > 1 and config.launch.master_port == 0:
         config = config.changed(launch={"master_port": MEETING_PORT})
     _check_workers(config.launch)
+    _check_address(config.launch, config.plan)
     return config
 
 
@@ -162,17 +163,44 @@ def _numbers(text: str, nnodes: int) -> list[int]:
 
 
 def listens_at(launch: schema.LaunchConfig) -> str:
-    """The address where this host's parameter servers listen: its own in launch.ips, else the one by which host 0
-    reaches it."""
+    """The address where this host's parameter servers listen: ``launch.address``, its own in launch.ips, else the one
+    by which host 0 reaches it."""
     if everybody := peers(launch):
         return addresses.own(everybody[launch.node_rank].endpoint.host)
     if launch.nnodes == 1:
         return addresses.LOOPBACK
+    if launch.address is not None:
+        return addresses.own(launch.address)
     if hosts := hosts_of(launch):
         return addresses.own(hosts[launch.node_rank])
     if launch.node_rank == 0:
         return addresses.own(launch.master_addr)
     return addresses.address_towards(launch.master_addr) or addresses.address()
+
+
+def own_address(launch: schema.LaunchConfig) -> str:
+    """The address and network interface of this host in a run on several hosts, and why they were taken, in words."""
+    address = listens_at(launch)
+    interface = addresses.interface_of(address)
+    if launch.address is not None:
+        why = "launch.address"
+    elif hosts_of(launch):
+        why = "launch.ips"
+    elif launch.node_rank == 0:
+        why = "launch.master_addr"
+    else:
+        why = f"of the route to {launch.master_addr}; launch.address sets another"
+    return f"{address}{f' ({interface})' if interface else ''}: {why}"
+
+
+def _check_address(launch: schema.LaunchConfig, plan_alone: bool) -> None:
+    """Refuse an address of this host at which it cannot listen."""
+    if launch.address is None or plan_alone or addresses.port_is_free(launch.address, 0):
+        return
+    own = ", ".join(addresses.all_addresses())
+    raise UserError(
+        f"launch.address={launch.address}", f"is not an address of this host ({own})", "launch.address=null"
+    )
 
 
 def check_servers(config: RunConfig, strategy: str, roles: Mapping[str, int]) -> None:

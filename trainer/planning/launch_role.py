@@ -124,7 +124,17 @@ def _number(variables: Mapping[str, str], name: str, default: str = "") -> int:
 ROLE, RANK = "launch.role", "launch.rank"
 SERVERS, WORKERS = "launch.server_endpoints", "launch.worker_endpoints"
 OF_ROLES = ("rank", "server_endpoints", "worker_endpoints")
-OF_HOSTS = ("ips", "nnodes", "node_rank", "nproc", "master_addr", "master_port", "server_hosts", "server_ports")
+OF_HOSTS = (
+    "address",
+    "ips",
+    "nnodes",
+    "node_rank",
+    "nproc",
+    "master_addr",
+    "master_port",
+    "server_hosts",
+    "server_ports",
+)
 """Other keys for what the endpoints say."""
 
 

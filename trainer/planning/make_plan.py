@@ -136,7 +136,7 @@ def _topology(checked: Checked) -> Topology:
         roles=roles,
         processes=processes,
         device=checked.device,
-        endpoint=_endpoint(launch),
+        endpoint=_endpoint(launch) + _own_address(checked),
         environment={role: _environment(launch, role, processes) for role in roles},
         nnodes=launch.nnodes,
         node_rank=launch.node_rank,
@@ -146,6 +146,16 @@ def _topology(checked: Checked) -> Topology:
         by_role=launch.role is not None,
         insecure=_is_insecure(checked.config, roles),
     )
+
+
+def _own_address(checked: Checked) -> str:
+    """This host's address among several hosts, in words; '' on one host, and in a plan alone, which may be for others."""
+    launch = checked.config.launch
+    if launch.nnodes == 1 or launch.role is not None or checked.config.plan:
+        return ""
+    from trainer.planning.hosts import own_address
+
+    return f" (this host is {own_address(launch)})"
 
 
 def _is_insecure(config: RunConfig, roles: Mapping[str, int]) -> bool:

@@ -45,6 +45,9 @@ class LaunchConfig:
         le=65535,
         example=29500,
     )
+    address: Optional[str] = key(
+        None, "address of this host by which the others reach it (null: that of the route to host 0)"
+    )
     ips: Optional[str] = key(None, "the hosts' addresses, separated by commas, instead of nnodes and master_addr")
     role: Optional[str] = key(
         None, "this command is one process of the run (null: this host's part of the run)", choices=("server", "worker")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,9 +28,7 @@ class JobFailed(RunFailed):
         self.exit_code = code
 
 
-def follow(
-    handle: Handle, out: TextIO = sys.stdout, clock: Callable[[], float] = time.monotonic, sleep: Any = time.sleep
-) -> None:
+def follow(handle: Handle, out: TextIO, clock: Callable[[], float] = time.monotonic, sleep: Any = time.sleep) -> None:
     """Follow a job to its end.
 
     Raises:
