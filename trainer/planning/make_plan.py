@@ -149,7 +149,7 @@ def _topology(checked: Checked) -> Topology:
 
 
 def _own_address(checked: Checked) -> str:
-    """This host's address among several hosts, in words; '' on one host, and in a plan alone, which may be for others."""
+    """This host's address among several hosts, in words; '' on one host, and in a plan alone."""
     launch = checked.config.launch
     if launch.nnodes == 1 or launch.role is not None or checked.config.plan:
         return ""
