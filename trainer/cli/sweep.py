@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from trainer.job.result import Result, read_result
 from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.launcher import start_here
 from trainer.planning.tracking_store import try_tracking
+from trainer.run_folder import tracking_file
 from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen, say
 from trainer.tracking.client import tracking
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
 
+OPEN_S = 60.0
+"""Longest wait for the sweep's run at its trackers, before the jobs are submitted to an engine."""
 FLUSH_S = 10.0
 """Longest wait at the end of a sweep for points that MLflow does not have yet."""
 
@@ -201,6 +205,7 @@ class Sweep:
         job, launcher = self._engine_job()
         for point in self.points:
             (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
+        self._wait_for_trackers()
         try:
             hand_over(job, launcher)
         except RunFailed as error:
@@ -210,6 +215,15 @@ class Sweep:
                 shown = tuple(text(override) for override in point.overrides)
                 result = read_result(str(self.folder / point.subdir), "failed", "it has not ended")
                 self._end(shown, result, point.ready)
+
+    def _wait_for_trackers(self) -> None:
+        """Wait until the sweep's own runs are open: the jobs, in other processes, look up their ids."""
+        until = time.monotonic() + OPEN_S
+        while self.tracker is not None and time.monotonic() < until:
+            there = tracking_file.read(self.folder)
+            if there is not None and all(one.id or one.error for one in there.trackers.values()) and there.trackers:
+                return
+            time.sleep(OPEN_S / 300)
 
     def _engine_job(self) -> tuple[EngineJob, Submitter]:
         """The job of an engine that runs all jobs of the sweep."""

@@ -174,6 +174,8 @@ class Follower:
         if self.parent is not None and self.parent.position.id is None:
             self.parent.try_once()
         parent_id = self.parent.position.id if self.parent is not None else None
+        if self.parent is None and self.run.parent is not None:  # another command, on another host, has the sweep
+            parent_id = tracking_file.position(Path(self.run.parent), self.name).id
         found = self.tracker.start(replace(self.run, parent_id=parent_id), self.position.id)
         if found != self.position.id:
             self._move(id=found, sent_bytes=0)
