@@ -85,11 +85,15 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     from trainer.cli.arguments import argument_parser, parse, typed_flags
     from trainer.errors import UserError
-    from trainer.host import engine_ranks, torchrun
+    from trainer.host import torchrun
+    from trainer.host.engine_tasks import tasks_of
     from trainer.host.folder_checks import check_working_folder
 
     check_working_folder()
-    engine_ranks.adopt(os.environ, argv)
+    if tasks_of(os.environ):
+        from trainer.host import engine_ranks
+
+        engine_ranks.adopt(os.environ, argv)
     if torchrun.is_rank():
         from trainer.cli.torchrun import join
 
@@ -99,7 +103,7 @@ def _dispatch(argv: list[str]) -> int:
     if "verbosity=quiet" not in args.overrides:
         streams.wait_for("reading the config")
     from trainer.cli import compose
-    from trainer.cli.saved_run import chosen
+    from trainer.cli.commands import chosen
 
     asking = chosen(args.overrides, args.config_name, typed_flags(args))
     with compose.hydra_app(args.config_dir) as app, asking as asked:

@@ -385,7 +385,6 @@ CLICKS = """
     data.hash_size=2.5 | data.hash_size=2.5 | whole number
     data.max_bad_fraction=2 | at most 1 => data.max_bad_fraction=0.01
     data.cache=false strategy=single | data.cache=false | strategy=single => data.cache=true
-    data.chunk_rows=0 | at least 1 row
     optimizer=momentum | optimizer (torch.optim.SGD, momentum=0.9) | embedding tables => optimizer.sparse=adagrad
     optimizer=torch optimizer.name=RMSprop | optimizer (torch.optim.RMSprop) => optimizer.sparse=adagrad
     optimizer.sparse=adamw | optimizer.sparse=adamw | auto, sgd, adagrad, rowwise_adagrad, adam => optimizer.sparse=adam

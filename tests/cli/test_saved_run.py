@@ -16,7 +16,8 @@ import pytest
 import trainer as package
 from tests.pictures import CLASSES, image_folder
 from tests.runs import read, trainer
-from trainer.cli.saved_run import Words, chosen
+from trainer.cli.commands import chosen
+from trainer.cli.saved_run import Words
 from trainer.errors import UserError
 from trainer.run_folder import tracking_file
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
+from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
-from trainer.cli.saved_run import chosen
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.planning.find_checkpoint import AUTO, FRESH
@@ -37,6 +37,22 @@ OF_THE_RUN, OF_RESUME, OF_SWEEP, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "T
 keys of the sweep that it is a job of."""
 LOCAL = tuple(f"trainer.launch.builtin.{name}" for name in ("Local", "InProcess", "Forkserver"))
 """Launchers that submit nothing."""
+
+
+@contextlib.contextmanager
+def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
+    """Context manager: yields what these words of a command line ask for.
+
+    Raises:
+        UserError: of a verb: RUN is no run, has no weights or no config, or its data are not found.
+    """
+    if not any(word in VERBS for word in words):
+        yield Chosen(config_name or "config", list(words), list(flags))
+        return
+    from trainer.cli.saved_run import chosen_of_run
+
+    with chosen_of_run(words, config_name, flags) as found:
+        yield found
 
 
 def is_submitted(config: DictConfig) -> bool:

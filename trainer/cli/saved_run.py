@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.eval_data import other_data, own_data
 from trainer.config import schema
 from trainer.config.keys import is_of, key_of, leaves
@@ -29,7 +30,6 @@ from trainer.planning.plan import Plan, read_plan
 from trainer.run_folder.leftovers import CHECKPOINTS
 from trainer.wording import counted, literal
 
-VERBS = {"eval": "RUN [DATA]", "predict": "RUN INPUT"}
 OPTION = "as_in_run"
 CARRIED = ("model", "data", "sampler", "task", "loss", "optimizer", "scheduler", "execution", "tracking")
 TRACKING = "/schema/TrackingConfig@tracking"
@@ -50,22 +50,6 @@ OF_THE_COMMAND = (
 )
 OF_OTHER_KEYS = re.compile(r"(?:[^$]|\$\{[\w.]+\})*")
 SKELETON, AS_BUILT = "skeleton.pkl", "trainer.models.skeleton.as_built"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a command line asks for.
-
-    Attributes:
-        config_name: the primary config, which Hydra composes with the ``overrides``.
-        flags: words before the overrides in the command that repeats the run.
-        verb: ``eval`` or ``predict``; empty for a command of overrides alone.
-    """
-
-    config_name: str
-    overrides: list[str]
-    flags: list[str]
-    verb: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,17 +112,13 @@ def _is_override(word: str) -> bool:
 
 
 @contextlib.contextmanager
-def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence[str] = ()) -> Iterator[Chosen]:
-    """Context manager: yields what these words of a command line ask for: overrides, or a verb with a run.
-
-    The config of a verb is that of the run. The run's own modules can be imported inside.
+def chosen_of_run(words: Sequence[str], config_name: str | None, flags: Sequence[str]) -> Iterator[Chosen]:
+    """Context manager: yields what a verb with a run asks for. The config is that of the run, whose own modules can be
+    imported inside.
 
     Raises:
         UserError: RUN is no run, has no weights or no config, or its data are not found.
     """
-    if not any(word in VERBS for word in words):
-        yield Chosen(config_name or "config", list(words), list(flags))
-        return
     asked = Words.of(words)
     if config_name is not None:
         raise UserError(f"--config-name {config_name}", f"{asked.verb} takes the config of the run", asked.command)

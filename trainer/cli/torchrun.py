@@ -25,7 +25,6 @@ def join(parse: Callable[[], argparse.Namespace]) -> int:
 
 def _run(args: argparse.Namespace, start: Starter) -> None:
     from trainer.cli import commands, compose
-    from trainer.cli.saved_run import chosen
 
     if args.multirun or args.cfg or args.info:
         raise UserError(starter_of(), "runs one job; sweeps and --cfg start without it", "python -m trainer ...")
@@ -34,7 +33,7 @@ def _run(args: argparse.Namespace, start: Starter) -> None:
     ignored = ["launch.nnodes=1"] * (size == local) + ["launch.ips=null", "launch.workers=null"]
     with (
         compose.hydra_app(args.config_dir) as app,
-        chosen(args.overrides, args.config_name, typed_flags(args)) as asked,
+        commands.chosen(args.overrides, args.config_name, typed_flags(args)) as asked,
     ):
         overrides = [*asked.overrides, *topology]
         commands.run_one(app, overrides, asked.config_name, start, asked.flags, ignored)

@@ -18,7 +18,6 @@ from trainer.errors import RunFailed, UserError
 from trainer.host import machine_limits
 from trainer.job.balanced_weights import weighed
 from trainer.job.claim_folder import wait_for_the_life_before
-from trainer.job.fetch_checkpoints import check_copies, fetched
 from trainer.job.ready import Command, NamedFolder, Ready, plan_job
 from trainer.job.result import tested_before
 from trainer.planning.batches import FIRST_TRY
@@ -139,6 +138,8 @@ def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:
 
     if config.checkpoint.to is None and "://" not in (config.resume.path or ""):
         return find_checkpoint(config, run_dir, say_once, folder_of)
+    from trainer.job.fetch_checkpoints import check_copies, fetched
+
     config = fetched(config, plan, say_once)
     folder = find_checkpoint(config, run_dir, say_once, folder_of)
     check_copies(config, plan, folder)

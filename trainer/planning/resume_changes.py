@@ -89,7 +89,6 @@ SAME_VALIDATION = (
     "data.train_resize",
     "data.pad_crop",
     "data.block_mib",
-    "data.chunk_rows",
     "data.verify",
     "data.max_pixels",
     "data.max_label_kib",
