@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: audit demo test test-all test-long test-gpu simulation kills install install-dev install-site lint types floors wheel docker dockerfile docs site clean
+.PHONY: audit demo test test-all test-long test-gpu simulation kills engines test-engines install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo $(ARGS)
@@ -21,17 +21,24 @@ test: install-dev
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-all: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not kills"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not kills and not engines"
 
 test-gpu: install-dev
 	$(BIN)/python -m pytest -n 4 tests/gpu
 
 test-long: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m long --timeout 7200
+	$(BIN)/python -m pytest -n $(JOBS) -m "long and not engines" --timeout 7200
 
 # Both are parts of .ci/run; the tests have a short case of each.
 simulation: install-dev
 	$(BIN)/python -m tests.simulation --seeds 0:20000 --jobs 2
+
+# Real engines on this machine, where they are installed: packages slurmctld, slurmd, slurm-client and munge of Debian.
+engines: install-dev
+	$(BIN)/python -m pytest -rs -m "engines and not long" tests/engines
+
+test-engines: install-dev
+	$(BIN)/python -m pytest -rs -m engines tests/engines
 
 kills: install-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m kills tests/faults

@@ -37,7 +37,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # as in the recorder'
 for name in LAUNCHER_VARIABLES:  # the tests themselves may be a task of srun or of Kubernetes
     os.environ.pop(name, None)
 
-LEFT_OUT = {"all", "long", "kills"}
+LEFT_OUT = {"all", "long", "kills", "engines"}
 FORKS = pytest.StashKey[zygote.Zygote]()
 
 

@@ -88,6 +88,7 @@ def check_once(folder: Path, servers: int) -> None:
     assert all(last <= {*found} for found in ledgers)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", ["async, merged", "ssp", "geo"])
 def test_each_batch_is_applied_once_over_lives_of_other_sizes(
     mode: str, two: Callable[[str], Path], tmp_path: Path

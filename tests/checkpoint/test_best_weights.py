@@ -47,6 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.all
 def test_training_that_was_given_up_leaves_no_best_weights(whole: Path, tmp_path: Path) -> None:
     """Another training goes on from update 5, in the run's own folder and in another one, and is worse."""
     own, other = tmp_path / "own", tmp_path / "other"
@@ -123,6 +124,7 @@ POISONED = ("model._target_=tests.faults.poisoned.Poisoned", "+model.at=[7]", "o
 DEADLY = ("model._target_=tests.faults.deadly.Deadly", "+model.at=[7]", "+model.rank=1", "launch.nproc=2")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("how", "told", "checkpoint"),
     [

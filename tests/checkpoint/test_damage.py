@@ -183,6 +183,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.all
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.sampled_from([*json.loads(saving.about(1)), "more"]), JSON)
 def test_a_crafted_checkpoint_json_is_read_or_refused(

@@ -137,6 +137,7 @@ SAVED = [pytest.param(case, True, marks=pytest.mark.long) for case in ("local_sg
 """Killed when all was saved, too."""
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("case", "saved"), [*((case, case == "one worker") for case in CUT if case != "async, static work"), *SAVED]
 )
@@ -161,6 +162,7 @@ def test_max_steps_inside_an_epoch_is_kept_wherever_the_run_was_killed(case: str
         check_equal(whole, run("hydra.run.dir=saved", "resume=auto", *by_epochs))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "case", ["one worker", pytest.param("merged", marks=pytest.mark.long), "collective", "async, static work"]
 )

@@ -86,6 +86,7 @@ def test_every_checkpoint_is_there_when_the_run_has_ended(whole: Path) -> None:
             assert (there / step / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.all
 def test_another_machine_goes_on_as_if_nothing_had_happened(machine: Path, whole: Path) -> None:
     assert "fetches file://" in goes_on(machine)
     assert len(lines(machine / "run")) > 0
@@ -93,6 +94,7 @@ def test_another_machine_goes_on_as_if_nothing_had_happened(machine: Path, whole
     assert steps(machine / "copies" / "run") == steps(whole / "copies" / "run")
 
 
+@pytest.mark.all
 def test_it_goes_on_from_an_object_store(
     bucket: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +113,7 @@ def test_it_goes_on_from_an_object_store(
     assert lines(tmp_path / "other" / "run")[-1][0] == 14
 
 
+@pytest.mark.all
 def test_another_run_starts_from_an_address(
     bucket: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,6 +212,7 @@ class Off(nn.Module):
         return self.program(inputs) + self.by
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("by", "refused"), [(1.0, True), (float("nan"), True), (0.01, True), (1e-7, False)])
 def test_a_program_that_gives_something_else_is_refused(
     by: float,

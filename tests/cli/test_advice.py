@@ -78,6 +78,7 @@ def test_a_folder_with_a_space_is_proposed_as_one_word(tmp_path: Path) -> None:
     assert shlex.split(refused.value.instead)[:2] == ["rm", f"{link},"]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("typed", "taken"),
     [

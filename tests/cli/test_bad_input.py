@@ -531,6 +531,7 @@ def assert_refused(case: Case, code: int, error: str, folder: Path) -> None:
 MORE = [*cases(f"-m {DIGITS} ", SWEPT), *cases(f"{DIGITS} plan=true ", FEATURES_OF_HYDRA)]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "case", [*CASES, *MORE], ids=lambda case: case.typed.removeprefix(f"{DIGITS} ")[:100] or "nothing"
 )
@@ -663,6 +664,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("case", IMAGES, ids=lambda case: case.typed)
 def test_images_that_cannot_be_trained_on_are_refused(
     case: Case, run: Run, folder: Path, made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

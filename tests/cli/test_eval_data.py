@@ -52,6 +52,7 @@ def test_patterns_and_test_files_lead_from_where_the_run_was_started(
     assert own_data(data, str(tmp_path / "gone"), [], "", refuse=True) == data
 
 
+@pytest.mark.all
 def test_a_run_is_measured_on_its_own_shards_and_on_all_files_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def refused_rightly(error: UserError, path: str, value: Any) -> bool:
     return path in sentence and sentence.isprintable() and error.instead != f"{path}={keys.spelled(value)}"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("option", ["Config", *OPTIONS])
 def test_a_value_is_taken_or_refused_by_the_name_of_its_key(option: str, composed: dict[str, Any]) -> None:
     group, node = OPTIONS.get(option, ("", {}))

@@ -25,6 +25,7 @@ def resnet50_parameters(classes: int) -> int:
     return total + channels * classes + classes
 
 
+@pytest.mark.all
 def test_plan_of_the_main_job_prints_its_parameters_and_writes_nothing(run: Run, folder: Path) -> None:
     assert resnet50_parameters(102) == 23_717_030
     typed = ("plan=true", "data.download=false", "launch.nnodes=31", "device=cuda")
@@ -41,6 +42,7 @@ def test_a_sweep_plans_every_point(run: Run, folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.all
 def test_sixteen_hosts_of_eight(run: Run, folder: Path) -> None:
     typed = ("plan=true", "verbosity=debug", "launch.nnodes=16", "launch.nproc=8", "device=cuda")
     code, out, error = run("+recipe=resnet50_random", *typed)
@@ -59,6 +61,7 @@ def test_sixteen_hosts_of_eight(run: Run, folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.all
 def test_the_example_of_the_docs_is_a_plan_that_could_run(run: Run) -> None:
     page = Path(__file__).parents[2] / "docs" / "getting-started.md"
     [example] = [line for line in page.read_text().splitlines() if "plan=true launch.nnodes" in line]
@@ -71,6 +74,7 @@ def reasons(out: str) -> list[str]:
     return [line.removeprefix("  - ") for line in listed.splitlines() if line.startswith("  - ")]
 
 
+@pytest.mark.all
 def test_a_cluster_larger_than_the_data_is_planned_and_what_is_lacking_leads_on(run: Run, folder: Path) -> None:
     typed = ("+recipe=resnet50_flowers", "data=embedded_flowers", "plan=true", "launch.nnodes=1000")
     code, out, error = run(*typed, "launch.nproc=8")

@@ -64,6 +64,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.all
 def test_eval_measures_what_the_training_measured(trained: Path, elsewhere: Path) -> None:
     result = package.run(["eval", str(trained), "tracking=none", "hydra.run.dir=told"])
     theirs = read(trained / "result.json")["metrics"]
@@ -76,6 +77,7 @@ def test_eval_measures_what_the_training_measured(trained: Path, elsewhere: Path
     )
 
 
+@pytest.mark.all
 def test_an_mlflow_run_id_and_a_checkpoint_stand_for_the_folder(trained: Path, elsewhere: Path, capsys: Any) -> None:
     run_id, uri = tracking_file.position(trained).id or "", f"tracking.uri=sqlite:///{trained.parent}/mlflow.db"
     result = package.run(["eval", run_id, uri, "tracking=none"])

@@ -98,6 +98,7 @@ def leads_on(app: Any, case: Case) -> bool:
     return True
 
 
+@pytest.mark.all
 def test_what_is_proposed_is_taken_or_gets_further(app: Any) -> None:
     assert sum(leads_on(app, case) for case in CASES[::EVERY]) > len(CASES) / EVERY / 4
 
@@ -111,6 +112,7 @@ def test_every_proposal_is_taken_or_gets_further(app: Any, case: Case) -> None:
 DIGITS, CTR = "+recipe=digits_lenet", "+recipe=wide_and_deep"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("typed", "instead", "taken"),
     [

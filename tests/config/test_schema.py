@@ -70,6 +70,7 @@ def test_groups_of_the_schema_are_those_of_conf() -> None:
     assert set(schema.GROUPS) == {p.name for p in folder("conf").iterdir() if p.is_dir()} - {"hydra"}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda word: word)
 def test_every_option_composes_and_brings_documented_keys_only(group: str, option: str) -> None:
     named = {"optimizer=torch": ["optimizer.name=SGD"], "model=torchvision": ["model.name=resnet18"]}
@@ -80,6 +81,7 @@ def test_every_option_composes_and_brings_documented_keys_only(group: str, optio
     assert dict(options(group))[option], "its file begins with a comment of one line"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_composes_and_passes_the_checks(
     recipe: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -82,6 +82,7 @@ MNIST_BOMBS = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", MNIST_BOMBS)
 def test_a_packed_file_of_mnist_is_not_unpacked_beyond_what_it_may_be(tmp_path: Path, name: str) -> None:
     packed, says = MNIST_BOMBS[name]
@@ -121,6 +122,7 @@ JSON_BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", JSON_BOMBS)
 def test_the_json_file_is_refused_where_it_is_not_what_it_should_be_and_not_at_its_end(
     tmp_path: Path, name: str
@@ -192,6 +194,7 @@ MATLAB: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", MATLAB)
 def test_crafted_matlab_files_are_one_sentence(name: str) -> None:
     make, says = MATLAB[name]

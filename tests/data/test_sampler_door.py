@@ -145,6 +145,7 @@ def test_two_workers_train_on_the_batches_of_one(tmp_path: Path) -> None:
     assert len(losses[0]) == 22 and losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
+@pytest.mark.all
 def test_a_run_that_resumes_inside_an_epoch_reads_the_rest_of_the_order(tmp_path: Path) -> None:
     sampled = (*DIGITS, f"sampler._target_={HERE}.Halved", "scheduler=constant", "checkpoint.every_steps=1")
     trainer.run([*sampled, f"hydra.run.dir={tmp_path / 'whole'}"])

@@ -86,6 +86,7 @@ def test_one_process_trains_on_the_first_samples_of_each_epoch_once(
     assert result.samples == 40 and result.steps == 10
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("strategy", ["collective", "pserver_sync", "pserver_async"])
 def test_two_workers_share_each_update(tmp_path: Path, options: list[str], strategy: str) -> None:
     arguments = [*options, f"strategy={strategy}", "launch.workers=2", "hydra.run.dir=run", "data.num_workers=1"]
@@ -123,6 +124,7 @@ def test_workers_may_read_all_of_it_or_files_of_their_own(
     assert seen(tmp_path) == workers
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_run_goes_on_in_mid_epoch_as_if_nothing_had_been(tmp_path: Path, options: list[str], workers: int) -> None:
     batch = 4 // workers
@@ -214,6 +216,7 @@ SENTENCES = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("more", "readers"),
     [

@@ -116,6 +116,7 @@ def probabilities(folder: Path, page: dict[str, Any]) -> Callable[[list[bytes]],
     return of
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_row_has_its_probability_in_the_order_of_the_rows(
     trained: Path, page: dict[str, Any], workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -107,6 +107,7 @@ def test_mixed_and_balanced_batches_train_on_two_workers_as_scattered(pictures: 
     assert losses(both[0]) == pytest.approx(losses(both[1]), abs=1e-12)
 
 
+@pytest.mark.all
 def test_shards_and_folder_of_the_same_images_give_the_same_run(pictures: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         files = sorted((pictures / split).rglob("*.jpg"))
@@ -136,6 +137,7 @@ def test_shards_and_folder_of_the_same_images_give_the_same_run(pictures: Path, 
     assert losses(folder) == losses(tar)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("extra", [["optimizer=momentum"], ["optimizer=adagrad", "loss=squared_error"]], ids=" ".join)
 def test_reference_file_and_its_losses_run(extra: list[str], tmp_path: Path) -> None:
     path = mnist_json(tmp_path / "mnist.json.gz", (120, 40, 40))
@@ -144,6 +146,7 @@ def test_reference_file_and_its_losses_run(extra: list[str], tmp_path: Path) -> 
     assert result["samples"] == 120 and result["steps"] == 3, "the last partial batch is kept"
 
 
+@pytest.mark.all
 def test_finetuning_starts_from_the_weights(pictures: Path, tmp_path: Path) -> None:
     file = weights(tmp_path / "resnet18.pt", "resnet18")
     run(

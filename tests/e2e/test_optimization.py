@@ -25,6 +25,7 @@ def validated(run: Path, weights: str) -> tuple[float, float]:
     return torch.nn.functional.cross_entropy(scores, labels).item(), (scores.argmax(1) == labels).double().mean().item()
 
 
+@pytest.mark.all
 def test_averaged_weights_are_saved_and_the_scaled_rate_is_told(tmp_path: Path) -> None:
     done = trainer(
         *SMALL,

@@ -61,6 +61,7 @@ def measured(weights: Path) -> dict[str, float]:
     return {"val/f1w": float(f1), "val/confidence": float(likely.amax(1).double().mean())}
 
 
+@pytest.mark.all
 def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None:
     folder, said = followed
     run, result = folder / "run", read(folder / "run" / "result.json")

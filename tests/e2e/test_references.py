@@ -86,6 +86,7 @@ def small_flowers(flowers: Path, *more: str) -> list[str]:
     return ["+recipe=resnet50_flowers_reference", f"data.root={flowers}", *sizes, "epochs=2", *EXACT, *more]
 
 
+@pytest.mark.all
 def test_flowers_are_trained_as_the_reference_reads_them(flowers: Path, tmp_path: Path) -> None:
     """In the order of tstid, pixels less the mean, the last partial batch left out, no validation; a line is a
     batch's."""
@@ -125,6 +126,7 @@ def test_ranks_that_read_everything_augment_apart() -> None:
     assert not set(chain(*batches[0])) & set(chain(*batches[1])), "other addresses, so other random numbers"
 
 
+@pytest.mark.all
 def test_mnist_lines_are_those_of_batches_0_200_400_of_each_epoch(tmp_path: Path) -> None:
     """One device, and the loss of several: softmax compared with the class number."""
     path = mnist_json(tmp_path / "mnist.json.gz", (120, 20, 20))
@@ -226,6 +228,7 @@ def test_random_images_are_fresh_numbers_with_labels_below_101() -> None:
     assert len(torch.unique(opened().augmented((0, 0), everything)[0].flatten(1), dim=0)) == 64
 
 
+@pytest.mark.all
 def test_random_reference_trains(tmp_path: Path) -> None:
     argv = [
         "+recipe=resnet50_random_reference",
@@ -238,6 +241,7 @@ def test_random_reference_trains(tmp_path: Path) -> None:
     assert read(tmp_path / "run" / "plan.json")["length"]["steps_per_epoch"] == 100
 
 
+@pytest.mark.all
 def test_click_workers_read_all_rows_in_order_with_a_line_per_batch(tmp_path: Path) -> None:
     rows = [
         "data.train_rows=100",

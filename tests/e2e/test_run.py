@@ -208,6 +208,7 @@ def test_sweep_with_two_workers_per_job_ends_and_tears_down_each_group(tmp_path:
     assert "job 1 of 2" in done.stdout
 
 
+@pytest.mark.all
 def test_torchrun_starts_the_same_run(tmp_path: Path) -> None:
     argv = [*SMALL, "tracking=none"]
     done = trainer(*torchrun(*argv, "hydra.run.dir=a"), cwd=tmp_path, **TORCHRUN)

@@ -43,6 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.all
 def test_run_leaves_what_servers_did_and_all_that_they_kept(saved: Path) -> None:
     persistables = saved / "checkpoints" / "persistables"
     assert sorted(p.name for p in persistables.iterdir()) == [
@@ -87,6 +88,7 @@ def test_saved_model_is_a_plain_one_with_all_rows(saved: Path, tmp_path: Path) -
         assert now[name] == pytest.approx(before[name], abs=1e-6), name
 
 
+@pytest.mark.all
 def test_tables_above_the_limit_are_left_out_of_the_saved_model(tmp_path: Path) -> None:
     done = trainer(*CLICKS, "max_steps=2", "launch.workers=1", "strategy.export_limit=1000", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,6 +101,7 @@ def test_tables_above_the_limit_are_left_out_of_the_saved_model(tmp_path: Path) 
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("mode", "servers", "workers"), [("sync", 3, 1), ("async", 1, 2)])
 def test_any_number_of_servers_starts_from_what_was_saved(
     saved: Path, tmp_path: Path, mode: str, servers: int, workers: int
@@ -119,6 +122,7 @@ def test_any_number_of_servers_starts_from_what_was_saved(
         assert now[name] == pytest.approx(before[name], abs=1e-5), name
 
 
+@pytest.mark.all
 def test_incomplete_or_cut_persistables_are_refused_before_anything_starts(saved: Path, tmp_path: Path) -> None:
     whole = saved / "checkpoints" / "persistables"
     ways = {"COMPLETE": "without", "server-1.safetensors": "cut"}
@@ -135,6 +139,7 @@ def test_incomplete_or_cut_persistables_are_refused_before_anything_starts(saved
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mode", "extra"),
     [

@@ -29,6 +29,7 @@ from trainer.tracking.mlflow_tracker import MlflowTracker
 RECORDER = "trainer.tracking.recorder"
 
 
+@pytest.mark.all
 def test_mlflow_holds_every_point_parameter_tag_and_artifact(tmp_path: Path) -> None:
     done = trainer(*SMALL, "hydra.run.dir=run", "+tracking.tags.team=vision", cwd=tmp_path, timeout=2400)
     assert done.returncode == 0, done.stderr
@@ -68,6 +69,7 @@ def test_git_commit_and_dirty_are_tags(tmp_path: Path) -> None:
     assert describe.flat({"a": {"b": 1, "c": {"d": 2}}}) == [("a.b", 1), ("a.c.d", 2)]
 
 
+@pytest.mark.all
 def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
     done = trainer(
         "-m",
@@ -100,6 +102,7 @@ def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
     assert "data.batch_size=64" in done.stdout.split("Sweep")[-1]
 
 
+@pytest.mark.all
 def test_training_goes_on_without_the_tracking_server_and_points_are_sent_later(tmp_path: Path) -> None:
     server = Server(tmp_path)
     done = trainer(
@@ -451,6 +454,7 @@ def test_the_logged_model_predicts_as_the_trained_one_without_the_run(
     assert "(1, 1, 8, 8)" in loaded.stdout
 
 
+@pytest.mark.all
 def test_the_logged_model_takes_images_as_they_are_and_finds_what_validation_found(tmp_path: Path) -> None:
     import numpy as np
 
@@ -552,6 +556,7 @@ def test_hosts_carry_their_number(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.all
 def test_what_can_be_switched_off_is_off(tmp_path: Path) -> None:
     done = trainer(
         *SMALL, "hydra.run.dir=run", "tracking.log_model=false", "tracking.system_every_s=null", cwd=tmp_path
@@ -586,6 +591,7 @@ def test_digest_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> N
     assert digest_of(listed(tmp_path)) != before and listed(tmp_path) == [("a/1.jpg", 3)]
 
 
+@pytest.mark.all
 def test_sending_everything_again_changes_nothing(told: tuple[Path, Server, Any]) -> None:
     """Also: the address is asked for, because its password is not kept."""
     from mlflow import MlflowClient

@@ -75,6 +75,7 @@ def assert_found(run_dir: Path, trained: Path) -> None:
         assert (run_dir / name).stat().st_size
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", WORKERS)
 def test_eval_gives_the_numbers_of_the_validation_at_the_end_of_training(
     trained: Path, tmp_path: Path, workers: int
@@ -220,6 +221,7 @@ def test_recipe_of_a_parameter_server_is_evaluated_by_plain_workers(tmp_path: Pa
     assert result.metrics["val/acc1"] == theirs["val/acc1"]
 
 
+@pytest.mark.all
 def test_click_rows_are_evaluated_with_their_own_metrics(tmp_path: Path) -> None:
     clicks = [
         "+recipe=wide_and_deep",
@@ -272,6 +274,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, draw(folder)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", WORKERS)
 def test_predict_writes_the_models_guesses_in_the_order_of_the_paths(
     trained: Path, tmp_path: Path, pictures: tuple[Path, dict[str, np.ndarray]], workers: int

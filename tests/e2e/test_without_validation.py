@@ -25,6 +25,7 @@ OWN = (
 )
 
 
+@pytest.mark.all
 def test_the_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     kept, without = tmp_path / "with", tmp_path / "without"
     told = [*SMALL, "epochs=2", "ema.decay=0.9", "execution.log_every=4", "tracking=none"]

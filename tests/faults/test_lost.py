@@ -112,6 +112,7 @@ def check_curves(run: Path) -> None:
         assert found == sorted({*found}), (name, found)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mode", "rank", "servers"),
     [pytest.param("async", 1, 2, marks=pytest.mark.long), ("async", 0, 1), ("ssp", 1, 2), ("geo", 0, 1)],
@@ -142,6 +143,7 @@ def test_others_finish_all_work_when_a_worker_is_killed(tmp_path: Path, mode: st
     check_curves(run)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("mode", "at"), [("async", "persistables"), ("geo", "model")])
 def test_next_worker_saves_when_the_first_dies_saving(tmp_path: Path, mode: str, at: str) -> None:
     run = tmp_path / "run"

@@ -32,6 +32,7 @@ def test_run_goes_on_and_its_result_says_what_was_not_taken(how: str, tmp_path: 
 CONFIG = ("trainer", "+recipe=digits_lenet", "--cfg", "job")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "command",
     [

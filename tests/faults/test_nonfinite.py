@@ -29,6 +29,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[tuple[in
     return losses(folder / "run"), (folder / "seen").read_text().split()
 
 
+@pytest.mark.all
 def test_all_workers_skip_what_one_of_them_cannot_use(tmp_path: Path) -> None:
     two, one = tmp_path / "two", tmp_path / "one"
     for folder, which, batch in ((two, TWO, 32), (one, [], 64)):
@@ -71,6 +72,7 @@ def test_looking_at_finite_numbers_changes_no_bit(
     assert losses(tmp_path / "run") == undisturbed[0] and not points(tmp_path / "run", "train/skipped")
 
 
+@pytest.mark.all
 def test_rewound_run_sees_other_batches_and_has_each_point_once(
     tmp_path: Path, undisturbed: tuple[list[tuple[int, float]], list[str]]
 ) -> None:

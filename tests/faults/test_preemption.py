@@ -73,6 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, flo
     return losses(folder / "run")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("launch", ["in_process", "forkserver"])
 def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
     tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
@@ -147,6 +148,7 @@ def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_schedu
     assert losses(resumed(tmp_path, resumes)) == undisturbed
 
 
+@pytest.mark.all
 def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_path: Path) -> None:
     with at_the_gate(tmp_path, "launch.nproc=2", "tracking=none", "data.num_workers=1") as (process, run):
         everybody = family(process.pid)
@@ -238,6 +240,7 @@ def test_as_ever_without_checkpoints_and_by_ctrl_c(tmp_path: Path, overrides: li
     assert not (run / "checkpoints" / "latest").exists() and not (run / "model.safetensors").exists()
 
 
+@pytest.mark.all
 def test_preempted_job_ends_its_sweep(tmp_path: Path) -> None:
     process = start("-m", *BASE, GATE, "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2", cwd=tmp_path)
     try:
@@ -257,6 +260,7 @@ def test_preempted_job_ends_its_sweep(tmp_path: Path) -> None:
     assert screen[-1].endswith(" optimizer.lr=0.1 hydra.run.dir=sweep/0 resume=auto")
 
 
+@pytest.mark.all
 def test_torchruns_ranks_save_when_its_agent_is_ended(tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(*torchrun(*BASE, GATE, "tracking=none", "hydra.run.dir=run"), cwd=tmp_path, **TORCHRUN)

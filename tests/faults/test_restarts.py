@@ -61,6 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, flo
     return losses(folder / "run")
 
 
+@pytest.mark.all
 def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
     with at_the_gate(tmp_path, TWO) as (process, run, everybody):
         wait_for(lambda: tracking_file.position(run).id, 90, "the MLflow run is opened")
@@ -167,6 +168,7 @@ def test_error_of_its_own_is_no_death(tmp_path: Path) -> None:
     assert read(tmp_path / "run" / "result.json")["restarts"] == 0
 
 
+@pytest.mark.all
 def test_stopped_worker_is_found_named_and_replaced(tmp_path: Path, undisturbed: list[tuple[int, float]]) -> None:
     with at_the_gate(tmp_path, TWO, "tracking=none", f"launch.hang_timeout_s={patient(3)}") as (
         process,

@@ -109,6 +109,7 @@ def server_killed(folder: Path, *options: str) -> Iterator[Path]:
     yield run
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("then", ["stop", pytest.param("continue", marks=pytest.mark.long)])
 def test_sync_ends_with_the_numbers_of_an_undisturbed_run_when_a_server_is_killed(tmp_path: Path, then: str) -> None:
     (tmp_path / "undisturbed").mkdir()

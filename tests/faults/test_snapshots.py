@@ -100,6 +100,7 @@ def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mod
     }
 
 
+@pytest.mark.all
 def test_a_copy_that_is_killed_is_told_and_the_next_checkpoint_is_written(tmp_path: Path) -> None:
     with held(tmp_path, "async") as (process, run):
         copy_of(run, 1).kill()

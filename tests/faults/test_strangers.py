@@ -32,6 +32,7 @@ def common() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.all
 @needs_root
 def test_names_that_a_stranger_takes_in_the_common_temporary_folder_mean_nothing(common: Path, tmp_path: Path) -> None:
     (common / "mark").mkdir()
@@ -122,6 +123,7 @@ def lies(ports: list[int], common: Path) -> str:
     return " ".join(reached)
 
 
+@pytest.mark.all
 @needs_root
 def test_stranger_who_writes_whatever_can_be_reached_from_start_to_end_changes_nothing(
     common: Path, tmp_path: Path

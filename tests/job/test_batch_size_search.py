@@ -108,6 +108,7 @@ def test_the_search_finds_the_largest_size_in_few_tries(truth: int, most: int) -
     assert largest(lambda size: False, most) == 0 == largest(lambda size: True, 0)
 
 
+@pytest.mark.all
 def test_the_run_is_the_one_with_that_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
     auto, given = run("auto", "data.batch_size=auto"), run("given", "data.batch_size=18")
     assert Path("auto/model.safetensors").read_bytes() == Path("given/model.safetensors").read_bytes()

@@ -72,6 +72,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.all
 def test_other_data_are_refused_before_anything_is_touched(here: Path) -> None:
     (here / "images" / "train" / "a" / "00.png").rename(here / "images" / "train" / "b" / "zz.png")
     before = files(here)
@@ -104,6 +105,7 @@ def test_the_same_data_at_another_place_and_time_are_the_same(here: Path, capsys
     assert result.steps == 5 and "the data: their" not in said(capsys)
 
 
+@pytest.mark.all
 def test_the_fingerprint_is_taken_once_by_the_parent_and_not_for_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +137,7 @@ def test_what_a_newer_trainer_tells_besides_is_left_out() -> None:
             store.parse_about(of_another_kind.encode(), "checkpoint.json")
 
 
+@pytest.mark.all
 def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
     here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -152,6 +155,7 @@ def test_a_checkpoint_of_before_fingerprints_is_gone_on_from(
     )
 
 
+@pytest.mark.all
 def test_data_that_are_drawn_or_streamed_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What random images are depends on the size of the batch, and what a stream yields is not known."""
     monkeypatch.chdir(tmp_path)

@@ -54,6 +54,7 @@ def failure(name: str, logs: Path, payload: Any = None, roles: list[Role] | None
     return str(caught.value)
 
 
+@pytest.mark.all
 def test_entries_get_their_seat_and_return_to_the_parent(tmp_path: Path) -> None:
     roles = [Role("server", 1, entry("tells"), ["cpu"]), workers("tells")]
     results = launch(roles, "quietly", tmp_path, Rendezvous())
@@ -95,6 +96,7 @@ def test_two_hosts_are_one_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().out.splitlines() == ["rank 0 has summed"]
 
 
+@pytest.mark.all
 def test_host_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with socket.socket() as bound:  # and not listening, so that the port is nobody else's either
         bound.bind(("127.0.0.1", 0))
@@ -293,6 +295,7 @@ def test_interrupt_in_the_same_process_ends_all_and_says_so(tmp_path: Path) -> N
     wait_for(lambda: not alive(everybody), ENDS_WITHIN_S, f"{everybody} end")
 
 
+@pytest.mark.all
 def test_readers_end_with_the_workers_of_a_failed_job(tmp_path: Path) -> None:
     everybody: list[psutil.Process] = []
 

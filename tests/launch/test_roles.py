@@ -92,6 +92,7 @@ def assert_same(one: Path, other: Path) -> None:
     }
 
 
+@pytest.mark.all
 def test_commands_in_any_order_are_the_ordinary_run_and_the_plan_tells_where_all_were(tmp_path: Path) -> None:
     mine = commands(tmp_path, 2, 2)
     for who in ("server 1", "worker 1"):
@@ -125,6 +126,7 @@ def test_fleets_environment_starts_collective_workers(tmp_path: Path) -> None:
     assert_same(mine.run, ordinary(tmp_path / "one", "strategy=collective", "launch.nproc=2"))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "mode",
     [
@@ -208,6 +210,7 @@ def test_ordinary_servers_listen_at_fixed_ports_and_are_as_before(tmp_path: Path
     assert [p["endpoint"] for p in servers] == [f"tcp://127.0.0.1:{first}"]
 
 
+@pytest.mark.all
 def test_worker_alone_has_the_variables_of_every_process_while_it_works(tmp_path: Path) -> None:
     before = dict(os.environ)
     with alone():

@@ -82,6 +82,7 @@ def assert_same_metrics(hosts: Hosts, on_one_host: dict[str, float]) -> None:
         assert result["metrics"][name] == pytest.approx(on_one_host[name], abs=1e-10), name
 
 
+@pytest.mark.all
 def test_servers_on_both_hosts_give_the_results_of_one_host(hosts: Hosts, on_one_host: dict[str, float]) -> None:
     started = both(hosts, "strategy=pserver_sync", "launch.servers=3", ips())
     assert ended(hosts, started) == [0, 0], hosts.screen(0) + hosts.screen(1)
@@ -117,6 +118,7 @@ def test_collective_over_ipv6(hosts_6: Hosts, on_one_host: dict[str, float]) -> 
     assert_same_metrics(hosts_6, on_one_host)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "mode",
     [

@@ -92,6 +92,7 @@ def test_servers_are_refused_where_torchrun_has_started_the_processes(monkeypatc
     assert ready("strategy=collective")
 
 
+@pytest.mark.all
 def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> None:
     losses = []
     for name, how in (("own", OWN), ("forkserver", "launch=forkserver")):

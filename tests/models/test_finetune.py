@@ -160,6 +160,7 @@ def test_squared_error_of_the_reference_compares_each_class_s_probability_with_t
         SquaredError(target="probability")
 
 
+@pytest.mark.all
 def test_timm_builds_its_models() -> None:
     from trainer.config.instantiate import call_target
 

@@ -482,6 +482,7 @@ ON_SERVERS = [
 """Each recipe with each mode; in ``make test`` each recipe with one, and each mode with several recipes."""
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("recipe", "mode"), ON_SERVERS)
 def test_every_recipe_can_run_on_servers(recipe: str, mode: str, tmp_path: Path) -> None:
     plan = planned(f"+recipe={recipe}", f"strategy=pserver_{mode}", *needs(recipe, tmp_path))

@@ -164,6 +164,7 @@ SCENARIOS = {
 """What finds a defect that no drawn seed is known for."""
 
 
+@pytest.mark.all
 def test_no_promise_is_broken() -> None:
     _, injected, ends, broken = part(range(SEEDS), None, None)
     assert not broken, f"replay: python -m tests.simulation --seed {broken[0][0]}"

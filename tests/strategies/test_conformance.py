@@ -310,6 +310,7 @@ def test_every_registered_strategy_is_in_this_suite() -> None:
     assert options == SIZES.keys() - {"toy_server", "averaging"}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("strategy", "workers", "case"), marked([(s, w, case) for s, w in GROUPS for case in exact_cases(s, w)])
 )
@@ -395,6 +396,7 @@ def test_local_sgd_workers_differ_between_averages_and_follow_the_replicas_by_ha
     assert_same(answers[0]["parameters"], mean, 1e-10)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [1, 2])
 def test_geo_with_one_step_and_sgd_is_averaging(evidence: Evidence, workers: int) -> None:
     config = payload("pserver_geo", workers, cases("pserver_geo", workers)["each"].overrides)["config"]

@@ -82,6 +82,7 @@ def waited(
     }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("strategy", "meeting"), [pytest.param(*one, marks=[pytest.mark.long] * (one not in QUICK)) for one in MEET]
 )

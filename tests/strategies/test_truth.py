@@ -138,6 +138,7 @@ def test_same_seed_twice_gives_the_identical_losses(runs: Runs, nproc: int) -> N
     assert not set(first.losses) & set(other.losses)
 
 
+@pytest.mark.all
 def test_augmentation_depends_neither_on_reading_processes_nor_on_workers(runs: Runs) -> None:
     alone = runs(*AUGMENTED, "launch.nproc=1", "data.num_workers=0")
     for nproc, readers in ((1, 2), (2, 2)):

@@ -56,6 +56,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, folder, run(folder, f"data.labels={request.param}", "launch.nproc=1")
 
 
+@pytest.mark.all
 def test_the_plan_names_the_task_and_its_loss_and_the_run_measures_its_metrics(trained: tuple[str, Path, str]) -> None:
     labels, folder, shown = trained
     task, loss = {"place": ("regression", "MSELoss"), "traits": ("multi_label", "BCEWithLogitsLoss")}[labels]
@@ -68,6 +69,7 @@ def test_the_plan_names_the_task_and_its_loss_and_the_run_measures_its_metrics(t
     assert result["best"][f"val/{best}"] == (min if best == "rmse" else max)(values)
 
 
+@pytest.mark.all
 def test_two_workers_and_a_resumed_run_report_the_same(trained: tuple[str, Path, str], tmp_path: Path) -> None:
     labels, folder, _ = trained
     two, resumed = tmp_path / "two", tmp_path / "resumed"
@@ -82,6 +84,7 @@ def test_two_workers_and_a_resumed_run_report_the_same(trained: tuple[str, Path,
             assert now == pytest.approx(before, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.all
 def test_eval_measures_what_the_run_measured(trained: tuple[str, Path, str], tmp_path: Path) -> None:
     _, folder, _ = trained
     done = trainer("eval", str(folder), f"hydra.run.dir={tmp_path / 'e'}", cwd=HERE.parents[1])
@@ -154,6 +157,7 @@ REFUSED: list[tuple[list[str], str]] = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("overrides", "why"), REFUSED, ids=lambda value: value[-1] if isinstance(value, list) else "")
 def test_what_a_task_cannot_do_is_refused_with_a_sentence(overrides: list[str], why: str, tmp_path: Path) -> None:
     with hydra_app(str(HERE / "conf")) as app, pytest.raises(UserError) as refused:

@@ -43,6 +43,7 @@ def on_terminal(command: list[str], folder: Path | None = None, **environment: s
     return b"".join(parts).decode()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("overrides", [("optimizer.lrr=1",), ("-m", "optimizer.lrr=1,2"), ("--cfg", "job")])
 def test_a_terminal_shows_at_once_what_is_waited_for_and_keeps_nothing_of_it(
     overrides: tuple[str, ...], tmp_path: Path

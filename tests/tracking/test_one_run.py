@@ -156,6 +156,7 @@ def test_the_plan_says_what_it_goes_on_from_and_what_it_keeps(resumed: tuple[Pat
     assert re.search(r"every 10 updates, every epoch and every 10 min, [\d.]+ kB each, the 2 newest stay", shown)
 
 
+@pytest.mark.all
 def test_another_folder_goes_on_with_an_mlflow_run(resumed: tuple[Path, str]) -> None:
     """Its checkpoint is the last one; all points are copied."""
     folder, _ = resumed
@@ -171,6 +172,7 @@ def test_another_folder_goes_on_with_an_mlflow_run(resumed: tuple[Path, str]) ->
     assert (folder / "other" / "checkpoints" / "best.safetensors").is_file()
 
 
+@pytest.mark.all
 def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp_path: Path) -> None:
     typed = [*(t for t in TYPED if not t.startswith("callbacks")), "execution.log_every=9", "resume=auto"]
     assert trainer(*typed, "hydra.run.dir=run", "epochs=1", cwd=tmp_path).returncode == 0
@@ -198,6 +200,7 @@ def test_a_copied_folder_gets_a_run_of_its_own_and_a_moved_one_keeps_its_run(tmp
     assert {max(step for _, step in at_server(tmp_path, run)) for run in (before, other)} == {48, 50}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("more", "why"), [((), "there is no such run at"), (("tracking=none",), "tracking=none asks no server")]
 )

@@ -163,6 +163,7 @@ def test_each_point_is_there_once_after_any_schedule(seeds: range, can_be_asked:
         played.dies()
 
 
+@pytest.mark.all
 def test_a_run_of_which_the_recorder_is_killed_twice_is_whole_in_mlflow(tmp_path: Path) -> None:
     """Once after points were sent; the second one at once, before it has read what it is told."""
     process = start(

@@ -58,6 +58,7 @@ def parent_of(run: Any) -> str | None:
     return run.data.tags.get("mlflow.parentRunId")  # type: ignore[no-any-return]
 
 
+@pytest.mark.all
 def test_all_jobs_of_both_lives_are_under_one_run(tmp_path: Path) -> None:
     trainer(*TYPED, LRS, cwd=tmp_path)
     before = mlflow_runs(tmp_path)
@@ -73,6 +74,7 @@ def test_all_jobs_of_both_lives_are_under_one_run(tmp_path: Path) -> None:
     assert {run.info.status for run in now} == {"FINISHED"}
 
 
+@pytest.mark.all
 def test_a_fresh_sweep_in_the_same_folder_shows_its_own_best(swept: Path, tmp_path: Path) -> None:
     shutil.copytree(swept / "sweep", tmp_path / "sweep")
     done = trainer(*TYPED, "optimizer.lr=0.00001,0.00002", "resume=fresh", cwd=tmp_path)
@@ -85,12 +87,14 @@ def test_a_fresh_sweep_in_the_same_folder_shows_its_own_best(swept: Path, tmp_pa
     assert points == [pytest.approx(best, abs=1e-4)]
 
 
+@pytest.mark.all
 def test_each_job_is_looked_for_in_its_own_folder(cut: Path) -> None:
     shown = words(trainer(*TYPED, LRS, AUTO, "plan=true", cwd=cut))
     assert "sweep/checkpoints" not in shown and f"there is no checkpoint in {cut}/sweep/1/checkpoints" in shown
     assert shown.count("resumes checkpoints/step-000000004 after update 4 of 4") == 1
 
 
+@pytest.mark.all
 def test_a_job_that_cannot_go_on_is_refused_before_the_first_one_starts(swept: Path) -> None:
     before = files(swept / "sweep")
     done = trainer(*TYPED, "optimizer.lr=0.1,0.07", AUTO, cwd=swept)

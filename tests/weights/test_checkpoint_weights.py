@@ -119,6 +119,7 @@ SERVED = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", ["sync", "async", pytest.param("ssp", marks=pytest.mark.long), "geo"])
 def test_parts_of_servers_make_the_weights_that_the_run_leaves(mode: str, tmp_path: Path) -> None:
     command = (

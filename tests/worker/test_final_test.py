@@ -112,6 +112,7 @@ class Unpicklable(LeNet):
         Unpicklable.made += 1
 
 
+@pytest.mark.all
 def test_best_weights_are_tested_in_the_trained_model_and_no_second_one_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +140,7 @@ def test_checkpoint_of_a_test_that_is_left_has_the_trained_weights() -> None:
         assert all(torch.equal(t, own[n]) for n, t in model.state_dict().items())
 
 
+@pytest.mark.all
 def test_best_weights_by_another_metric_are_not_tested(tmp_path: Path) -> None:
     """The file of the best model is still there, and it is that of the metric before."""
     run = [*TESTED, "scheduler=constant", "epochs=1", "limit_train_batches=4", f"hydra.run.dir={tmp_path}/run"]
@@ -149,6 +151,7 @@ def test_best_weights_by_another_metric_are_not_tested(tmp_path: Path) -> None:
     assert_of(again.metrics, tmp_path / "run" / "model.safetensors")
 
 
+@pytest.mark.all
 def test_without_validations_the_model_at_the_end_is_tested_and_with_test_false_none(tmp_path: Path) -> None:
     short = [*TESTED, "max_steps=3", "validation=false"]
     result = package.run([*short, f"hydra.run.dir={tmp_path}/run"])

@@ -181,6 +181,7 @@ def test_table_is_printed_and_files_go_to_mlflow(slow: Path) -> None:
     assert {"trace.0.json.gz", "profile.0.json"} <= kept
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("strategy", ["collective", "pserver_sync"])
 def test_each_worker_has_its_own_and_sees_its_exchange(warm: None, tmp_path: Path, strategy: str) -> None:
     trainer.run(

@@ -185,6 +185,7 @@ CRAFTED: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", CRAFTED)
 def test_crafted_files_are_one_sentence_and_nothing_is_called(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

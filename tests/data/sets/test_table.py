@@ -89,6 +89,7 @@ def test_a_table_trains_as_the_folders_of_its_images_do(folder: Path, tmp_path: 
     assert points(tmp_path / "rest", "train/loss") == points(tmp_path / "table", "train/loss")
 
 
+@pytest.mark.all
 def test_two_workers_train_on_a_table_as_one_does(folder: Path, tmp_path: Path) -> None:
     path = written(folder / "both.csv", [*rows_of(folder, "train")])
     losses = []
@@ -264,6 +265,7 @@ def test_labels_that_are_no_numbers_are_refused(folder: Path, label: str, keys: 
     assert why in caught.value.why
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("label", "metric"), [("x", "val/mae"), ("sets", "val/map")])
 def test_a_run_learns_numbers_and_sets_of_a_table(folder: Path, tmp_path: Path, label: str, metric: str) -> None:
     rows = [

@@ -379,6 +379,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.all
 def test_a_copy_dies_with_its_server(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "pid")])
     try:

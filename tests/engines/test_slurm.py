@@ -1,0 +1,144 @@
+"""launch=slurm and srun on a real Slurm of three nodes on this host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.slurm_cluster import Cluster, cluster, missing
+
+pytestmark = [pytest.mark.engines, pytest.mark.skipif(bool(missing()), reason=f"Slurm is not installed: {missing()}")]
+
+TRAIN = [sys.executable, "-m", "trainer", "+recipe=digits_lenet", "tracking=none"]
+TWO = ["launch=slurm", "launch.nnodes=2", "launch.options.partition=low", "checkpoint.grace_s=10"]
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="slurm") as root, cluster(Path(root), 3) as made:
+        yield made
+
+
+def wait(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    until = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.2)
+
+
+def started(slurm: Cluster, folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command, whose output goes to FOLDER/said."""
+    out = (folder / "said").open("a")
+    return subprocess.Popen([*TRAIN, *words], cwd=folder, env=slurm.environment, stdout=out, stderr=out, text=True)
+
+
+def said(folder: Path) -> str:
+    return (folder / "said").read_text()
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two nodes that nothing disturbs; its folder."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = slurm.run(*TRAIN, *TWO, "epochs=20", "hydra.run.dir=run", cwd=folder, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+def test_preempted_job_of_two_nodes_is_requeued_and_ends_as_if_nothing_had_happened(
+    slurm: Cluster, undisturbed: Path, tmp_path: Path
+) -> None:
+    command = started(slurm, tmp_path, *TWO, "epochs=20", "hydra.run.dir=run")
+    wait(lambda: "[Epoch 2" in said(tmp_path), said(tmp_path))
+    higher = slurm.run("srun", "-p", "high", "-N3", "-c2", "true", timeout=120)
+    assert higher.returncode == 0, higher.stderr
+    assert command.wait(PATIENCE_S) == 0, said(tmp_path)
+    assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["0 75 ", "1 0 "]
+    assert "slurm: requeued" in said(tmp_path) and "requeued" in said(tmp_path).split("slurm: requeued")[1]
+    assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+@pytest.mark.long
+def test_job_goes_on_without_a_node_that_has_died(slurm: Cluster, undisturbed: Path, tmp_path: Path) -> None:
+    words = [*TWO, "epochs=20", "hydra.run.dir=run", "strategy.timeout_s=10", "checkpoint.grace_s=5"]
+    command = started(slurm, tmp_path, *words)
+    wait(lambda: "[Epoch 2" in said(tmp_path), said(tmp_path))
+    slurm.kill_node("n2")
+    began = time.monotonic()
+    wait(lambda: "slurm: requeued" in said(tmp_path), said(tmp_path))
+    assert time.monotonic() - began < 10 + 30
+    slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=dead")  # as after SlurmdTimeout
+    try:
+        assert command.wait(PATIENCE_S) == 0, said(tmp_path)
+    finally:
+        slurm.start_node("n2")
+        wait(lambda: slurm.run("sinfo", "-h", "-t", "idle", "-p", "low", "-o", "%D").stdout.strip() == "3", "n2")
+    assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["0 1 n2", "1 0 "]
+    assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+@pytest.mark.long
+def test_job_that_runs_out_of_time_goes_on(slurm: Cluster, undisturbed: Path, tmp_path: Path) -> None:
+    """Slurm counts limits in minutes: the signal 31 s before the end of one comes after half of it."""
+    slow = "callbacks=[{_target_: tests.engines.slow.Slow}]"
+    words = ["epochs=20", "hydra.run.dir=run", "checkpoint.grace_s=1", "launch.options.time=1", slow]
+    command = started(slurm, tmp_path, *TWO, *words)
+    assert command.wait(4 * PATIENCE_S) == 0, said(tmp_path)
+    assert (tmp_path / "run" / "engine" / "lives").read_text().startswith("0 75 \n1 ")
+    assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+@pytest.mark.long
+def test_parameter_server_runs_on_three_nodes(slurm: Cluster, tmp_path: Path) -> None:
+    words = ["strategy=pserver_sync", "launch=slurm", "launch.nnodes=3", "launch.servers=2", "launch.nproc=1"]
+    done = slurm.run(*TRAIN, *words, "epochs=1", "hydra.run.dir=run", cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
+
+
+@pytest.mark.long
+def test_sweep_is_an_array_of_which_so_many_run_at_a_time(slurm: Cluster, tmp_path: Path) -> None:
+    words = ["launch=slurm", "seed=1,2,3,4,5,6", "sweep.parallel=3", "hydra.sweep.dir=sweep", "epochs=1"]
+    done = slurm.run(TRAIN[0], "-m", "trainer", "-m", *TRAIN[3:], *words, cwd=tmp_path, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads((tmp_path / "sweep" / str(i) / "result.json").read_text()) for i in range(6)]
+    assert [result["status"] for result in results] == ["done"] * 6
+    assert "6 ended" not in done.stdout and "3 running" in done.stdout and "4 running" not in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_signals_to_the_command_end_the_job(slurm: Cluster, tmp_path: Path, number: int, code: int) -> None:
+    command = started(slurm, tmp_path, *TWO, "epochs=500", "hydra.run.dir=run")
+    wait(lambda: "[Epoch 1" in said(tmp_path), said(tmp_path))
+    command.send_signal(number)
+    assert command.wait(PATIENCE_S) == code, said(tmp_path)
+    wait(lambda: not slurm.run("squeue", "-h").stdout.strip(), "the job is still there")
+    assert any((tmp_path / "run" / "checkpoints").glob("step-*")) and "requeued" not in said(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [["-N1", "-n2"], ["-N2", "-n2"], ["-N2", "-n4"]])
+def test_srun_never_trains_twice_and_all_hosts_share_the_default_folder(
+    slurm: Cluster, tmp_path: Path, how: list[str]
+) -> None:
+    done = slurm.run("srun", *how, *TRAIN, "epochs=1", cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run] = (tmp_path / "outputs" / "digits_lenet").iterdir()
+    plan = json.loads((run / "plan.json").read_text())
+    assert plan["topology"]["roles"]["worker"] == int(how[1][2:])
+    assert [path.name for path in (run / "checkpoints").glob("step-*/COMPLETE")] == ["COMPLETE"]
