@@ -210,11 +210,13 @@ def _directives(job: Job) -> list[str]:
             )
             raise UserError(f"launch.options.{name}", "is set by the job itself", instead)
     needs = job.needs.get("host", Needs())
-    nodes = f"{job.least_hosts}-{job.hosts}" if job.least_hosts else str(job.hosts)
+    if job.least_hosts:
+        what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
+        raise UserError(what, "a job of Slurm keeps its hosts until it is requeued", f"launch.nnodes={job.hosts}")
     engine = job.engine_folder
     own = {
         "job-name": job.name,
-        "nodes": nodes,
+        "nodes": str(job.hosts),
         "ntasks-per-node": "1",
         "cpus-per-task": needs.cores,
         "mem": needs.memory,
