@@ -109,7 +109,7 @@ class SubmitLaunch(LaunchConfig):
     memory: Optional[str] = key(None, "memory of a host with its unit, e.g. 64G (null: the engine's default)")
     gpus: Optional[int] = key(None, "GPUs of a host (null: one per worker with device=cuda, else none)", "GPUs", ge=0)
     max_preemptions: Optional[int] = key(
-        None, "so often the job may be pre-empted or run out of time (null: no limit)", ge=0
+        None, "so often the job may be pre-empted or run out of time (null: no limit)", "preemptions", ge=0
     )
     wait: bool = key(True, "follow the job to its end; false: print its number and return")
     dry_run: bool = key(False, "print what the engine would get; nothing is submitted or written")
