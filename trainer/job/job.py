@@ -1,4 +1,4 @@
-"""Runs one job in the parent process: check, plan, prepare data, track, start the processes, report the result."""
+"""Runs one checked job in the parent process: prepare data, track, start the processes, report the result."""
 
 from __future__ import annotations
 

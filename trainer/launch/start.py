@@ -1,4 +1,4 @@
-"""Starts this host's processes of a plan with the launcher that ``launch._target_`` names."""
+"""Starts this host's processes of a plan with an engine, for launchers that start several."""
 
 from __future__ import annotations
 

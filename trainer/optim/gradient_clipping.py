@@ -1,4 +1,4 @@
-"""Clips gradients by their norm or by value, dense ones and sparse ones alike."""
+"""Clips gradients by value, and by norm where one is sparse; :mod:`trainer.optim.updater` clips dense ones by norm."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class StrategyPlan:
     """How workers share what they learn.
 
     Attributes:
-        worker: the strategy's class in a worker. entries: the function with which a process of each role begins.
+        worker: the strategy's class in a worker. entries: the function with which a process of each role
+        begins; a worker's depends on the mode (``make_plan.ENTRIES``).
         transport: how workers and parameter servers reach each other; empty: there are no servers. buckets: of
         gradients that workers exchange; None: there are none, or only the training shows.
     """

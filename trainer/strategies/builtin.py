@@ -158,7 +158,7 @@ ELEMENTWISE = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax
 
 
 MOST_SERVERS = 1024
-"""Buckets of rows that servers share (pserver/placement.py)."""
+"""Buckets of rows that servers share (pserver/protocol/sharding.py)."""
 
 
 class PserverDeclaration(Declaration):

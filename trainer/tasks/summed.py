@@ -133,7 +133,10 @@ class Summed(Task):
             found = ["loss", *self.summary(whole, TRIED)]
         except Exception as error:
             raise failed(what, "sums or summary", self.sums, error) from error
-        if whole.dim() != 1 or whole.shape != first.shape or not torch.allclose(whole, first + second):
+        if whole.dim() != 1:
+            why = f"its sums have the shape ({', '.join(map(str, whole.shape))}), and they are a vector (M,)"
+            raise UserError(what, why, "return torch.stack([...])")
+        if whole.shape != first.shape or not torch.allclose(whole, first + second):
             raise UserError(what, "its sums (M,) of a batch are not those of the batch's two parts added up")
         if strange := [name for name in found if name not in self.metrics(facts)]:
             raise UserError(what, f"its summary has {strange[0]}, which is not among its metrics")

@@ -232,8 +232,9 @@ def _ending(code: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables for a process of trackers: ours, with this package on its PYTHONPATH."""
-    path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """The environment variables for a process of trackers: ours, with the modules that this process can import now, as
+    those of the run that ``eval RUN`` measures."""
+    path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path}
 
 
