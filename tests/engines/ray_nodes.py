@@ -34,7 +34,6 @@ def main(count: int) -> None:
             drain(cluster.address, nodes[int(number)].node_id)
         else:
             add()
-            cluster.wait_for_nodes()
         print("done", flush=True)
     cluster.shutdown()
 

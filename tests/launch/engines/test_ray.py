@@ -79,7 +79,7 @@ class FakeRay(types.ModuleType):
         self.actors: list[FakeActor] = []
         self.draining: list[str] = []
         self.exceptions = types.SimpleNamespace(
-            RayActorError=ActorError, ActorUnavailableError=Unavailable, RayTaskError=TaskError, RaySystemError=OSError
+            RayActorError=ActorError, ActorUnavailableError=Unavailable, RayTaskError=TaskError, RayError=OSError
         )
         self.cloudpickle = types.SimpleNamespace(
             register_pickle_by_value=lambda module: self.done.append(f"by value: {module.__name__}")

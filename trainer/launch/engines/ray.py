@@ -58,7 +58,8 @@ class Ray(Submitter):
             "max_restarts": job.max_restarts,
             "max_preemptions": job.max_preemptions,
         }
-        return HEADER + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+        text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000)
+        return HEADER + text
 
     def submit(self, job: Job) -> Handle:
         self._check(job)

@@ -158,7 +158,8 @@ class _Life:
         fit = sum(all(has.get(name, 0) >= amount for name, amount in amounts.items()) for has in alive)
         if fit < self.job.hosts:
             return f"{fit} of {self.job.hosts} nodes with {wanted} are there"
-        return str((self._table().get("stats") or {}).get("scheduling_state", "")).lower().replace("_", " ")
+        said = str((self._table().get("stats") or {}).get("scheduling_state", ""))
+        return "" if said == "FINISHED" else said.lower().replace("_", " ")
 
     def _actor(self, number: int) -> Any:
         strategies = importlib.import_module("ray.util.scheduling_strategies")
@@ -301,7 +302,7 @@ class RayJob(Handle):
     def state(self) -> State:
         try:
             return self._advance()
-        except (ConnectionError, self.ray.exceptions.RaySystemError) as error:
+        except (ConnectionError, self.ray.exceptions.RayError) as error:
             raise Unreachable(first_line(error)) from error
 
     def _advance(self) -> State:
