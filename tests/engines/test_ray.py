@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.long, pytest.mark.skipif(bool(mis
 TRAIN = ["+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "checkpoint.grace_s=10", "strategy.timeout_s=20"]
 EPOCHS = "epochs=10"
 SLOW = "callbacks=[{_target_: tests.engines.slow.Slow}]"
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module")
