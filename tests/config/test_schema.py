@@ -175,8 +175,9 @@ def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[
 def test_one_of_each_unit_is_a_word() -> None:
     units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
     words = """
-        GiB KiB MiB batch change channel checkpoint class column element epoch feature host id image level minute pixel
-        process push restart rewind row sample second slot step thread unit update use validation value
+        GPU GiB KiB MiB batch change channel checkpoint class column core element epoch feature host id image job level
+        minute pixel preemption process push restart rewind row sample second slot step thread unit update use
+        validation value
     """
     assert units <= {*words.split(), "steps or event time"}
 

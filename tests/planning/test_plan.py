@@ -528,4 +528,5 @@ def test_processes_are_started_again_on_one_host_or_where_hosts_come_and_go_and_
     config = SimpleNamespace(mode=mode, launch=SimpleNamespace(nnodes=nnodes, least_nnodes=least))
     if torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("RANK", "0")
     assert Checked.restartable.fget(SimpleNamespace(config=config)) == again  # type: ignore[attr-defined]

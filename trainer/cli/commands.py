@@ -61,7 +61,9 @@ def is_submitted(config: DictConfig) -> bool:
     Raises:
         UserError: ``launch._target_`` is no launcher, or does not take its keys.
     """
-    if str(config.launch.get("_target_")) in LOCAL:
+    from omegaconf import OmegaConf
+
+    if (target := OmegaConf.select(config, "launch._target_", throw_on_missing=False)) is None or target in LOCAL:
         return False
     from trainer.cli.submit import submitter_of
 

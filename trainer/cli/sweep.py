@@ -73,9 +73,10 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     first = checked.points[0]
     if first.ready.checked.config.plan:
         return [show_only(point.ready) for point in checked.points]
-    if is_submitted(first.config) and first.config.launch.get("dry_run"):
+    checked.submitted = is_submitted(first.config)
+    if checked.submitted and first.config.launch.get("dry_run"):
         return checked.show_engine_job()
-    if first.ready.checked.config.sweep.parallel not in (None, 1) and not is_submitted(first.config):
+    if first.ready.checked.config.sweep.parallel not in (None, 1) and not checked.submitted:
         what = f"sweep.parallel={first.ready.checked.config.sweep.parallel}"
         raise UserError(what, "on this host the jobs of a sweep run one by one", "sweep.parallel=1 (or launch=slurm)")
     return checked.run()
@@ -107,7 +108,7 @@ class Sweep:
         folder: of the jobs' folders.
         jobs: the overrides of each job. points: the checked jobs.
         swept: keys with several values.
-        ended: the jobs so far.
+        ended: the jobs so far. submitted: all jobs are one job of an engine.
     """
 
     master: DictConfig
@@ -119,6 +120,7 @@ class Sweep:
     swept: set[str]
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
+    submitted: bool = False
 
     def show_engine_job(self) -> list[Result]:
         """Print what the engine would get; nothing is submitted."""
@@ -188,7 +190,7 @@ class Sweep:
 
     def _run_jobs(self) -> None:
         try:
-            if is_submitted(self.points[0].config):
+            if self.submitted:
                 self._submit()
                 return
             for point in self.points:

@@ -35,5 +35,5 @@ def _run(args: argparse.Namespace, start: Starter) -> None:
         compose.hydra_app(args.config_dir) as app,
         commands.chosen(args.overrides, args.config_name, typed_flags(args)) as asked,
     ):
-        overrides = [*asked.overrides, *topology]
-        commands.run_one(app, overrides, asked.config_name, start, asked.flags, ignored)
+        ours = [*topology, *ignored]
+        commands.run_one(app, asked.overrides, asked.config_name, start, asked.flags, ours)

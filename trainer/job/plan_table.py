@@ -183,7 +183,9 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     for override in plan.remarks.left_out:
         yield "left out", override
     if plan.topology.launcher:
-        yield "launcher", plan.topology.launcher
+        engine = plan.topology.launcher.removeprefix("trainer.launch.engines.").partition(".")[0]
+        ours = plan.topology.launcher.startswith("trainer.launch.engines.")
+        yield "launcher", f"launch={engine}, in a job of it" if ours else plan.topology.launcher
     if plan.topology.least_nnodes:
         yield (
             "restarts",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ def join(lead: Callable[[Starter], object]) -> int:
     try:
         way = handover(store)
     except UserError as error:
+        _leave_error(error)
         if int(os.environ["LOCAL_RANK"]):
             return error.exit_code  # once for each host is enough
         raise
@@ -43,10 +47,19 @@ def join(lead: Callable[[Starter], object]) -> int:
     try:
         lead(lambda assignment, _: _start(way, store, assignment))
     except (UserError, RunFailed, Interrupted) as error:
+        _leave_error(error)
         way.stop(str(error))
         raise
     way.stop("")
     return 0
+
+
+def _leave_error(error: BaseException) -> None:
+    """Leave the sentence for torchrun's agent, which ends with it instead of "no error file"."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        said = {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": said}))
 
 
 def _start(way: Handover, store: Any, assignment: Assignment) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trainer.errors import UserError
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Job, Needs, State
 from trainer.launch.engines.kubernetes import Kubernetes
 from trainer.launch.engines.kubernetes_job import KubernetesJob
-from trainer.planning.hosts import of_engine
+from trainer.planning.engine_hosts import of_engine
 from trainer.planning.launch_role import peers
 
 GOLDENS = Path(__file__).with_name("goldens")
@@ -247,7 +247,7 @@ def test_each_pod_of_a_job_set_is_one_process_and_knows_where_all_are() -> None:
         ({"points": (("seed=1",), ("seed=2",))}, {}, "one command for each"),
         ({"options": {"volumes": []}}, {}, "the command without volumes"),
         ({"servers": 2, "hosts": 1}, {"nproc": 4}, "launch.workers=4"),
-        ({}, {"runtime": "torch-distributed", "secrets": "mlflow"}, "without launch.secrets"),
+        ({}, {"runtime": "torch-distributed", "env_from": "mlflow"}, "without launch.env_from"),
     ],
 )
 def test_what_kubernetes_cannot_do_is_refused(change: dict[str, Any], config: dict[str, Any], instead: str) -> None:

@@ -81,7 +81,7 @@ def line(job: Job, **config: Any) -> list[str]:
 
 def test_mpirun_starts_one_task_on_each_host_in_both_spellings(job: Job) -> None:
     job = replace(job, started_in="/home/ann", options={"tag-output": True, "launcher": "rsh"})
-    forwarded = "-x TRAINER_SUBMITTED -x TRAINER_RUN_DIR -x TRAINER_RUN_SECRET"
+    forwarded = "-x TRAINER_SUBMITTED -x TRAINER_RUN_DIR -x TRAINER_RUN_SECRET -x TRAINER_WORDS"
     assert line(job, hosts="a,b") == shlex.split(
         f"mpirun -n 2 --map-by ppr:1:node --bind-to none --wdir /home/ann {forwarded} --host a,b "
         "--tag-output --launcher rsh"

@@ -99,6 +99,7 @@ class ForkserverLaunch(LaunchConfig):
 class SubmitLaunch(LaunchConfig):
     """Keys of launchers that submit the command to an engine (Slurm, Kubernetes, Ray, MPI)."""
 
+    _target_: str = key("???", "class, a trainer.launch.engines.contract.Submitter")
     options: Dict[str, Any] = key({}, "the engine's own options by name, e.g. launch.options.partition=gpu for sbatch")
     setup: Optional[Any] = key(
         None, "lines of the shell before the command on the engine's machines (modules, a container)", texts=True
@@ -108,7 +109,7 @@ class SubmitLaunch(LaunchConfig):
     memory: Optional[str] = key(None, "memory of a host with its unit, e.g. 64G (null: the engine's default)")
     gpus: Optional[int] = key(None, "GPUs of a host (null: one per worker with device=cuda, else none)", "GPUs", ge=0)
     max_preemptions: Optional[int] = key(
-        None, "so often the job may be pre-empted or run out of time (null: no limit)", "times", ge=0
+        None, "so often the job may be pre-empted or run out of time (null: no limit)", "preemptions", ge=0
     )
     wait: bool = key(True, "follow the job to its end; false: print its number and return")
     dry_run: bool = key(False, "print what the engine would get; nothing is submitted or written")
@@ -134,7 +135,7 @@ class KubernetesLaunch(SubmitLaunch):
     volume: Optional[str] = key(None, "PersistentVolumeClaim for run folders, which all pods can write to")
     volume_path: str = key("/runs", "where the pods have this volume")
     volumes: Dict[str, str] = key({}, "further claims by name, and where the pods have them, e.g. {images: /data}")
-    secrets: Optional[Any] = key(
+    env_from: Optional[Any] = key(
         None, "Secrets of the namespace that become variables of the pods, e.g. one for MLflow", texts=True
     )
     runtime: Optional[str] = key(

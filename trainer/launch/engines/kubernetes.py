@@ -123,9 +123,9 @@ class Kubernetes(Submitter):
             raise UserError(
                 f"launch.nproc={options.nproc}", why, f"launch.workers={options.nproc}, without launch.nproc"
             )
-        if options.runtime and options.secrets:
+        if options.runtime and options.env_from:
             why = "a TrainJob on a runtime of the cluster cannot add them"
-            raise UserError("launch.secrets", why, "the command without launch.runtime or without launch.secrets")
+            raise UserError("launch.env_from", why, "the command without launch.runtime or without launch.env_from")
         for name in (name for name in job.options if name in OWN):
             raise UserError(f"launch.options.{name}", "is set by the job itself", f"the command without {name}")
         for key in ("memory", "server_memory"):
@@ -199,7 +199,7 @@ class Kubernetes(Submitter):
         names = NAMES.format(subdomain=name, first=first) if first else ""
         script = SCRIPT.format(setup=setup, names=names, python=options.python or "python")
         words = [word for word in job.words if not word.startswith("hydra.run.dir=")]
-        more = [options.secrets] if isinstance(options.secrets, str) else options.secrets or []
+        more = [options.env_from] if isinstance(options.env_from, str) else options.env_from or []
         claims = {"runs": (options.volume, options.volume_path)}
         claims |= {f"volume-{n}": entry for n, entry in enumerate(options.volumes.items())}
         volumes = [{"name": key, "persistentVolumeClaim": {"claimName": claim}} for key, (claim, _) in claims.items()]

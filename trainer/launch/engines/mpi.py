@@ -26,18 +26,21 @@ from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, State, 
 from trainer.launch.engines.engine_folder import LOG, SECRET, LogReader, ask, begin, shell_words
 from trainer.planning.run_secret import VARIABLE
 
-OPENMPI = "openmpi"
+OPENMPI, WORDS = "openmpi", "TRAINER_WORDS"
 SCRIPT = """\
 #!/bin/sh
 # mpirun starts one task on each host; what each task does about its end: trainer/launch/engines/mpi.py.
 export {submitted}=mpi TRAINER_RUN_DIR={folder}
 {secret}=$(cat {secret_file}) && export {secret} || exit 1
-exec {mpirun} sh -c {task} {engine} {command}
+{words}={command} && export {words} # no command line that other users of the hosts can see
+exec {mpirun} sh -c {task} {engine}
 """
 TASK = """\
 {setup}number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
 exec >>"$0/host.$number.log" 2>&1
 trap : TERM USR1 # they are for the command, whose end this shell waits for
+eval "set -- ${words}"
+unset {words}
 "$@"
 code=$?
 echo $code >"$0/ended.$number"
@@ -65,9 +68,10 @@ class Mpi(Submitter):
             secret=VARIABLE,
             secret_file=shlex.quote(str(job.engine_folder / SECRET)),
             mpirun=shell_words(self._mpirun(job)),
-            task=shlex.quote(TASK.format(setup="".join(f"{line}\n" for line in job.setup))),
+            words=WORDS,
+            task=shlex.quote(TASK.format(setup="".join(f"{line}\n" for line in job.setup), words=WORDS)),
             engine=shlex.quote(str(job.engine_folder)),
-            command=shell_words([*job.command, "-m", "trainer", *job.words]),
+            command=shlex.quote(shell_words([*job.command, "-m", "trainer", *job.words])),
         )
 
     def submit(self, job: Job) -> Handle:
@@ -99,7 +103,7 @@ class Mpi(Submitter):
         words = shlex.split(options.mpirun)
         if options.flavour == OPENMPI:
             words += ["-n", count, "--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", job.started_in]
-            words += [word for name in (SUBMITTED, "TRAINER_RUN_DIR", VARIABLE) for word in ("-x", name)]
+            words += [word for name in (SUBMITTED, "TRAINER_RUN_DIR", VARIABLE, WORDS) for word in ("-x", name)]
             hosts, file, dash = "--host", "--hostfile", "--"
         else:  # hydra hands on all variables by itself
             words += ["-n", count, "-ppn", "1", "-bind-to", "none", "-wdir", job.started_in]

@@ -74,13 +74,18 @@ export MASTER_ADDR MASTER_PORT
 mkdir -p "$engine" && rm -f "$engine"/ended."$life".*
 trap : TERM USR1 # Slurm sends them to the tasks, too; this script waits for these
 echo "slurm: job $SLURM_JOB_ID, life $life, on $SLURM_JOB_NODELIST"
+TRAINER_WORDS=$(printf '%q ' {command} -m trainer "$@") # on no command line that other users of the hosts can see
+export TRAINER_WORDS
 srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
     trap : TERM USR1
     [ "$SLURM_NODEID" = 0 ] || exec >>"$0/host.$SLURM_NODEID.log" 2>&1 # the screen shows host 0
-    "${{@:2}}"
+    life=$1
+    eval "set -- $TRAINER_WORDS"
+    unset TRAINER_WORDS
+    "$@"
     code=$?
-    echo $code >"$0/ended.$1.$SLURM_NODEID"
-    exit $code' "$engine" "$life" {command} -m trainer "$@" &
+    echo $code >"$0/ended.$life.$SLURM_NODEID"
+    exit $code' "$engine" "$life" &
 step=$!
 ended=
 while kill -0 "$step" 2>/dev/null; do
@@ -210,11 +215,13 @@ def _directives(job: Job) -> list[str]:
             )
             raise UserError(f"launch.options.{name}", "is set by the job itself", instead)
     needs = job.needs.get("host", Needs())
-    nodes = f"{job.least_hosts}-{job.hosts}" if job.least_hosts else str(job.hosts)
+    if job.least_hosts:
+        what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
+        raise UserError(what, "a job of Slurm keeps its hosts until it is requeued", f"launch.nnodes={job.hosts}")
     engine = job.engine_folder
     own = {
         "job-name": job.name,
-        "nodes": nodes,
+        "nodes": str(job.hosts),
         "ntasks-per-node": "1",
         "cpus-per-task": needs.cores,
         "mem": needs.memory,
