@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: audit demo test test-all test-long test-gpu simulation kills engines test-engines install install-dev install-site lint types floors wheel docker dockerfile docs site clean
+.PHONY: audit demo test test-all test-long test-gpu simulation kills engines test-engines ray install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo $(ARGS)
@@ -37,8 +37,13 @@ simulation: install-dev
 engines: install-dev
 	$(BIN)/python -m pytest -rs -m "engines and not long" tests/engines
 
-test-engines: install-dev
+test-engines: install-dev ray
 	$(BIN)/python -m pytest -rs -m engines tests/engines
+
+# Ray in an environment of its own (285 MB), which finds all else in that of the tests.
+ray: install-dev
+	[ -x build/ray/bin/python ] || $(BIN)/uv venv --python $(BIN)/python build/ray
+	$(BIN)/uv pip install --python build/ray/bin/python 'ray[client]>=2.40'
 
 kills: install-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m kills tests/faults

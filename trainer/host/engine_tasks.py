@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 SUBMITTED = "TRAINER_SUBMITTED"
 """The engine whose job this process is in, where this product has submitted it."""
-SLURM, MPI, KUBERNETES, TORCHRUN = "slurm", "mpi", "kubernetes", "torchrun"
+SLURM, MPI, KUBERNETES, RAY, TORCHRUN = "slurm", "mpi", "kubernetes", "ray", "torchrun"
+HOSTS, HOST = "TRAINER_HOSTS", "TRAINER_HOST"
+"""Set by our own actors on the hosts of a Ray cluster: how many hosts the run has, and which this one is."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ PYTORCH = Variables(
 PADDLE = Variables("a launcher of Paddle Fleet", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
 JOB_INDEX = Variables("a Job of Kubernetes", "", "JOB_COMPLETION_INDEX", host="JOB_COMPLETION_INDEX", engine=KUBERNETES)
 LAUNCHERS = (
+    Variables("Ray", HOSTS, HOST, hosts=HOSTS, host=HOST, address="MASTER_ADDR", port="MASTER_PORT", engine=RAY),
     Variables("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", once="jsrun -n 1"),
     Variables(
         "mpirun",

@@ -60,7 +60,7 @@ class LaunchConfig:
     env: Optional[str] = key(
         "auto",
         "whose variables say which process of the run this is; auto: those that are there; none: no one's",
-        choices=("auto", "none", "paddle", "slurm", "mpi", "kubernetes", "torchrun"),
+        choices=("auto", "none", "paddle", "slurm", "mpi", "kubernetes", "ray", "torchrun"),
     )
     secret_file: Optional[str] = key(
         None, "file with the secret by which hosts know each other, mode 0600 (null: $TRAINER_RUN_SECRET)"
@@ -144,6 +144,17 @@ class KubernetesLaunch(SubmitLaunch):
     queue: Optional[str] = key(None, "Kueue's LocalQueue that admits the job (null: no queue)")
     server_cores: Optional[int] = key(None, "cores of a parameter server's pod (null: as a worker's)", "cores", ge=1)
     server_memory: Optional[str] = key(None, "memory of a parameter server's pod, e.g. 16Gi (null: as a worker's)")
+
+
+@dataclass
+class RayLaunch(SubmitLaunch):
+    """launch=ray: the command on the nodes of a Ray cluster. launch.options are custom resources of a host's node."""
+
+    _target_: str = key("trainer.launch.engines.ray.Ray", "class, a trainer.launch.engines.contract.Submitter")
+    cluster: str = key("auto", "the cluster: auto (this machine's, or $RAY_ADDRESS), ADDRESS:6379, or ray://HOST:10001")
+    variables: Optional[Any] = key(
+        None, "further variables of this command that all hosts get, besides TRAINER_* and MLFLOW_*", texts=True
+    )
 
 
 @dataclass
