@@ -131,7 +131,10 @@ class Cluster:
         time.sleep(1)
         for path in [*self.root.glob("slurmd.*.pid"), self.root / "slurmctld.pid", self.root / "munged.pid"]:
             with contextlib.suppress(OSError, ValueError):
-                os.kill(int(path.read_text()), signal.SIGTERM)
+                os.kill(number := int(path.read_text()), signal.SIGTERM)
+                until = time.monotonic() + 10
+                while Path(f"/proc/{number}").exists() and time.monotonic() < until:  # it still writes
+                    time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,10 @@ PATIENCE_S = 120.0
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(prefix="slurm") as root, cluster(Path(root), 3) as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as root,
+        cluster(Path(root), 3) as made,
+    ):
         yield made
 
 
