@@ -89,6 +89,8 @@ def lives(make: type[Tracker], run_dir: Path) -> tuple[Follower, Follower]:
     write(run_dir, 40, 60, 1000)
     first.try_once()
     first.tracker.close()
+    if first.ledger is not None:
+        first.ledger.file.close()  # as the kernel does
     reset_to_checkpoint(run_dir, kept, print)
     second = followed(make(run_dir), resumed=True)
     write(run_dir, 40, 50, 9000)

@@ -244,12 +244,12 @@ class Follower:
             if not error or (left := until - time.monotonic()) < 0:
                 break
             time.sleep(min(0.2, left))
-        try:
-            self.tracker.close()
-            if self.ledger is not None:
-                self.ledger.file.close()
-        except Exception as problem:
-            self.say(f"could not be closed ({said(problem)})")
+        closing = [self.tracker.close, *([self.ledger.file.close] if self.ledger is not None else [])]
+        for close in closing:
+            try:
+                close()
+            except Exception as problem:
+                self.say(f"could not be closed ({said(problem)})")
         return {
             "closed": self.run.folder,
             "tracker": self.name,
