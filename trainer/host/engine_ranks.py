@@ -25,7 +25,7 @@ from trainer.host import addresses, private, torchrun
 from trainer.host.engine_tasks import MPI, SLURM, Task, tasks_of
 from trainer.host.first_host import first_host
 
-SECRET = "TRAINER_RUN_SECRET"
+SECRET = "TRAINER_RUN_SECRET"  # the name of a variable  # nosec B105
 MEET_S = 300.0
 """Longest wait for task 0's note."""
 POLL_S = 0.2

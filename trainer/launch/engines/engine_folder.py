@@ -55,7 +55,9 @@ def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
         UserError: there is no such command, or it refuses.
     """
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(  # an engine's own command, by the user's PATH  # nosec B603
+            command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False
+        )
     except FileNotFoundError as error:
         raise UserError(
             what, f"there is no command {command[0]} here", "launch=local, or the command on a machine with it"
@@ -74,7 +76,9 @@ def query(command: Sequence[str]) -> str:
         Unreachable: it fails, or does not answer.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(  # an engine's own command, by the user's PATH  # nosec B603
+            command, capture_output=True, text=True, timeout=ASK_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unreachable(f"{command[0]}: {first_line(error)}") from error
     if done.returncode:
