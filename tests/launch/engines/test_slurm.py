@@ -85,9 +85,7 @@ def asked(fakes: Path) -> str:
 
 
 def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path: Path) -> None:
-    text = Slurm().render(
-        job(tmp_path, options={"partition": "gpu", "qos": "a b", "exclusive": True, "time": "1:00:00"})
-    )
+    text = Slurm().render(job(tmp_path, options={"partition": "gpu", "qos": "a b", "exclusive": True, "time": 1}))
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     folder = tmp_path / "my run" / "engine"
     assert directives == [
@@ -105,7 +103,7 @@ def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path:
         "#SBATCH --partition=gpu",
         "#SBATCH --qos='a b'",
         "#SBATCH --exclusive",
-        "#SBATCH --time=1:00:00",
+        "#SBATCH --time=1",
     ]
 
 

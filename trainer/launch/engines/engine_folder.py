@@ -87,7 +87,7 @@ def query(command: Sequence[str]) -> str:
 
 
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip() and "--help" not in line]
     return re.sub(r"^\w+: (error|fatal): ", "", lines[-1].strip()) if lines else f"exit code {done.returncode}"
 
 

@@ -114,7 +114,7 @@ class Mpi(Submitter):
             words += [file, options.hostfile]
         for name, value in job.options.items():
             if value is not None and value is not False:
-                words += [f"{dash}{name}", *([] if value in ("", True) else [str(value)])]
+                words += [f"{dash}{name}", *([] if value is True or value == "" else [str(value)])]
         return words
 
 

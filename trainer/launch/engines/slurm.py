@@ -240,7 +240,7 @@ def _directives(job: Job) -> list[str]:
 
 
 def _option(name: str, value: Any) -> str:
-    return f"--{name}" if value in ("", True) else f"--{name}={shlex.quote(str(value))}"
+    return f"--{name}" if value is True or value == "" else f"--{name}={shlex.quote(str(value))}"
 
 
 def _array(job: Job) -> str | None:
