@@ -114,7 +114,9 @@ class LogReader:
                 while piece := log.read(CHUNK):
                     self.position += len(piece)
                     whole = self.rest + piece
-                    end = whole.rfind(b"\n") + 1  # a character may be cut; lines are not
+                    end = whole.rfind(b"\n") + 1  # a character may be cut; lines are not,
+                    if not end and len(whole) > CHUNK:  # but for a progress bar of more than 1 MB
+                        end = len(whole)
                     self.rest = whole[end:]
                     if end:
                         yield whole[:end].decode(errors="replace")
