@@ -16,6 +16,7 @@ from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.host.engine_tasks import RESUME, RUN_DIR, SWEEP_DIR, SWEPT
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
 from trainer.wording import override, typed
@@ -27,14 +28,12 @@ if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
     from trainer.job.ready import Ready
     from trainer.job.result import Result
+    from trainer.launch.engines.contract import Submitter
     from trainer.planning.checked_config import Checked
     from trainer.planning.launcher import Starter
     from trainer.tracking.client import RecorderProcess
 
 
-OF_THE_RUN, OF_RESUME, OF_SWEEP, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "TRAINER_SWEEP_DIR", "TRAINER_SWEPT"
-"""What a job of an engine hands to its processes: the run's folder, whether the run resumes there, and the folder and
-keys of the sweep that it is a job of."""
 LOCAL = tuple(f"trainer.launch.builtin.{name}" for name in ("Local", "InProcess", "Forkserver"))
 """Launchers that submit nothing."""
 
@@ -55,8 +54,9 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
         yield found
 
 
-def is_submitted(config: DictConfig) -> bool:
-    """Whether ``launch`` submits the command of a composed config to an engine, and this is not its job.
+def submitter_of(config: DictConfig) -> Submitter | None:
+    """The submitter that hands the command of a composed config to an engine; None: it is another launcher, or this
+    command is in the engine's job.
 
     Raises:
         UserError: ``launch._target_`` is no launcher, or does not take its keys.
@@ -64,10 +64,10 @@ def is_submitted(config: DictConfig) -> bool:
     from omegaconf import OmegaConf
 
     if (target := OmegaConf.select(config, "launch._target_", throw_on_missing=False)) is None or target in LOCAL:
-        return False
-    from trainer.cli.submit import submitter_of
+        return None
+    from trainer.cli.submit import made_submitter
 
-    return submitter_of(config) is not None
+    return made_submitter(config)
 
 
 def run(overrides: Sequence[str]) -> Result:
@@ -96,10 +96,10 @@ def run_one(
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
     config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
-    if is_submitted(config):
+    if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 
-        return submit(config, [*flags, *overrides])
+        return submit(config, submitter, [*flags, *overrides])
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready
@@ -144,7 +144,7 @@ def run_one(
         if start is start_here and _agrees_with_hosts(config, ready):
             run_dir, start = _agreed_folder(ready, run_dir)
         else:
-            run_dir = claim(run_dir, OF_THE_RUN in os.environ or _is_chosen(config, ready, overrides))
+            run_dir = claim(run_dir, RUN_DIR in os.environ or _is_chosen(config, ready, overrides))
         ready = replace(ready.in_folder(run_dir), swept=frozenset(filter(None, os.environ.get(SWEPT, "").split(","))))
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start, [*flags, *overrides], trackers[0])
@@ -157,9 +157,9 @@ def run_one(
 def _engine_overrides(overrides: Sequence[str]) -> list[str]:
     """Overrides for a process of an engine's job. The command that repeats the run does without them."""
     found = []
-    if (folder := os.environ.get(OF_THE_RUN)) and "hydra.run.dir" not in typed_keys(overrides):
+    if (folder := os.environ.get(RUN_DIR)) and "hydra.run.dir" not in typed_keys(overrides):
         found.append(override("hydra.run.dir", folder))
-    if how := os.environ.get(OF_RESUME):
+    if how := os.environ.get(RESUME):
         found.append(f"resume.path={how}")
     return found
 
@@ -176,7 +176,7 @@ def _executed(
         with held(ready):
             if not ready.plan.topology.node_rank:  # hosts may share the folder
                 leave_hydra_files(config, Path(ready.plan.paths.run_dir))
-            sweep = os.environ.get(OF_SWEEP)
+            sweep = os.environ.get(SWEEP_DIR)
             result = execute(ready, start, overrides, tracker, Path(sweep) if sweep else None)
         early_signals.job_ended(exit_code(result))
         return result
@@ -227,7 +227,7 @@ def _agrees_with_hosts(config: DictConfig, ready: Ready) -> bool:
     """Whether this host's folder has to get the name that host 0 gives it by its clock."""
     topology = ready.plan.topology
     several = topology.nnodes > 1 and not topology.least_nnodes
-    return several and OF_THE_RUN not in os.environ and compose.named_by_time(config, "hydra.run.dir")
+    return several and RUN_DIR not in os.environ and compose.named_by_time(config, "hydra.run.dir")
 
 
 def _agreed_folder(ready: Ready, run_dir: Path) -> tuple[Path, Starter]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
 from trainer.config.instantiate import call_target
-from trainer.config.run_config import RunConfig
 from trainer.job.result import Result, read_result
 from trainer.launch.engines.contract import Job, Needs, Submitter
 from trainer.launch.engines.follow import follow
+from trainer.planning.checked_config import Checked
 from trainer.planning.launcher import Launcher
 from trainer.planning.validate import check
 from trainer.terminal.screen import Screen
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def submitter_of(config: DictConfig) -> Submitter | None:
-    """The submitter that ``launch._target_`` names; None: it is another launcher, or this command is in its job.
+def made_submitter(config: DictConfig) -> Submitter | None:
+    """Make the launcher that ``launch._target_`` names; None: it is no submitter, or this command is in its job.
 
     Raises:
         UserError: it is no launcher, or does not take its keys.
@@ -34,7 +34,7 @@ def submitter_of(config: DictConfig) -> Submitter | None:
     return launcher if isinstance(launcher, Submitter) and launcher.submits else None
 
 
-def submit(config: DictConfig, words: Sequence[str]) -> Result:
+def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Result:
     """Check a command, submit it and follow it to its end.
 
     Args:
@@ -44,14 +44,11 @@ def submit(config: DictConfig, words: Sequence[str]) -> Result:
         UserError: the command would be refused, or the engine refuses it.
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    plain, launcher = compose.plain(config), submitter_of(config)
-    assert launcher is not None
-    checked = check({**plain, "plan": True}, typed_keys(words), elsewhere=True)
+    checked = check({**compose.plain(config), "plan": True}, typed_keys(words), elsewhere=True)
     for error in checked.lacks.errors:
         raise error
     folder = compose.named_folder(config, "hydra.run.dir")
-    servers = checked.declaration.roles(checked.workers, checked.config.launch).get("server", 0)
-    job = job_of(checked.config, folder, words, launcher, servers)
+    job = job_of(checked, folder, words, launcher)
     if text := launcher.printed(job):
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
@@ -77,9 +74,9 @@ def hand_over(job: Job, launcher: Submitter) -> bool:
     return bool(launcher.options.wait)
 
 
-def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Submitter, servers: int) -> Job:
+def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submitter) -> Job:
     """The job of a checked command."""
-    options, launch = launcher.options, config.launch
+    config, options, launch = checked.config, launcher.options, checked.config.launch
     gpus = options.gpus
     if gpus is None and config.device == "cuda":
         gpus = launch.nproc or 1
@@ -93,12 +90,11 @@ def job_of(config: RunConfig, folder: Path, words: Sequence[str], launcher: Subm
         hosts=launch.nnodes,
         least_hosts=launch.least_nnodes or 0,
         workers=launch.workers or (launch.nproc and launch.nproc * launch.nnodes),
-        servers=servers,
-        needs={"host": Needs(options.cores, options.memory, gpus)},
+        servers=checked.declaration.roles(checked.workers, launch).get("server", 0),
+        needs=Needs(options.cores, options.memory, gpus),
         max_restarts=launch.max_restarts,
         max_preemptions=options.max_preemptions,
         grace_s=config.checkpoint.grace_s,
-        timeout_s=config.node("strategy").get("timeout_s", launch.timeout_s),
         options=options.options,
         setup=(setup,) if isinstance(setup, str) else tuple(setup or ()),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import compose, sweep_table
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import check_same_folder, is_submitted, leave_hydra_files, recorded_by, show_only
+from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_by, show_only, submitter_of
 from trainer.cli.compose import plain
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
@@ -73,10 +73,10 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     first = checked.points[0]
     if first.ready.checked.config.plan:
         return [show_only(point.ready) for point in checked.points]
-    checked.submitted = is_submitted(first.config)
-    if checked.submitted and first.config.launch.get("dry_run"):
-        return checked.show_engine_job()
-    if first.ready.checked.config.sweep.parallel not in (None, 1) and not checked.submitted:
+    checked.launcher = submitter_of(first.config)
+    if checked.launcher is not None and checked.launcher.options.dry_run:
+        return checked.show_engine_job(checked.launcher)
+    if first.ready.checked.config.sweep.parallel not in (None, 1) and checked.launcher is None:
         what = f"sweep.parallel={first.ready.checked.config.sweep.parallel}"
         raise UserError(what, "on this host the jobs of a sweep run one by one", "sweep.parallel=1 (or launch=slurm)")
     return checked.run()
@@ -108,7 +108,7 @@ class Sweep:
         folder: of the jobs' folders.
         jobs: the overrides of each job. points: the checked jobs.
         swept: keys with several values.
-        ended: the jobs so far. submitted: all jobs are one job of an engine.
+        ended: the jobs so far. launcher: submits all jobs as one job of an engine; None: they run here.
     """
 
     master: DictConfig
@@ -120,12 +120,11 @@ class Sweep:
     swept: set[str]
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
-    submitted: bool = False
+    launcher: Submitter | None = None
 
-    def show_engine_job(self) -> list[Result]:
+    def show_engine_job(self, launcher: Submitter) -> list[Result]:
         """Print what the engine would get; nothing is submitted."""
-        job, launcher = self._engine_job()
-        sys.stdout.write(launcher.render(job))
+        sys.stdout.write(launcher.render(self._engine_job(launcher)))
         return [Result("planned", str(self.folder / point.subdir)) for point in self.points]
 
     def run(self) -> list[Result]:
@@ -190,8 +189,8 @@ class Sweep:
 
     def _run_jobs(self) -> None:
         try:
-            if self.submitted:
-                self._submit()
+            if self.launcher is not None:
+                self._submit(self.launcher)
                 return
             for point in self.points:
                 self._job(point)
@@ -200,11 +199,11 @@ class Sweep:
         except KeyboardInterrupt:
             raise Interrupted(BY_CTRL_C) from None
 
-    def _submit(self) -> None:
+    def _submit(self, launcher: Submitter) -> None:
         """Run all jobs as one job of an engine, and follow it. Jobs that fail are recorded."""
         from trainer.cli.submit import hand_over
 
-        job, launcher = self._engine_job()
+        job = self._engine_job(launcher)
         for point in self.points:
             (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
         self._wait_for_trackers()
@@ -227,25 +226,19 @@ class Sweep:
                 return
             time.sleep(OPEN_S / 300)
 
-    def _engine_job(self) -> tuple[EngineJob, Submitter]:
+    def _engine_job(self, launcher: Submitter) -> EngineJob:
         """The job of an engine that runs all jobs of the sweep."""
-        from trainer.cli.submit import job_of, submitter_of
+        from trainer.cli.submit import job_of
         from trainer.launch.engines.contract import Point as Element
 
-        launched, launcher = self.points[0].ready.checked.config, submitter_of(self.points[0].config)
-        assert launcher is not None
-        elements = []
+        checked, elements = self.points[0].ready.checked, []
         for point in self.points:
             shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
             words = (*self.flags, *point.overrides)
             elements.append(Element(words, self.folder / point.subdir, command(map(text, shown))))
-        checked = self.points[0].ready.checked
-        servers = checked.declaration.roles(checked.workers, launched.launch).get("server", 0)
-        job = job_of(launched, self.folder, self.overrides, launcher, servers)
-        job = replace(
-            job, points=tuple(elements), swept=tuple(sorted(self.swept)), parallel=launched.sweep.parallel or 0
-        )
-        return job, launcher
+        job = job_of(checked, self.folder, self.overrides, launcher)
+        swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
+        return replace(job, points=tuple(elements), swept=swept, parallel=parallel)
 
     def _job(self, point: Point) -> None:
         """Run one job. A failure is recorded; an interruption ends the sweep."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import is_submitted
+from trainer.cli.commands import submitter_of
 from trainer.cli.explain import sentences
 from trainer.config.keys import key_of
 from trainer.config.redact import command
@@ -166,7 +166,7 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
         compose.place(config, folder / subdir)
         compose.check_sources(config)
         plain = compose.plain(config)
-    away = is_submitted(config)
+    away = submitter_of(config) is not None
     ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole, away=away)
     return Point(overrides, config, ready, subdir)
 

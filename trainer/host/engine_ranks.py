@@ -22,10 +22,9 @@ from pathlib import Path
 
 from trainer.errors import RunFailed, UserError
 from trainer.host import addresses, private, torchrun
-from trainer.host.engine_tasks import MPI, SLURM, Task, tasks_of
+from trainer.host.engine_tasks import MPI, SECRET, SLURM, Task, joined_tasks
 from trainer.host.first_host import first_host
 
-SECRET = "TRAINER_RUN_SECRET"  # the name of a variable  # nosec B105
 MEET_S = 300.0
 """Longest wait for task 0's note."""
 POLL_S = 0.2
@@ -59,7 +58,7 @@ def adopt(environment: MutableMapping[str, str], words: Sequence[str]) -> None:
     typed = next((word.partition("=")[2] for word in reversed(words) if word.startswith("launch.env=")), "auto")
     if torchrun.is_rank(environment) or any(word.startswith(BY_HAND) for word in words):
         return
-    tasks = [task for task in tasks_of(environment) if task.of.engine and typed in ("auto", task.of.engine)]
+    tasks = joined_tasks(environment, typed)
     task = next((one for one in tasks if (one.size or 1) > 1 and (one.is_host or one.is_worker)), None)
     if task is None or (task.is_host and (task.of.engine != MPI or _names_host_0(words))):
         return

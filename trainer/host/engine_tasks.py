@@ -3,7 +3,7 @@
 A launcher that starts a command several times starts the tasks of one run, not several runs. With one task on each
 host, a task is the launcher of its host. With several on a host, each task is a worker, as under torchrun: the first
 leads, and the others join it. Of the launchers in :data:`LAUNCHERS` without an engine, the variables only say that
-there are several tasks; those are refused with what to type (:mod:`trainer.planning.hosts`).
+there are several tasks; those are refused with what to type (:mod:`trainer.planning.engine_hosts`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from dataclasses import dataclass, replace
 
 SUBMITTED = "TRAINER_SUBMITTED"
 """The engine whose job this process is in, where this product has submitted it."""
+RUN_DIR, RESUME, SWEEP_DIR, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "TRAINER_SWEEP_DIR", "TRAINER_SWEPT"
+"""What such a job hands to its processes: the run's folder, whether the run resumes there, and the folder and keys of
+the sweep that it is a job of."""
 SLURM, MPI, KUBERNETES, RAY, TORCHRUN = "slurm", "mpi", "kubernetes", "ray", "torchrun"
+SECRET = "TRAINER_RUN_SECRET"  # the name of a variable  # nosec B105
+"""The secret by which the processes of a run on several hosts know each other."""
 HOSTS, HOST = "TRAINER_HOSTS", "TRAINER_HOST"
 """Set by our own actors on the hosts of a Ray cluster: how many hosts the run has, and which this one is."""
 
@@ -88,44 +93,23 @@ PYTORCH = Variables(
     engine=TORCHRUN,
     of_processes=True,
 )
+
+
+def _mpirun(size: str, rank: str, here: str, local: str) -> Variables:
+    """The variables of one of the MPIs, whose tasks can join one run."""
+    return Variables(
+        "mpirun", size, rank, here, local, address="MASTER_ADDR", port="MASTER_PORT", once="mpirun -n 1", engine=MPI
+    )
+
+
 PADDLE = Variables("a launcher of Paddle Fleet", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID")
 JOB_INDEX = Variables("a Job of Kubernetes", "", "JOB_COMPLETION_INDEX", host="JOB_COMPLETION_INDEX", engine=KUBERNETES)
 LAUNCHERS = (
     Variables("Ray", HOSTS, HOST, hosts=HOSTS, host=HOST, address="MASTER_ADDR", port="MASTER_PORT", engine=RAY),
     Variables("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", once="jsrun -n 1"),
-    Variables(
-        "mpirun",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        address="MASTER_ADDR",
-        port="MASTER_PORT",
-        once="mpirun -n 1",
-        engine=MPI,
-    ),
-    Variables(
-        "mpirun",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        address="MASTER_ADDR",
-        port="MASTER_PORT",
-        once="mpirun -n 1",
-        engine=MPI,
-    ),
-    Variables(
-        "mpirun",
-        "PMI_SIZE",
-        "PMI_RANK",
-        "MPI_LOCALNRANKS",
-        "MPI_LOCALRANKID",
-        address="MASTER_ADDR",
-        port="MASTER_PORT",
-        once="mpirun -n 1",
-        engine=MPI,
-    ),
+    _mpirun("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    _mpirun("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    _mpirun("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     Variables("mpirun", "", "PMIX_RANK", once="mpirun -n 1"),
     Variables("mpirun", "", "PALS_RANKID", once="mpirun -n 1"),
     Variables("aprun", "", "ALPS_APP_PE", once="aprun -n 1"),
@@ -204,6 +188,11 @@ def tasks_of(environment: Mapping[str, str]) -> list[Task]:
         if one.rank in environment or number(environment, one.size) is not None:
             found.append(_task(one, environment))
     return found
+
+
+def joined_tasks(environment: Mapping[str, str], env: str) -> list[Task]:
+    """Of these, the tasks that join one run: of the engine that ``launch.env`` names, or of any (``auto``)."""
+    return [task for task in tasks_of(environment) if task.of.engine and env in ("auto", task.of.engine)]
 
 
 def _task(one: Variables, environment: Mapping[str, str]) -> Task:

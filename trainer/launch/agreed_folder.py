@@ -66,12 +66,10 @@ def with_numbers_of(own: Path, named: Path) -> Path:
     """``own`` with the digits of ``named`` in those parts, from the end, that differ in digits alone."""
     parts, other = list(own.parts), list(named.parts)
     for back in range(1, min(len(parts), len(other)) + 1):
-        if _shape(parts[-back]) == _shape(re.sub(r"-\d{1,3}$", "", other[-back])):
-            parts[-back] = other[-back]  # NAME-1: host 0's name was taken already
-        elif _shape(parts[-back]) == _shape(other[-back]):
-            parts[-back] = other[-back]
-        else:
+        unnumbered = re.sub(r"-\d{1,3}$", "", other[-back])  # of NAME-1: another run of host 0 has NAME
+        if _shape(parts[-back]) not in (_shape(other[-back]), _shape(unnumbered)):
             break
+        parts[-back] = other[-back]
     return Path(*parts)
 
 

@@ -68,15 +68,19 @@ def open_store(rendezvous: Rendezvous) -> dist.TCPStore:
             hint = " (that is this host itself: give launch.master_addr)" if alone else ""
             raise RunFailed(f"{rendezvous.label(0)} did not answer at {where}{hint}: {first_line(error)}") from error
     try:
-        serving = listening(rendezvous.host, rendezvous.port, backlog=512)
+        return serve_store(rendezvous.host, rendezvous.port, timeout)
     except OSError as error:
         raise RunFailed(f"{rendezvous.label(0)} cannot listen at {rendezvous.where}: {error.strerror}") from error
+
+
+def serve_store(host: str, port: int, timeout: datetime.timedelta) -> dist.TCPStore:
+    """Serve a TCPStore at one address of this host, where torch itself would listen at all; port 0: at a free one.
+
+    Raises:
+        OSError: the address is not this host's, or the port is in use.
+    """
+    serving = listening(host, port, backlog=512)
     port = serving.getsockname()[1]
     return dist.TCPStore(
-        rendezvous.host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=serving.detach(),
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=serving.detach()
     )

@@ -16,7 +16,6 @@ from typing import Any
 from trainer.config.redact import text
 from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host import files
-from trainer.host.addresses import listening
 from trainer.host.notes_board import OwnBoard
 from trainer.host.signals import NUMBERS
 from trainer.launch.process_reports import environment, leave_plan
@@ -57,7 +56,7 @@ def join(lead: Callable[[Starter], object]) -> int:
 def _leave_error(error: BaseException) -> None:
     """Leave the sentence for torchrun's agent, which ends with it instead of "no error file"."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        said = {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}
+        said = {"message": text(str(error)), "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": said}))
 
@@ -78,14 +77,13 @@ def _store() -> Any:
 
     import torch.distributed as dist
 
+    from trainer.launch.meeting_place import serve_store
+
     address, port, patience = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), datetime.timedelta(hours=1)
     agent_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if agent_serves or os.environ["RANK"] != "0":
         return dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=patience)
-    serving = listening(address, port, backlog=512)
-    return dist.TCPStore(
-        address, port, is_master=True, wait_for_workers=False, timeout=patience, master_listen_fd=serving.detach()
-    )
+    return serve_store(address, port, patience)
 
 
 def _follow(way: Handover, store: Any, rank: int) -> int:

@@ -24,6 +24,7 @@ from trainer.host.engine_tasks import (
     SERVER_ENDPOINTS,
     WORKER_ENDPOINTS,
     Task,
+    joined_tasks,
     number,
     tasks_of,
 )
@@ -43,7 +44,7 @@ def of_engine(config: RunConfig, environment: Mapping[str, str] = os.environ) ->
         return config
     if ROLE in environment:
         return config.changed(launch=_of_pod(environment))
-    tasks = [task for task in tasks_of(environment) if task.of.engine and launch.env in ("auto", task.of.engine)]
+    tasks = joined_tasks(environment, launch.env)
     if launch.env != "auto" and not tasks:
         raise UserError(f"launch.env={launch.env}", "no variable of it is set here", "launch.env=auto")
     task = next((one for one in tasks if _is_one_host(one, launch)), None)

@@ -13,10 +13,11 @@ from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.cache import cache_root, make
+from trainer.host.engine_tasks import SECRET
 from trainer.planning.launch_role import on_one_machine, peers
 from trainer.wording import quoted
 
-VARIABLE = "TRAINER_RUN_SECRET"
+VARIABLE = SECRET
 LEAST = 32
 """Characters."""
 MOST = 4096

@@ -36,10 +36,10 @@ HOSTS = Job(
     started_in="/home/ann",
     hosts=2,
     workers=8,
-    needs={"host": Needs(16, "64Gi", 4)},
+    needs=Needs(16, "64Gi", 4),
     grace_s=45.0,
 )
-SERVERS = replace(HOSTS, name="wide_and_deep", hosts=1, workers=3, servers=2, needs={"host": Needs(4, "8Gi")})
+SERVERS = replace(HOSTS, name="wide_and_deep", hosts=1, workers=3, servers=2, needs=Needs(4, "8Gi"))
 WITH_QUEUE = {**IMAGE, "queue": "team", "namespace": "ml", "server_cores": 2, "server_memory": "32Gi"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch.engines.jobs import job_with
 from tests.pace import wait_for
 from trainer.errors import UserError
 from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, Needs, State
@@ -61,15 +61,7 @@ def mpirun(tmp_path: Path) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    (program := tmp_path / "task.py").write_text(TASK)
-    return Job(
-        name="digits",
-        words=("environment", "name='a $b c'"),
-        folder=tmp_path / "run",
-        command=(sys.executable, str(program)),
-        started_in=str(tmp_path),
-        hosts=2,
-    )
+    return job_with(TASK, tmp_path)
 
 
 def line(job: Job, **config: Any) -> list[str]:
@@ -99,7 +91,7 @@ def test_the_line_is_a_script_that_a_shell_can_read(job: Job) -> None:
 @pytest.mark.parametrize(
     ("change", "config", "instead"),
     [
-        ({"needs": {"host": Needs(cores=4)}}, {"cores": 4}, "the command without launch.cores"),
+        ({"needs": Needs(cores=4)}, {"cores": 4}, "the command without launch.cores"),
         ({"max_preemptions": 2}, {"max_preemptions": 2}, "the command without launch.max_preemptions"),
         ({"points": (("seed=1",),)}, {}, "one command for each run of the sweep"),
         ({"least_hosts": 1}, {}, "launch.nnodes=2"),

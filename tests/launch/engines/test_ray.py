@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.launch.engines.jobs import job_with
 from tests.pace import wait_for
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
@@ -190,18 +191,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    (program := tmp_path / "task.py").write_text(TASK)
-    return Job(
-        name="digits",
-        words=("environment", "name='a $b c'"),
-        folder=tmp_path / "run",
-        command=(sys.executable, str(program)),
-        started_in=str(tmp_path),
-        hosts=2,
-        needs={"host": Needs(4, "1.5G", 2)},
-        grace_s=0.2,
-        options={"TPU": 1},
-    )
+    return job_with(TASK, tmp_path, needs=Needs(4, "1.5G", 2), grace_s=0.2, options={"TPU": 1})
 
 
 def submitted(job: Job, *words: str, **config: Any) -> Handle:
@@ -262,7 +252,7 @@ def test_the_exit_code_is_that_of_host_0_or_a_refusal(
 
 def test_it_says_what_the_group_waits_for(job: Job, ray: FakeRay) -> None:
     ray.busy = True
-    handle = submitted(replace(job, needs={"host": Needs(4)}, options={}))
+    handle = submitted(replace(job, needs=Needs(4), options={}))
     assert handle.state() == State(PENDING, "no resources")
     ray.resources = [{"CPU": 2.0}, {"CPU": 4.0}]
     assert handle.state() == State(PENDING, "1 of 2 nodes with 4 CPU are there")
@@ -368,7 +358,7 @@ def test_a_cluster_that_is_away_is_unreachable(job: Job, ray: FakeRay) -> None:
     [
         ({"points": (("seed=1",),)}, {}, "one command for each of its runs"),
         ({"least_hosts": 1}, {}, "launch.nnodes=2"),
-        ({"needs": {"host": Needs(memory="lots")}}, {}, "launch.memory=64G"),
+        ({"needs": Needs(memory="lots")}, {}, "launch.memory=64G"),
         ({"options": {"GPU": 2}}, {}, "launch.gpus=2"),
         ({"options": {"TPU": "many"}}, {}, "launch.options.TPU=1"),
         ({}, {"ips": "10.0.0.1,10.0.0.2"}, "the command without launch.ips, with launch.nnodes"),

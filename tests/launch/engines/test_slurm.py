@@ -55,7 +55,7 @@ def job(tmp_path: Path, **changes: object) -> Job:
         command=("trainer",),
         started_in=str(tmp_path),
         hosts=2,
-        needs={"host": Needs(4, "8G", 2)},
+        needs=Needs(4, "8G", 2),
         grace_s=1,
     )
     return replace(made, **changes)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ the job (``TRAINER_SUBMITTED``), and starts this host's processes as ``launch=lo
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from trainer.config.run_config import typed
 from trainer.config.schema.run import SubmitLaunch
+from trainer.errors import UserError
 from trainer.host.engine_tasks import SUBMITTED
 from trainer.planning.launcher import Assignment, Launcher, Supervision
 
@@ -32,7 +33,7 @@ PENDING, RUNNING, REQUEUED, ENDED = "pending", "running", "requeued", "ended"
 
 @dataclass(frozen=True)
 class Needs:
-    """What one host, or one process of a role, needs of its machine; None: the engine's default.
+    """What one host, or one process that is alone in its pod, needs of its machine; None: the engine's default.
 
     Attributes:
         memory: with a unit, as ``16G``.
@@ -62,9 +63,9 @@ class Job:
         command: starts Python on the hosts, such as ``["/venv/bin/python"]``; ``-m trainer`` and the words follow.
         started_in: the working folder. hosts: their number. least_hosts: with ``launch.nnodes=MIN:MAX`` the MIN.
         workers, servers: processes over all hosts; workers None: one per GPU of a host, or one.
-        needs: by role: ``host``, ``worker``, ``server``.
+        needs: of a host.
         max_restarts: so many hosts may be lost. max_preemptions: so often it may be pre-empted; None: no limit.
-        grace_s: the checkpoint after SIGTERM takes so long at most. timeout_s: a lost host is noticed within this.
+        grace_s: the checkpoint after SIGTERM takes so long at most.
         options: the engine's own, by name. setup: lines of the shell before the command.
         points: the jobs of a sweep, in place of ``words``. swept: keys in which they differ. parallel: so many of them
         at a time; 0: all.
@@ -79,11 +80,10 @@ class Job:
     least_hosts: int = 0
     workers: int | None = None
     servers: int = 0
-    needs: Mapping[str, Needs] = field(default_factory=dict)
+    needs: Needs = field(default_factory=Needs)
     max_restarts: int = 3
     max_preemptions: int | None = None
     grace_s: float = 30.0
-    timeout_s: float = 600.0
     options: Mapping[str, Any] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
@@ -94,6 +94,15 @@ class Job:
     def engine_folder(self) -> Path:
         """The folder of the engine's files: script, secret, log, exit codes."""
         return self.folder / ENGINE
+
+    def refuse_range(self, why: str) -> None:
+        """Refuse ``launch.nnodes=MIN:MAX``, for an engine whose jobs have a fixed number of hosts.
+
+        Raises:
+            UserError: with this reason.
+        """
+        if self.least_hosts:
+            raise UserError(f"launch.nnodes={self.least_hosts}:{self.hosts}", why, f"launch.nnodes={self.hosts}")
 
 
 @dataclass(frozen=True)
@@ -110,12 +119,16 @@ class State:
     reason: str = ""
     code: int = 0
 
+    def __str__(self) -> str:
+        code = f" with exit code {self.code}" if self.phase == ENDED else ""
+        return f"{self.phase}{code}{f' ({self.reason})' if self.reason else ''}"
+
 
 class Unreachable(Exception):
     """The engine does not answer; the job may still run. The message is the engine's own."""
 
 
-class Handle:
+class Handle(ABC):
     """A submitted job.
 
     Attributes:
@@ -159,15 +172,16 @@ class Submitter(Launcher):
     """Base class of launchers that submit the command to an engine.
 
     Attributes:
-        engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``.
+        engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``. schema: declares the keys of ``options``.
     """
 
     engine = ""
+    schema: type[SubmitLaunch] = SubmitLaunch
     options: SubmitLaunch
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
-        self.options = typed(SubmitLaunch, config)
+        self.options = typed(self.schema, config)
 
     @property
     def submits(self) -> bool:

@@ -6,10 +6,10 @@ import re
 import secrets
 import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer.errors import UserError, first_line
+from trainer.errors import RunPreempted, UserError, first_line
 from trainer.host import private
 from trainer.host.files import replace_file
 from trainer.launch.engines.contract import Job, Unreachable
@@ -91,13 +91,23 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     return re.sub(r"^\w+: (error|fatal): ", "", lines[-1].strip()) if lines else f"exit code {done.returncode}"
 
 
-def read_code(folder: Path) -> int | None:
-    """The exit code that a job has left in its folder; None: it has not ended."""
+def read_code(folder: Path, name: str = CODE) -> int | None:
+    """The exit code that a job, or one of its tasks, has left in the job's folder; None: it has not ended."""
     try:
-        text = (folder / CODE).read_text().strip()
+        text = (folder / name).read_text().strip()
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
+
+
+def failed_hosts(folder: Path, codes: Mapping[int, int | None]) -> list[str]:
+    """Sentences on the other hosts than host 0 that failed, with their logs.
+
+    Args:
+        codes: exit code of each host; None: it left none.
+    """
+    failed = {host: code for host, code in codes.items() if host and code not in (None, 0, RunPreempted.exit_code)}
+    return [f"host {host} ended with exit code {code}: {folder}/host.{host}.log" for host, code in failed.items()]
 
 
 class LogReader:

@@ -100,10 +100,8 @@ class _Follower:
     def _print_state(self, state: State) -> bool:
         if state == self.before:
             return False
-        reason = f" ({state.reason})" if state.reason else ""
-        code = f" with exit code {state.code}" if state.phase == ENDED else ""
         self._print_lines()
-        print(f"{self.handle.name}: {state.phase}{code}{reason}", file=self.out, flush=True)
+        print(f"{self.handle.name}: {state}", file=self.out, flush=True)
         self.before = state
         return True
 
@@ -147,7 +145,7 @@ def _forwarding(follower: _Follower) -> Iterator[None]:
 
 def _raise(handle: Handle, state: State) -> None:
     """Raise the error whose exit code is the job's; 0: return."""
-    message = f"{handle.name} ended with exit code {state.code}{f' ({state.reason})' if state.reason else ''}"
+    message = f"{handle.name} {state}"
     if state.code == RunPreempted.exit_code:
         raise RunPreempted(message)
     if state.code == Interrupted.exit_code:

@@ -32,10 +32,9 @@ from typing import Any
 
 import yaml
 
-from trainer.config.run_config import typed
 from trainer.config.schema import KubernetesLaunch
 from trainer.errors import UserError
-from trainer.host.engine_tasks import KUBERNETES, ROLE, SERVER_ENDPOINTS, SUBMITTED, WORKER_ENDPOINTS
+from trainer.host.engine_tasks import KUBERNETES, ROLE, RUN_DIR, SERVER_ENDPOINTS, SUBMITTED, WORKER_ENDPOINTS
 from trainer.launch.engines.contract import Handle, Job, Needs, Submitter
 from trainer.launch.engines.engine_folder import ask
 from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
@@ -74,11 +73,8 @@ class Kubernetes(Submitter):
     """launch=kubernetes: fields of a pod's spec are ``launch.options``."""
 
     engine = KUBERNETES
+    schema = KubernetesLaunch
     options: KubernetesLaunch
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.options = typed(KubernetesLaunch, config)
 
     def render(self, job: Job) -> str:
         self._check(job)
@@ -112,9 +108,7 @@ class Kubernetes(Submitter):
             raise UserError("launch.volume", why, "launch.volume=CLAIM (a PersistentVolumeClaim, ReadWriteMany)")
         if job.points:
             raise UserError("--multirun", "a sweep is not one job of Kubernetes", "one command for each of its runs")
-        if job.least_hosts:
-            what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
-            raise UserError(what, "all pods of a job restart together", f"launch.nnodes={job.hosts}")
+        job.refuse_range("all pods of a job restart together")
         if job.max_preemptions is not None:
             what = f"launch.max_preemptions={job.max_preemptions}"
             raise UserError(what, "Kubernetes does not count pre-emptions", "launch.max_preemptions=null")
@@ -140,7 +134,7 @@ class Kubernetes(Submitter):
 
     def _train_job(self, job: Job, name: str) -> list[dict[str, Any]]:
         """A TrainJob, and the TrainingRuntime that has its pods, unless ``launch.runtime`` names one of the cluster."""
-        needs = job.needs.get("host", Needs())
+        needs = job.needs
         workers = job.workers // job.hosts if job.workers else needs.gpus or 1
         first = '"$PET_MASTER_ADDR"' if job.hosts > 1 else ""
         pod = self._pod(job, name, needs, first, [])
@@ -164,7 +158,7 @@ class Kubernetes(Submitter):
 
     def _job_set(self, job: Job, name: str) -> list[dict[str, Any]]:
         """A JobSet with a pod for each process."""
-        each, options = job.needs.get("host", Needs()), self.options
+        each, options = job.needs, self.options
         of_server = Needs(options.server_cores or each.cores, options.server_memory or each.memory)
         servers = [f"{name}-server-0-{number}.{name}" for number in range(job.servers)]
         workers = [f"{name}-worker-0-{number}.{name}" for number in range(job.workers or 1)]
@@ -212,7 +206,7 @@ class Kubernetes(Submitter):
             "args": [_unexpanded(word) for word in words],
             "env": [
                 {"name": SUBMITTED, "value": self.engine},
-                {"name": "TRAINER_RUN_DIR", "value": run_folder(job, options)},
+                {"name": RUN_DIR, "value": run_folder(job, options)},
                 {"name": VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": KEY}}},
                 *variables,
             ],

@@ -16,14 +16,21 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from trainer.config.run_config import typed
 from trainer.config.schema import MpiLaunch
-from trainer.errors import RunPreempted, UserError
-from trainer.host.engine_tasks import MPI, SUBMITTED
+from trainer.errors import UserError
+from trainer.host.engine_tasks import MPI, RUN_DIR, SUBMITTED
 from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, State, Submitter
-from trainer.launch.engines.engine_folder import LOG, SECRET, LogReader, ask, begin, shell_words
+from trainer.launch.engines.engine_folder import (
+    LOG,
+    SECRET,
+    LogReader,
+    ask,
+    begin,
+    failed_hosts,
+    read_code,
+    shell_words,
+)
 from trainer.planning.run_secret import VARIABLE
 
 OPENMPI, WORDS = "openmpi", "TRAINER_WORDS"
@@ -54,11 +61,8 @@ class Mpi(Submitter):
     """launch=mpi: mpirun's own options are ``launch.options``."""
 
     engine = MPI
+    schema = MpiLaunch
     options: MpiLaunch
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.options = typed(MpiLaunch, config)
 
     def render(self, job: Job) -> str:
         self._check(job)
@@ -89,9 +93,7 @@ class Mpi(Submitter):
             raise UserError(f"launch.{name}={getattr(options, name)}", why, f"the command without launch.{name}")
         if job.points:
             raise UserError("--multirun", "mpirun starts one run", "one command for each run of the sweep")
-        if job.least_hosts:
-            what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
-            raise UserError(what, "mpirun ends all tasks when it loses a host", f"launch.nnodes={job.hosts}")
+        job.refuse_range("mpirun ends all tasks when it loses a host")
         if options.hosts and options.hostfile:
             raise UserError("launch.hosts", "launch.hostfile says where as well", "one of the two")
         if options.hosts and (count := len(options.hosts.split(","))) != job.hosts:
@@ -103,7 +105,7 @@ class Mpi(Submitter):
         words = shlex.split(options.mpirun)
         if options.flavour == OPENMPI:
             words += ["-n", count, "--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", job.started_in]
-            words += [word for name in (SUBMITTED, "TRAINER_RUN_DIR", VARIABLE, WORDS) for word in ("-x", name)]
+            words += [word for name in (SUBMITTED, RUN_DIR, VARIABLE, WORDS) for word in ("-x", name)]
             hosts, file, dash = "--host", "--hostfile", "--"
         else:  # hydra hands on all variables by itself
             words += ["-n", count, "-ppn", "1", "-bind-to", "none", "-wdir", job.started_in]
@@ -135,22 +137,13 @@ class MpiJob(Handle):
     def state(self) -> State:
         if (own := self.process.poll()) is None:
             return State(RUNNING)
-        codes = {host: found for host in range(self.hosts) if (found := self._code(host)) is not None}
+        codes = {
+            host: found for host in range(self.hosts) if (found := read_code(self.folder, f"ended.{host}")) is not None
+        }
         code = codes.get(0, max(codes.values(), default=abs(own) or 1))
         silent = [f"host {host} left no exit code" for host in range(self.hosts) if host not in codes]
-        failed = [
-            f"host {host} ended with exit code {its}: {self.folder}/host.{host}.log"
-            for host, its in codes.items()
-            if host and its not in (0, RunPreempted.exit_code)
-        ]
+        failed = failed_hosts(self.folder, codes)
         return State(ENDED, "; ".join([*silent, *failed][:3]) if code else "", code)
-
-    def _code(self, host: int) -> int | None:
-        try:
-            text = (self.folder / f"ended.{host}").read_text().strip()
-        except OSError:
-            return None
-        return int(text) if text.isdecimal() else None
 
     def lines(self) -> Iterator[str]:
         """Yield what host 0 has printed, and mpirun itself."""

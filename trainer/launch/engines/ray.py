@@ -16,11 +16,10 @@ from typing import Any
 
 import yaml
 
-from trainer.config.run_config import typed
 from trainer.config.schema import RayLaunch
 from trainer.errors import UserError, first_line
 from trainer.host.engine_tasks import HOST, RAY
-from trainer.launch.engines.contract import Handle, Job, Needs, Submitter
+from trainer.launch.engines.contract import Handle, Job, Submitter
 from trainer.launch.engines.ray_job import Bundle, RayJob, command_of, variables_of
 from trainer.planning.run_secret import LEAST, VARIABLE
 
@@ -38,11 +37,8 @@ class Ray(Submitter):
     """launch=ray: custom resources of a host are ``launch.options``."""
 
     engine = RAY
+    schema = RayLaunch
     options: RayLaunch
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.options = typed(RayLaunch, config)
 
     def render(self, job: Job) -> str:
         self._check(job)
@@ -91,9 +87,7 @@ class Ray(Submitter):
             raise UserError(what, why, f"the command without launch.{name}, with launch.nnodes")
         if job.points:
             raise UserError("--multirun", "a sweep is not one job of Ray", "one command for each of its runs")
-        if job.least_hosts:
-            what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
-            raise UserError(what, "a placement group has a fixed number of hosts", f"launch.nnodes={job.hosts}")
+        job.refuse_range("a placement group has a fixed number of hosts")
         bundle(job)
 
 
@@ -103,7 +97,7 @@ def bundle(job: Job) -> Bundle:
     Raises:
         UserError: an amount is no number, or is set elsewhere.
     """
-    needs = job.needs.get("host", Needs())
+    needs = job.needs
     for name, amount in job.options.items():
         if name in ("CPU", "GPU", "memory"):
             instead = {"CPU": "launch.cores", "GPU": "launch.gpus"}.get(name, "launch.memory")

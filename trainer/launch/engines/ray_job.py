@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import Interrupted, RunPreempted, UserError, first_line
-from trainer.host.engine_tasks import HOST, HOSTS, LAUNCHER_VARIABLES, RAY, SUBMITTED
+from trainer.host.engine_tasks import HOST, HOSTS, LAUNCHER_VARIABLES, RAY, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines import ray_hosts
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Handle, Job, State, Unreachable
+from trainer.launch.engines.engine_folder import failed_hosts
 from trainer.planning.run_secret import VARIABLE
 
 PLACING, MEETING, STARTED = "placing", "meeting", "started"
@@ -55,14 +56,14 @@ def variables_of(job: Job, secret: str, host: int, places: Sequence[tuple[str, A
     address, port = places[0]
     found = {
         SUBMITTED: RAY,
-        "TRAINER_RUN_DIR": str(job.folder),
+        RUN_DIR: str(job.folder),
         VARIABLE: secret,
         HOSTS: str(job.hosts),
         HOST: str(host),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
-    return {**found, "TRAINER_RESUME": "auto"} if life else found
+    return {**found, RESUME: "auto"} if life else found
 
 
 @dataclass(frozen=True)
@@ -342,11 +343,7 @@ class RayJob(Handle):
         if not life.code:
             return ""
         lost = [f"{host.name} is lost" for host in life.hosts if host.is_lost]
-        failed = [
-            f"host {host.number} ended with exit code {host.code}: {self.job.engine_folder}/host.{host.number}.log"
-            for host in life.hosts
-            if host.number and host.code not in (None, 0, RunPreempted.exit_code)
-        ]
+        failed = failed_hosts(self.job.engine_folder, {host.number: host.code for host in life.hosts})
         return life.refusal or "; ".join([*lost, *failed][:3])
 
     def lines(self) -> Iterator[str]:

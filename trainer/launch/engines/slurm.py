@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import UserError
+from trainer.host.engine_tasks import SLURM
 from trainer.launch.engines.contract import (
     ENDED,
     ENGINE,
@@ -34,7 +35,6 @@ from trainer.launch.engines.contract import (
     RUNNING,
     Handle,
     Job,
-    Needs,
     State,
     Submitter,
     Unreachable,
@@ -168,7 +168,7 @@ OVER = (
 class Slurm(Submitter):
     """launch=slurm: sbatch's own options are ``launch.options``."""
 
-    engine = "slurm"
+    engine = SLURM
 
     def render(self, job: Job) -> str:
         limit = f'[ "$(grep -c \'^[0-9]* 75 $\' "$engine/lives")" -le {job.max_preemptions} ] && '
@@ -214,10 +214,8 @@ def _directives(job: Job) -> list[str]:
                 name, f"the command without launch.options.{name}"
             )
             raise UserError(f"launch.options.{name}", "is set by the job itself", instead)
-    needs = job.needs.get("host", Needs())
-    if job.least_hosts:
-        what = f"launch.nnodes={job.least_hosts}:{job.hosts}"
-        raise UserError(what, "a job of Slurm keeps its hosts until it is requeued", f"launch.nnodes={job.hosts}")
+    needs = job.needs
+    job.refuse_range("a job of Slurm keeps its hosts until it is requeued")
     engine = job.engine_folder
     own = {
         "job-name": job.name,
@@ -278,14 +276,12 @@ class SlurmJob(Handle):
         self._reader = LogReader(self.folder / LOG)
 
     def state(self) -> State:
-        code = read_code(self.folder)
         try:
-            said = query(["scontrol", "show", "job", self.number, "-o"])
+            return self.state_of(query(["scontrol", "show", "job", self.number, "-o"]))
         except Unreachable as error:
-            if code is None or FORGOTTEN not in str(error):
+            if FORGOTTEN not in str(error) or (code := read_code(self.folder)) is None:
                 raise
             return State(ENDED, "", code)
-        return self.state_of(said)
 
     def state_of(self, said: str) -> State:
         """The state of the job of which ``scontrol show job -o`` says this."""
@@ -312,7 +308,7 @@ class SlurmJob(Handle):
 
     def signal(self, number: int) -> None:
         (self.folder / LEAVE).touch()
-        query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", self.number])
+        _send(number, self.number)
 
     def cancel(self) -> None:
         with suppress(OSError):
@@ -352,12 +348,9 @@ class SlurmArray(Handle):
         return State(RUNNING if counts[RUNNING] or counts[ENDED] else PENDING, words)
 
     def _change(self, number: int, state: State) -> None:
-        if state == self._states[number]:
-            return
-        self._states[number] = state
-        code = f" with exit code {state.code}" if state.phase == ENDED else ""
-        reason = f" ({state.reason})" if state.reason else ""
-        self._said.append(f"job {number} ({self.points[number].name}): {state.phase}{code}{reason}\n")
+        if state != self._states[number]:
+            self._states[number] = state
+            self._said.append(f"job {number} ({self.points[number].name}): {state}\n")
 
     def lines(self) -> Iterator[str]:
         said, self._said = self._said, []
@@ -368,10 +361,15 @@ class SlurmArray(Handle):
             element.folder.mkdir(parents=True, exist_ok=True)
             (element.folder / LEAVE).touch()
         query(["scancel", "--state=PENDING", self.number])
-        query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", self.number])
+        _send(number, self.number)
 
     def cancel(self) -> None:
         query(["scancel", self.number])
+
+
+def _send(number: int, job: str) -> None:
+    """Send a signal to the tasks of a job or an array."""
+    query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job])
 
 
 def _seconds(text: str) -> int:
