@@ -60,6 +60,13 @@ def test_the_plan_of_each_point_says_what_is_left_out(run: Run, folder: Path) ->
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("engine", ["mpi", "ray", "kubernetes launch.image=i launch.volume=v"])
+def test_an_engine_without_sweeps_refuses_one_before_anything_is_written(run: Run, folder: Path, engine: str) -> None:
+    code, out, error = run("-m", DIGITS, "seed=1,2", *f"launch={engine}".split())
+    assert (code, out) == (2, "") and error.startswith("error: --multirun: ")
+    assert list(folder.iterdir()) == []
+
+
 def test_a_swept_key_of_swept_options_is_left_out_where_it_has_no_use(started: list[Ready]) -> None:
     assert __main__.main(["-m", DIGITS, "optimizer=sgd,momentum", "optimizer.momentum=0.1,0.9", "tracking=none"]) == 0
     assert [ready.checked.config.optimizer.get("momentum") for ready in started] == [None, None, 0.1, 0.9]

@@ -74,8 +74,13 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     if first.ready.checked.config.plan:
         return [show_only(point.ready) for point in checked.points]
     checked.launcher = submitter_of(first.config)
-    if checked.launcher is not None and checked.launcher.options.dry_run:
-        return checked.show_engine_job(checked.launcher)
+    if checked.launcher is not None:
+        text_of_job = checked.launcher.render(
+            checked.engine_job(checked.launcher)
+        )  # refused before anything is written
+        if checked.launcher.options.dry_run:
+            sys.stdout.write(text_of_job)
+            return [Result("planned", str(checked.folder / point.subdir)) for point in checked.points]
     if first.ready.checked.config.sweep.parallel not in (None, 1) and checked.launcher is None:
         what = f"sweep.parallel={first.ready.checked.config.sweep.parallel}"
         raise UserError(what, "on this host the jobs of a sweep run one by one", "sweep.parallel=1 (or launch=slurm)")
@@ -121,11 +126,6 @@ class Sweep:
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
     launcher: Submitter | None = None
-
-    def show_engine_job(self, launcher: Submitter) -> list[Result]:
-        """Print what the engine would get; nothing is submitted."""
-        sys.stdout.write(launcher.render(self._engine_job(launcher)))
-        return [Result("planned", str(self.folder / point.subdir)) for point in self.points]
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
@@ -203,7 +203,7 @@ class Sweep:
         """Run all jobs as one job of an engine, and follow it. Jobs that fail are recorded."""
         from trainer.cli.submit import hand_over
 
-        job = self._engine_job(launcher)
+        job = self.engine_job(launcher)
         for point in self.points:
             (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
         self._wait_for_trackers()
@@ -226,7 +226,7 @@ class Sweep:
                 return
             time.sleep(OPEN_S / 300)
 
-    def _engine_job(self, launcher: Submitter) -> EngineJob:
+    def engine_job(self, launcher: Submitter) -> EngineJob:
         """The job of an engine that runs all jobs of the sweep."""
         from trainer.cli.submit import job_of
         from trainer.launch.engines.contract import Point as Element
