@@ -7,7 +7,10 @@ The batch script runs one task on each host, the launcher of that host, and deci
 - Exit code 75 of host 0: pre-empted, or out of time (SIGUSR1 comes before). The job is requeued, at most
   ``launch.max_preemptions`` times, and ``resume=auto`` continues the run.
 - Exit code 75 after this command was asked to leave (``engine/leave``): the job ends with 75.
+- Exit code 75 after somebody has cancelled the job (scancel in another shell): the job ends with 130.
 - Another exit code: the job ends with it.
+
+The number of one element of an array is that of the whole array as well. So an element calls itself ARRAY_ELEMENT.
 
 Slurm takes a job that ends inside of its grace period for failed. So the script asks for the requeue itself, and then
 waits until Slurm ends it. Files of a job in ``RUN/engine``: ``job.sh``, ``secret`` (0600), ``log``, ``host.N.log``,
@@ -62,6 +65,7 @@ SCRIPT = """\
 # The task of each host is that host's launcher. How this script decides about its end: trainer/launch/engines/slurm.py.
 {words}
 engine=$folder/engine
+job={number}
 life=${{SLURM_RESTART_COUNT:-0}}
 {setup}
 export TRAINER_SUBMITTED=slurm TRAINER_RUN_DIR=$folder{sweep}
@@ -93,7 +97,7 @@ while kill -0 "$step" 2>/dev/null; do
     if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused
         ended=${{ended:-$SECONDS}}
         if [ $((SECONDS - ended)) -ge {grace} ]; then # the hosts that are silent now are lost
-            for one in $(squeue -h -s -j "$SLURM_JOB_ID" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
+            for one in $(squeue -h -s -j "$job" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
             sleep 2
             kill -KILL "$step" 2>/dev/null
             break
@@ -125,10 +129,16 @@ elif [ "$code" = 75 ]; then
     {preemptions}again=1
 fi
 if [ -n "$again" ]; then
-    scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued"
+    case "$(scontrol show job "$job" -o) " in # a job that Slurm ends for none of these reasons is cancelled
+    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) ;;
+    *" JobState=COMPLETING "*) again= code=130 ;;
+    esac
+fi
+if [ -n "$again" ]; then
+    scontrol requeue "$job" && echo "slurm: requeued"
     # The job is pending from now on, and can be kept off the lost hosts until Slurm ends this script.
     lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
-    [ -z "$lost" ] || scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$lost"
+    [ -z "$lost" ] || scontrol update JobId="$job" ExcNodeList="$lost"
     while :; do sleep 5; done # SIGTERM ends the sleep alone: nothing may follow it
 fi
 echo "$code" >"$engine/code"
@@ -177,6 +187,7 @@ class Slurm(Submitter):
             setup="\n".join(job.setup),
             secret=shlex.quote(str(job.engine_folder / SECRET)),
             words=_words(job),
+            number="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.points else "$SLURM_JOB_ID",
             sweep=_sweep(job),
             command=shell_words(job.command),
             grace=round(job.grace_s),
