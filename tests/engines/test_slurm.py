@@ -132,7 +132,7 @@ def test_sweep_is_an_array_of_which_so_many_run_at_a_time(slurm: Cluster, tmp_pa
 @pytest.mark.long
 def test_preemption_of_the_last_job_of_a_sweep_leaves_the_others_alone(slurm: Cluster, tmp_path: Path) -> None:
     """Its number is that of the whole array, too."""
-    words = ["launch=slurm", "launch.options.partition=low", "seed=1,2,3", "hydra.sweep.dir=sweep", "epochs=8", SLOW]
+    words = ["launch=slurm", "launch.options.partition=low", "seed=1,2,3", "hydra.sweep.dir=sweep", "epochs=4", SLOW]
     command = started(slurm, tmp_path, "-m", *words)
     logs = [tmp_path / "sweep" / "engine" / f"{i}.log" for i in range(3)]
     wait(lambda: all(log.exists() and "[Epoch 1" in log.read_text() for log in logs), said(tmp_path))

@@ -39,6 +39,12 @@ elif what == "sleep" and not life:
         time.sleep(0.05)
 elif what == "sleep":
     print("resumed by", os.environ["TRAINER_RESUME"])
+elif what == "bar":
+    print("10% \\u20ac", end="", flush=True)
+    while not os.path.exists(os.environ["TRAINER_RUN_DIR"] + "/go on"):
+        time.sleep(0.05)
+    print("\\r20%", end="")
+    sys.exit(0 if life else 75)
 elif what == "deaf" and not life:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("begun", flush=True)
@@ -280,6 +286,41 @@ def test_after_a_dead_actor_the_others_end_and_the_run_goes_on_in_another_group(
     ]
     assert ray.signals == [("signal", 0, signal.SIGTERM)]
     assert ray.done.index("remove group 1") < len(ray.done) - 1 and ray.done[-1] == "remove group 2"
+
+
+def test_lines_without_an_end_are_shown_and_apart_from_what_this_command_says(job: Job, ray: FakeRay) -> None:
+    handle = submitted(job, "bar")
+    found: list[str] = []
+
+    def shows(text: str) -> bool:
+        handle.state()
+        found.extend(handle.lines())
+        return "".join(found) == text
+
+    life = "ray: life 0, on 10.0.0.0, 10.0.0.1\n10% \N{EURO SIGN}"
+    wait_for(lambda: shows(life), 10, "no progress bar")
+    (job.folder / "go on").touch()
+    _, lines = ended(handle)
+    assert "".join(found) + lines == (
+        f"{life}\r20%\nray: life 0 ended with exit code 75; the hosts are placed again\n"
+        "ray: life 1, on 10.0.0.2, 10.0.0.3\n10% \N{EURO SIGN}\r20%\n"
+    )
+
+
+def test_a_lost_host_is_named_on_a_line_of_its_own(job: Job, ray: FakeRay) -> None:
+    handle = submitted(replace(job, max_restarts=0), "bar")
+    found: list[str] = []
+
+    def shows_the_bar() -> bool:
+        handle.state()
+        found.extend(handle.lines())
+        return "10%" in "".join(found)
+
+    wait_for(shows_the_bar, 10, "no progress bar")
+    ray.actors[0].die()
+    (job.folder / "go on").touch()
+    _, lines = ended(handle)
+    assert lines == "\nray: host 0 (10.0.0.0) is lost\n"
 
 
 def test_hosts_are_lost_at_most_so_often(job: Job, ray: FakeRay) -> None:

@@ -200,9 +200,9 @@ def test_job_that_somebody_has_cancelled_does_not_come_again(
 
 
 def test_other_hosts_error_is_shown(tmp_path: Path, fakes: Path) -> None:
-    (fakes / "trainer").write_text('#!/bin/bash\necho "host $SLURM_NODEID says why"\nexit $SLURM_NODEID\n')
+    (fakes / "trainer").write_text('#!/bin/bash\nprintf "host $SLURM_NODEID says why"\nexit $SLURM_NODEID\n')
     done = play(job(tmp_path), fakes, {0: 0, 1: 1})
-    assert "slurm: host 1 (n2) ended with exit code 1:\nhost 1 says why" in done.stdout
+    assert "slurm: host 1 (n2) ended with exit code 1:\nhost 1 says why\n" in done.stdout
     assert done.stdout.count("host 0 says why") == 1
 
 

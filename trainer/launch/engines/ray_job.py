@@ -19,6 +19,7 @@ A life that comes again has a new group, which Ray places on other nodes, and ``
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import signal
 import time
@@ -126,6 +127,7 @@ class _Life:
         self.groups = importlib.import_module("ray.util.placement_group")
         self.group = self.groups.placement_group([self.bundle.plain()] * self.job.hosts, strategy="STRICT_SPREAD")
         self.phase, self.hosts, self.said = PLACING, list[_Host](), list[str]()
+        self.decode, self.is_within_a_line = codecs.getincrementaldecoder("utf-8")("replace").decode, False
         self.is_preempted, self.refusal = False, ""
         self.ends_since: float | None = None
 
@@ -198,11 +200,16 @@ class _Life:
 
     def _lose(self, host: _Host, how: str) -> None:
         host.is_lost = True
-        self.said.append(f"ray: {host.name} {how}\n")
+        self._say(f"ray: {host.name} {how}")
+
+    def _say(self, news: str) -> None:
+        """Say something on a line of its own."""
+        self.said.append("\n" * self.is_within_a_line + news + "\n")
+        self.is_within_a_line = False
 
     def _start(self) -> None:
         places = [(host.address, host.port) for host in self.hosts]
-        self.said.append(f"ray: life {self.number}, on {self.addresses()}\n")
+        self._say(f"ray: life {self.number}, on {self.addresses()}")
         for host in self.hosts:
             variables = variables_of(self.job, self.variables[VARIABLE], host.number, places, self.number)
             host.asked = host.actor.start.remote(
@@ -222,10 +229,12 @@ class _Life:
                 continue
             text, host.code, draining = news
             if text:
-                self.said.append(text.decode(errors="replace"))
+                line_end = "" if host.code is None or text.endswith(b"\n") else "\n"
+                self.said.append(self.decode(text) + line_end)
+                self.is_within_a_line = not self.said[-1].endswith("\n")
             if (leaving := [one for one in self.hosts if one.node in draining]) and not self.is_preempted:
                 self.is_preempted = True
-                self.said.append(f"ray: the node of {leaving[0].name} is draining: the run saves and ends\n")
+                self._say(f"ray: the node of {leaving[0].name} is draining: the run saves and ends")
         for host in self.hosts:
             if not host.is_over and host.asked is None:
                 host.asked = host.actor.news.remote()

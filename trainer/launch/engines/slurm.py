@@ -112,7 +112,7 @@ for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
         lost=$lost${{lost:+,}}$host
     elif [ "$number" != 0 ] && ! grep -qx '0\\|75' "$engine/ended.$life.$number"; then
         echo "slurm: host $number ($host) ended with exit code $(cat "$engine/ended.$life.$number"):"
-        tail -n 12 "$engine/host.$number.log"
+        tail -n 12 "$engine/host.$number.log" | awk 1 # the last line gets its end
     fi
     number=$((number + 1))
 done
