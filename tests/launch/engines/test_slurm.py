@@ -27,6 +27,7 @@ case "$1 $2" in
 "show hostnames") printf 'n1\\nn2\\n' ;;
 "show node") echo "NodeName=$3 NodeAddr=10.0.0.${3#n} Port=1" ;;
 "show job") cat "$FAKES/shown" ;;
+"show partition" | "show config") cat "$FAKES/$2" ;;
 "requeue "*) echo "$@" >>"$FAKES/asked"; (sleep 1; kill -KILL "$PPID" $(pgrep -P "$PPID")) >/dev/null 2>&1 & ;;
 *) echo "$@" >>"$FAKES/asked" ;;
 esac""",
@@ -108,6 +109,40 @@ def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path:
         "#SBATCH --exclusive",
         "#SBATCH --time=1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("partition", "kill_wait", "said"),
+    [
+        ("PreemptMode=REQUEUE GraceTime=20", 30, "gives a pre-empted job 20 s (GraceTime), and checkpoint.grace_s=25"),
+        ("PreemptMode=GANG,REQUEUE GraceTime=00:00:20", 30, "20 s (GraceTime)"),
+        ("PreemptMode=CANCEL GraceTime=0", 10, "gives a pre-empted job 10 s (KillWait), and checkpoint.grace_s=25"),
+        ("PreemptMode=REQUEUE GraceTime=0", 30, ""),  # Slurm waits KillWait between SIGTERM and SIGKILL
+        ("PreemptMode=REQUEUE GraceTime=30", 10, ""),
+        ("PreemptMode=OFF GraceTime=0", 10, ""),
+        ("PreemptMode=GANG,SUSPEND GraceTime=0", 10, ""),  # nothing is ended
+    ],
+)
+def test_pre_emption_that_leaves_too_little_time_for_a_checkpoint_is_said(
+    tmp_path: Path, fakes: Path, partition: str, kill_wait: int, said: str
+) -> None:
+    (fakes / "partition").write_text(f"PartitionName=low Default=YES {partition}\nPartitionName=high Default=NO\n")
+    (fakes / "config").write_text(f"KeepAliveTime = SYSTEM_DEFAULT\nKillWait                = {kill_wait} sec\n")
+    found = Slurm().concerns(job(tmp_path, grace_s=25))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_short"),
+    [(1, True), ("2:00", True), ("0:02:25", True), ("0:02:26", False), (3, False), ("1-0", False), ("0-0:2", True)],
+)
+def test_time_limit_before_which_slurm_may_signal_at_once_is_said(
+    tmp_path: Path, fakes: Path, limit: object, is_short: bool
+) -> None:
+    """55 s of a checkpoint and its slack, 60 s by which Slurm may be early, and 30 s to start."""
+    (fakes / "partition").write_text("PartitionName=low Default=YES PreemptMode=OFF\n")
+    found = Slurm().concerns(job(tmp_path, grace_s=25, options={"time": limit}))
+    assert [f"launch.options.time={limit} is less than" in one for one in found] == [True] * is_short
 
 
 @pytest.mark.parametrize(

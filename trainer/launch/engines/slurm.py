@@ -58,6 +58,10 @@ from trainer.launch.engines.engine_folder import (
 
 SIGNAL_BEFORE_S = 30.0
 """So long before the time limit the checkpoint is to be ready."""
+SIGNAL_EARLY_S = 60.0
+"""So much earlier than asked for Slurm may send the signal (sbatch(1), --signal)."""
+START_S = 30.0
+"""A run starts within this time."""
 SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -196,18 +200,40 @@ class Slurm(Submitter):
         )
 
     def concerns(self, job: Job) -> list[str]:
-        partition = str(job.options.get("partition", ""))
+        found = []
+        text = str(job.options.get("time", ""))
+        least = round(job.grace_s + SIGNAL_BEFORE_S + SIGNAL_EARLY_S + START_S)
+        if (limit := _limit_s(text)) is not None and limit <= least:
+            found.append(
+                f"launch.options.time={text} is less than {least + 1} s: Slurm may send SIGUSR1 at once, as it sends it "
+                f"up to {SIGNAL_EARLY_S:g} s early. Then the job is requeued again and again before it has trained"
+            )
         with suppress(Unreachable):
-            said = query(["scontrol", "show", "partition", *filter(None, [partition]), "-o"])
-            lines = [line for line in said.splitlines() if partition or "Default=YES" in line]
-            grace = _seconds(_field("".join(lines[:1]), "GraceTime"))
-            if _field("".join(lines[:1]), "PreemptMode") not in ("", "OFF") and grace < job.grace_s:
-                name = _field(lines[0], "PartitionName")
-                return [
-                    f"the partition {name} gives a pre-empted job {grace} s (GraceTime), and checkpoint.grace_s="
-                    f"{job.grace_s:g}: a checkpoint that takes longer is lost, and the run resumes from the one before"
-                ]
-        return []
+            found += self._preemption(job)
+        return found
+
+    def _preemption(self, job: Job) -> list[str]:
+        """A sentence where a pre-empted job is killed before its checkpoint may be ready.
+
+        Raises:
+            Unreachable: Slurm does not answer.
+        """
+        partition = str(job.options.get("partition", ""))
+        said = query(["scontrol", "show", "partition", *filter(None, [partition]), "-o"]).splitlines()
+        line = next((one for one in said if partition or "Default=YES" in one), "")
+        if not re.search("REQUEUE|CANCEL", _field(line, "PreemptMode")):  # a suspended job is not ended
+            return []
+        seconds, key = _seconds(_field(line, "GraceTime")), "GraceTime"
+        if not seconds:  # then SIGKILL follows SIGTERM as after any other end of a job
+            found = re.search(r"KillWait\s*=\s*(\d+)", query(["scontrol", "show", "config"]))
+            seconds, key = int(found[1]) if found else 0, "KillWait"
+        if seconds >= job.grace_s:
+            return []
+        return [
+            f"the partition {_field(line, 'PartitionName')} gives a pre-empted job {seconds} s ({key}), and "
+            f"checkpoint.grace_s={job.grace_s:g}: a checkpoint that takes longer is lost, and the run resumes from the "
+            "one before"
+        ]
 
     def submit(self, job: Job) -> Handle:
         script = begin(job, self.render(job))
@@ -390,6 +416,17 @@ def _seconds(text: str) -> int:
     for part in rest.split(":"):
         seconds = seconds * 60 + (int(part) if part.isdecimal() else 0)
     return seconds + 86400 * (int(days) if days.isdecimal() else 0)
+
+
+def _limit_s(text: str) -> int | None:
+    """Seconds of a time limit as sbatch reads it: ``MIN``, ``MIN:S``, ``H:MIN:S``, ``D-H``, ``D-H:MIN`` or
+    ``D-H:MIN:S``; None: none of these."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]):
+        return None
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    return 86400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
 
 
 def _field(said: str, key: str) -> str:
