@@ -20,7 +20,6 @@ code of the job). After some minutes Slurm forgets a job; then ``code`` says how
 
 from __future__ import annotations
 
-import re
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
@@ -55,13 +54,8 @@ from trainer.launch.engines.engine_folder import (
     read_code,
     shell_words,
 )
+from trainer.launch.engines.slurm_concerns import SIGNAL_BEFORE_S, concerns, field
 
-SIGNAL_BEFORE_S = 30.0
-"""So long before the time limit the checkpoint is to be ready."""
-SIGNAL_EARLY_S = 60.0
-"""So much earlier than asked for Slurm may send the signal (sbatch(1), --signal)."""
-START_S = 30.0
-"""A run starts within this time."""
 SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -200,40 +194,7 @@ class Slurm(Submitter):
         )
 
     def concerns(self, job: Job) -> list[str]:
-        found = []
-        text = str(job.options.get("time", ""))
-        least = round(job.grace_s + SIGNAL_BEFORE_S + SIGNAL_EARLY_S + START_S)
-        if (limit := _limit_s(text)) is not None and limit <= least:
-            found.append(
-                f"launch.options.time={text} is less than {least + 1} s: Slurm may send SIGUSR1 at once, as it sends it "
-                f"up to {SIGNAL_EARLY_S:g} s early. Then the job is requeued again and again before it has trained"
-            )
-        with suppress(Unreachable):
-            found += self._preemption(job)
-        return found
-
-    def _preemption(self, job: Job) -> list[str]:
-        """A sentence where a pre-empted job is killed before its checkpoint may be ready.
-
-        Raises:
-            Unreachable: Slurm does not answer.
-        """
-        partition = str(job.options.get("partition", ""))
-        said = query(["scontrol", "show", "partition", *filter(None, [partition]), "-o"]).splitlines()
-        line = next((one for one in said if partition or "Default=YES" in one), "")
-        if not re.search("REQUEUE|CANCEL", _field(line, "PreemptMode")):  # a suspended job is not ended
-            return []
-        seconds, key = _seconds(_field(line, "GraceTime")), "GraceTime"
-        if not seconds:  # then SIGKILL follows SIGTERM as after any other end of a job
-            found = re.search(r"KillWait\s*=\s*(\d+)", query(["scontrol", "show", "config"]))
-            seconds, key = int(found[1]) if found else 0, "KillWait"
-        if seconds >= job.grace_s:
-            return []
-        return [
-            f"the partition {_field(line, 'PartitionName')} gives a pre-empted job {seconds} s ({key}), and "
-            f"checkpoint.grace_s={job.grace_s:g}: a checkpoint that takes longer is lost, and the run resumes from the "
-            "one before"
-        ]
+        return concerns(job)
 
     def submit(self, job: Job) -> Handle:
         script = begin(job, self.render(job))
@@ -323,16 +284,16 @@ class SlurmJob(Handle):
     def state_of(self, said: str) -> State:
         """The state of the job of which ``scontrol show job -o`` says this."""
         code = read_code(self.folder)
-        word = _field(said, "JobState")
-        reason = "" if (found := _field(said, "Reason")) in ("None", "") else found
+        word = field(said, "JobState")
+        reason = "" if (found := field(said, "Reason")) in ("None", "") else found
         if word in OVER:
             return State(ENDED, "" if code is not None else word.lower(), _code(word, said) if code is None else code)
         if code is not None:
             return State(ENDED, "", code)
-        restarts = int(_field(said, "Restarts") or 0)
+        restarts = int(field(said, "Restarts") or 0)
         if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and 0 < restarts == self._lives()):
             return State(REQUEUED if restarts else PENDING, reason)
-        return State(RUNNING, _field(said, "NodeList"))
+        return State(RUNNING, field(said, "NodeList"))
 
     def _lives(self) -> int:
         """How many lives of the job have ended."""
@@ -371,7 +332,7 @@ class SlurmArray(Handle):
             if FORGOTTEN not in str(error):
                 raise
             said = []
-        by_element = {_field(line, "ArrayTaskId"): line for line in said}
+        by_element = {field(line, "ArrayTaskId"): line for line in said}
         for i, element in enumerate(self._elements):
             if line := by_element.get(str(i)):  # those that wait have one line in common
                 self._change(i, element.state_of(line))
@@ -409,35 +370,9 @@ def _send(number: int, job: str) -> None:
     query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job])
 
 
-def _seconds(text: str) -> int:
-    """Seconds of ``90`` or ``1-02:03:04``."""
-    days, _, rest = text.rpartition("-")
-    seconds = 0
-    for part in rest.split(":"):
-        seconds = seconds * 60 + (int(part) if part.isdecimal() else 0)
-    return seconds + 86400 * (int(days) if days.isdecimal() else 0)
-
-
-def _limit_s(text: str) -> int | None:
-    """Seconds of a time limit as sbatch reads it: ``MIN``, ``MIN:S``, ``H:MIN:S``, ``D-H``, ``D-H:MIN`` or
-    ``D-H:MIN:S``; None: none of these."""
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]):
-        return None
-    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
-    return 86400 * int(days or 0) + sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
-
-
-def _field(said: str, key: str) -> str:
-    """A value of ``scontrol show job -o``."""
-    found = re.search(rf"(?<!\S){key}=(\S*)", said)
-    return found[1] if found else ""
-
-
 def _code(word: str, said: str) -> int:
     """The exit code for a job that left none: Slurm's, or that of the way it ended."""
-    code, _, number = _field(said, "ExitCode").partition(":")
+    code, _, number = field(said, "ExitCode").partition(":")
     if word in CODES:
         return CODES[word]
     return int(code or 0) or (128 + int(number) if number.isdecimal() and int(number) else 1)
