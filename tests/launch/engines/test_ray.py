@@ -359,6 +359,34 @@ def test_an_actor_that_does_not_answer_is_asked_again(job: Job, ray: FakeRay) ->
     handle.cancel()
 
 
+def test_an_actor_that_cannot_be_reached_at_its_start_is_asked_again(job: Job, ray: FakeRay) -> None:
+    """Whether it had started the command by then is not known."""
+    handle = submitted(job, "0,0")
+    handle.state()
+    for actor in ray.actors:
+        actor.errors += [Unavailable(), Unavailable()]
+    state, lines = ended(handle)
+    assert state == State(ENDED)
+    assert lines == "ray: life 0, on 10.0.0.0, 10.0.0.1\nline of host 0\n"
+
+
+def test_a_host_starts_its_command_once(tmp_path: Path) -> None:
+    host = Host()
+    for _ in range(2):
+        host.start(["sh", "-c", "echo begun"], str(tmp_path / "log"), str(tmp_path), {}, (), 1, True)
+    assert host.process is not None and host.process.wait(60) == 0
+    assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_an_actor_that_dies_at_its_start_is_a_lost_host(job: Job, ray: FakeRay) -> None:
+    handle = submitted(job, "sleep")
+    handle.state()
+    ray.actors[1].errors.append(ActorError())
+    state, lines = ended(handle)
+    assert state == State(ENDED)
+    assert "ray: host 1 (10.0.0.1) is lost\n" in lines and "ray: life 1, on 10.0.0.2, 10.0.0.3\n" in lines
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_reaches_all_hosts_and_the_run_does_not_come_again(job: Job, ray: FakeRay, number: int) -> None:
     handle = submitted(job, "sleep")

@@ -47,7 +47,7 @@ class Host:
         life: int,
         shown: bool,
     ) -> None:
-        """Start the command.
+        """Start the command, unless it was started: an answer may have been lost.
 
         Args:
             log: file of its lines; the first life begins it anew. started_in: working folder, if there is one here.
@@ -57,6 +57,8 @@ class Host:
         Raises:
             OSError: there is no such command, or the log cannot be written.
         """
+        if self.process is not None:
+            return
         self.log = Path(log)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in without}

@@ -92,7 +92,8 @@ class _Host:
 
     Attributes:
         actor: Ray's handle of it. asked: the call that is under way. node, address, port: where it is.
-        code: its exit code; None: it has not ended. is_lost: it can no longer say.
+        has_begun: it has said that its command is started. code: its exit code; None: it has not ended. is_lost: it can
+        no longer say.
     """
 
     number: int
@@ -101,6 +102,7 @@ class _Host:
     node: str = ""
     address: str = ""
     port: int = 0
+    has_begun: bool = False
     code: int | None = None
     is_lost: bool = False
 
@@ -135,9 +137,9 @@ class _Life:
         """Read what Ray and the actors say, and do what follows from it."""
         if self.phase == PLACING and self._table().get("state") == "CREATED":
             self.hosts = [_Host(number, self._actor(number)) for number in range(self.job.hosts)]
-            for host in self.hosts:
-                host.asked = host.actor.place.remote()
             self.phase = MEETING
+            for host in self.hosts:
+                self._ask_to_begin(host)
         elif self.phase == MEETING:
             for host, place in self._answers():
                 host.node, host.address, host.port = place
@@ -191,7 +193,8 @@ class _Life:
             try:
                 yield host, self.ray.get(reference)
             except errors.ActorUnavailableError:  # it may come back
-                host.asked = host.actor.place.remote() if self.phase == MEETING else None
+                if not host.has_begun:  # nobody knows whether the call has arrived
+                    self._ask_to_begin(host)
             except errors.RayActorError:
                 self._lose(host, "is lost")
             except errors.RayTaskError as error:
@@ -208,24 +211,32 @@ class _Life:
         self.is_within_a_line = False
 
     def _start(self) -> None:
-        places = [(host.address, host.port) for host in self.hosts]
         self._say(f"ray: life {self.number}, on {self.addresses()}")
-        for host in self.hosts:
-            variables = variables_of(self.job, self.variables[VARIABLE], host.number, places, self.number)
-            host.asked = host.actor.start.remote(
-                command_of(self.job),
-                f"{self.job.engine_folder}/host.{host.number}.log",
-                self.job.started_in,
-                {**self.variables, **variables},
-                LAUNCHER_VARIABLES,
-                self.number,
-                host.number == 0,
-            )
         self.phase = STARTED
+        for host in self.hosts:
+            self._ask_to_begin(host)
+
+    def _ask_to_begin(self, host: _Host) -> None:
+        """Ask a host for its place; once all places are known, to start its command."""
+        if self.phase == MEETING:
+            host.asked = host.actor.place.remote()
+            return
+        places = [(one.address, one.port) for one in self.hosts]
+        variables = variables_of(self.job, self.variables[VARIABLE], host.number, places, self.number)
+        host.asked = host.actor.start.remote(
+            command_of(self.job),
+            f"{self.job.engine_folder}/host.{host.number}.log",
+            self.job.started_in,
+            {**self.variables, **variables},
+            LAUNCHER_VARIABLES,
+            self.number,
+            host.number == 0,
+        )
 
     def _read_news(self) -> None:
         for host, news in self._answers():
-            if news is None:  # the command has been started
+            if news is None:
+                host.has_begun = True
                 continue
             text, host.code, draining = news
             if text:
