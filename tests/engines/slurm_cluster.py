@@ -106,6 +106,12 @@ class Cluster:
             )
             time.sleep(0.2)
 
+    def configure(self, before: str, after: str) -> None:
+        """Replace a line of the configuration, for all daemons."""
+        path = self.root / "slurm.conf"
+        path.write_text(path.read_text().replace(f"\n{before}\n", f"\n{after}\n"))
+        assert self.run("scontrol", "reconfigure").returncode == 0
+
     def start_node(self, name: str) -> None:
         """Start the daemon of a node."""
         self._daemon("slurmd", "-N", name, "-f", str(self.root / "slurm.conf"))

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.skipif(bool(missing()), reason=f"
 
 TRAIN = [sys.executable, "-m", "trainer", "+recipe=digits_lenet", "tracking=none"]
 TWO = ["launch=slurm", "launch.nnodes=2", "launch.options.partition=low", "checkpoint.grace_s=10"]
+SLOW = "callbacks=[{_target_: tests.engines.slow.Slow}]"
 PATIENCE_S = 120.0
 
 
@@ -96,12 +97,17 @@ def test_job_goes_on_without_a_node_that_has_died(slurm: Cluster, undisturbed: P
 
 @pytest.mark.long
 def test_job_that_runs_out_of_time_goes_on(slurm: Cluster, undisturbed: Path, tmp_path: Path) -> None:
-    """Slurm counts limits in minutes: the signal 31 s before the end of one comes after half of it."""
-    slow = "callbacks=[{_target_: tests.engines.slow.Slow}]"
-    words = ["epochs=20", "hydra.run.dir=run", "checkpoint.grace_s=1", "launch.options.time=1", slow]
-    command = started(slurm, tmp_path, *TWO, *words)
-    assert command.wait(4 * PATIENCE_S) == 0, said(tmp_path)
-    assert (tmp_path / "run" / "engine" / "lives").read_text().startswith("0 75 \n1 ")
+    """Slurm signals 40 s before the end, as the job asks for, or up to 30 s earlier: it checks limits so often."""
+    command = started(slurm, tmp_path, *TWO, "epochs=20", "hydra.run.dir=run", "launch.options.time=10", SLOW)
+    wait(lambda: "[Epoch 2" in said(tmp_path), said(tmp_path))
+    [number] = slurm.run("squeue", "-h", "-o", "%i").stdout.split()
+    shorter = slurm.run("scontrol", "update", f"JobId={number}", "EndTime=now+60seconds")
+    assert shorter.returncode == 0, shorter.stderr
+    wait(lambda: "slurm: requeued" in said(tmp_path), said(tmp_path))
+    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10")  # Slurm keeps the shorter limit
+    assert command.wait(PATIENCE_S) == 0, said(tmp_path)
+    assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["0 75 ", "1 0 "]
+    assert "got SIGUSR1" in said(tmp_path) and "got SIGTERM" not in said(tmp_path)
     assert weights(tmp_path / "run") == weights(undisturbed)
 
 
@@ -121,6 +127,36 @@ def test_sweep_is_an_array_of_which_so_many_run_at_a_time(slurm: Cluster, tmp_pa
     results = [json.loads((tmp_path / "sweep" / str(i) / "result.json").read_text()) for i in range(6)]
     assert [result["status"] for result in results] == ["done"] * 6
     assert "6 ended" not in done.stdout and "3 running" in done.stdout and "4 running" not in done.stdout
+
+
+@pytest.mark.long
+def test_preemption_of_the_last_job_of_a_sweep_leaves_the_others_alone(slurm: Cluster, tmp_path: Path) -> None:
+    """Its number is that of the whole array, too."""
+    words = ["launch=slurm", "launch.options.partition=low", "seed=1,2,3", "hydra.sweep.dir=sweep", "epochs=4", SLOW]
+    command = started(slurm, tmp_path, "-m", *words)
+    logs = [tmp_path / "sweep" / "engine" / f"{i}.log" for i in range(3)]
+    wait(lambda: all(log.exists() and "[Epoch 1" in log.read_text() for log in logs), said(tmp_path))
+    [number] = {line.partition("_")[0] for line in slurm.run("squeue", "-h", "-o", "%i").stdout.splitlines()}
+    node = slurm.run("squeue", "-h", "-j", f"{number}_2", "-o", "%N").stdout.strip()
+    higher = slurm.run("srun", "-p", "high", "-w", node, "-c2", "true", timeout=120)
+    assert higher.returncode == 0, higher.stderr
+    assert command.wait(PATIENCE_S) == 0, said(tmp_path)
+    lives = [(tmp_path / "sweep" / str(i) / "engine" / "lives").read_text() for i in range(3)]
+    assert lives == ["0 0 \n", "0 0 \n", "0 75 \n1 0 \n"]
+
+
+@pytest.mark.long
+def test_job_that_is_cancelled_in_another_shell_does_not_come_again(slurm: Cluster, tmp_path: Path) -> None:
+    """The run has the time to save a checkpoint, and the batch script to decide: Slurm's default, 30 s."""
+    slurm.configure("KillWait=5", "KillWait=30")
+    try:
+        command = started(slurm, tmp_path, *TWO, "epochs=500", "hydra.run.dir=run")
+        wait(lambda: "[Epoch 1" in said(tmp_path), said(tmp_path))
+        slurm.run("scancel", said(tmp_path).partition("cancel: scancel ")[2].partition(")")[0])
+        assert command.wait(PATIENCE_S) == 130, said(tmp_path)
+    finally:
+        slurm.configure("KillWait=30", "KillWait=5")
+    assert (tmp_path / "run" / "engine" / "lives").read_text() == "0 75 \n" and "requeued" not in said(tmp_path)
 
 
 @pytest.mark.long

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from tests.faults.stranger import Bomb
 from tests.runs import start
-from trainer.errors import RunFailed, UserError
+from trainer.config import redact
+from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.launch import torchrun
 from trainer.launch.torchrun_handover import SECRET, InFolder, Sealed, agents_folder, handover
 
@@ -164,6 +165,36 @@ def test_error_of_a_rank_is_told_to_torchrun_without_secrets(agents: Path, monke
     told = (agents / "attempt_0" / "1" / "error.json").read_text()
     assert "logging in with (hidden)" in told
     assert "s3cret" not in told + str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RunFailed("the hub refuses s3cret-of-a-hub"),
+        UserError("model.hub_token=s3cret-of-a-hub", "is of nobody", "another one"),
+        Interrupted("got SIGTERM while logging in with s3cret-of-a-hub"),
+    ],
+)
+def test_error_of_rank_0_is_left_for_torchrun_without_secrets(
+    agents: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    (agents / "attempt_0" / "0").mkdir()
+    file = agents / "attempt_0" / "0" / "error.json"
+    for name, value in ranks_environment(agents, RANK="0", LOCAL_RANK="0", TORCHELASTIC_ERROR_FILE=str(file)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torchrun, "_store", dist.HashStore)
+
+    def lead(_: Any) -> None:
+        redact.HERE.learn(["s3cret-of-a-hub"])  # as a job does once it has composed its config
+        raise error
+
+    with redact.HERE.for_now(), pytest.raises(type(error)):
+        torchrun.join(lead)
+    said = json.loads(file.read_text())["message"]  # the form that torchrun's agent reads
+    assert said["message"] == str(error).replace("s3cret-of-a-hub", "(hidden)")
+    assert said["extraInfo"]["timestamp"].isdecimal()
+    left = [path for path in agents.rglob("*") if path.is_file()]
+    assert len(left) == 2 and not any("s3cret" in path.read_text() for path in left)
 
 
 def breaks(seat: Any, given: Any) -> None:

@@ -47,7 +47,7 @@ def join(lead: Callable[[Starter], object]) -> int:
         lead(lambda assignment, _: _start(way, store, assignment))
     except (UserError, RunFailed, Interrupted) as error:
         _leave_error(error)
-        way.stop(str(error))
+        way.stop(text(str(error)))  # its file stays after the run
         raise
     way.stop("")
     return 0

@@ -6,12 +6,14 @@ import io
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.errors import Interrupted, RunFailed, RunPreempted
 from trainer.launch.engines.contract import Handle, State, Unreachable
+from trainer.launch.engines.engine_folder import LogReader
 from trainer.launch.engines.follow import PATIENCE_S, JobFailed, follow
 
 PENDING, RUNNING = State("pending", "Resources"), State("running", "n1")
@@ -38,6 +40,25 @@ class Scripted(Handle):
 
     def cancel(self) -> None:
         self.done.append("cancelled")
+
+
+class Writes(Scripted):
+    """A job with a log, to which it appends these bytes, one at each question."""
+
+    def __init__(self, path: Path, *pieces: bytes) -> None:
+        self.reader, self.path = LogReader(path), path
+        super().__init__(*(self.writing(piece) for piece in pieces), State("ended"))
+
+    def writing(self, piece: bytes) -> Any:
+        def written() -> State:
+            with self.path.open("ab") as log:
+                log.write(piece)
+            return RUNNING
+
+        return written
+
+    def lines(self) -> Iterator[str]:
+        return self.reader.lines()
 
 
 class Clock:
@@ -71,6 +92,43 @@ def test_changes_of_state_are_printed_once_with_their_reason_and_the_lines_in_be
         "Fake job 7: running (n1)",
         "Fake job 7: requeued (BeginTime)",
         "Fake job 7: running (n1)",
+        "Fake job 7: ended with exit code 0",
+    ]
+
+
+def test_last_line_that_a_killed_process_leaves_without_its_end_is_shown(tmp_path: Path) -> None:
+    said = followed(Writes(tmp_path / "log", b"[Epoch 0]\n", b"ValueError: the numb"))
+    assert said.splitlines() == [
+        "[Epoch 0]",
+        "Fake job 7: running (n1)",
+        "ValueError: the numb",
+        "Fake job 7: ended with exit code 0",
+    ]
+
+
+def test_progress_bar_is_shown_while_nothing_follows_and_a_line_that_is_just_written_is_whole(tmp_path: Path) -> None:
+    """The euro's three bytes come in two pieces."""
+    job = Writes(tmp_path / "log", b"", b"loss: ", b"0.5 \xe2", b"\x82\xac\n10%", b"", b"\r20%", b"\r30%", b"", b"\n")
+    out, clock, seen = io.StringIO(), Clock(), list[str]()
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if seen[-1:] != [out.getvalue()]:
+            seen.append(out.getvalue())
+
+    follow(job, out, clock, sleep)
+    first = "Fake job 7: running (n1)\n"
+    whole = f"{first}loss: 0.5 \N{EURO SIGN}\n"
+    assert seen == [first, whole, f"{whole}10%", f"{whole}10%\r20%\r30%", f"{whole}10%\r20%\r30%\n"]
+
+
+def test_change_of_state_is_on_a_line_of_its_own(tmp_path: Path) -> None:
+    job = Writes(tmp_path / "log", b"10%", b"")
+    job.states.insert(-1, State("requeued"))
+    assert followed(job).splitlines() == [
+        "Fake job 7: running (n1)",
+        "10%",
+        "Fake job 7: requeued",
         "Fake job 7: ended with exit code 0",
     ]
 

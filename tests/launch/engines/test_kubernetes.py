@@ -311,8 +311,10 @@ class Cluster:
     def shows(self, *items: dict[str, Any], file: str = "objects") -> None:
         self.write(file, json.dumps({"items": items}))
 
-    def prints(self, *lines: str) -> None:
-        self.write("log", "".join(f"2026-11-28T10:00:0{n}.{n}5Z {line}\n" for n, line in enumerate(lines) if line))
+    def prints(self, *lines: str, cut: int = 0) -> None:
+        """The log has these lines, without the last characters of the last one."""
+        text = "".join(f"2026-11-28T10:00:0{n}.{n}5Z {line}\n" for n, line in enumerate(lines) if line)
+        self.write("log", text[:-cut] if cut else text)
 
 
 @pytest.fixture
@@ -425,6 +427,37 @@ def test_all_lines_of_a_pod_are_there_when_the_job_has_ended(cluster: Cluster) -
     cluster.prints("one", "two")
     assert handle.state() == State(ENDED)
     assert "".join(handle.lines()) == "one\ntwo\n"
+
+
+@pytest.mark.parametrize(("cut", "last"), [(1, "numb\n"), (3, "nu\n"), (40, "")])
+def test_last_line_that_a_killed_pod_leaves_without_its_end_is_shown(cluster: Cluster, cut: int, last: str) -> None:
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
+    cluster.shows(train_job("Failed"), pod(0, "Failed", **ended(137)))
+    cluster.prints("one", "ValueError: the numb", cut=cut)
+    assert handle.state().phase == ENDED
+    assert "".join(handle.lines()) == ("one\nValueError: the " if last else "one\n") + last
+    assert "".join(handle.lines()) == ""
+
+
+@pytest.mark.parametrize("next_life", [0, 1])
+def test_a_line_in_which_kubectl_loses_the_pod_comes_whole_or_as_the_last_one_of_its_pod(
+    cluster: Cluster, next_life: int
+) -> None:
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
+    cluster.shows(train_job(), pod(0, "Running"))
+    cluster.prints("one", "ValueError: the numb", cut=3)
+    found: list[str] = []
+
+    def reads(text: str) -> bool:
+        found.extend(handle.lines())
+        return "".join(found) == text
+
+    handle.state()
+    wait_for(lambda: reads("one\n"), 10, "the first line has not come")
+    cluster.shows(train_job(), pod(0, "Running", next_life))
+    cluster.prints("one" if not next_life else "", "ValueError: the numb" if not next_life else "", "two")
+    whole = "numb" if not next_life else "nu"
+    wait_for(lambda: handle.state() and reads(f"one\nValueError: the {whole}\ntwo\n"), 10, "".join(found))
 
 
 @pytest.mark.parametrize(("asked", "code"), [("signal", 75), ("cancel", 130)])

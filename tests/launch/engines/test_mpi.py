@@ -30,7 +30,7 @@ for number in $(seq 0 $((size - 1))); do
     OMPI_COMM_WORLD_RANK=$number setsid "$@" &
     tasks="$tasks -$!"
 done
-echo "mpirun itself"
+[ -e quiet ] || echo "mpirun itself"
 for task in $tasks; do wait "${task#-}" || wait "${task#-}"; done # a signal ends a wait
 exit 0
 """
@@ -46,6 +46,11 @@ elif what == "sleep":
     print("begun", flush=True)
     while True:
         time.sleep(0.05)
+elif what == "bar":
+    print("10%", end="", flush=True)
+    while not os.path.exists("go on"):
+        time.sleep(0.05)
+    print("\\r20%", end="")
 else:
     print("line of host", host)
     sys.exit(int(what.split(",")[host]))
@@ -158,6 +163,26 @@ def test_mpirun_that_fails_before_its_tasks_is_a_failure(job: Job, tmp_path: Pat
     handle = Mpi(mpirun=str(path)).submit(job)
     wait_for(lambda: handle.state().phase == ENDED, 10, "mpirun has not ended")
     assert handle.state() == State(ENDED, "host 0 left no exit code; host 1 left no exit code", 213)
+
+
+def test_lines_without_an_end_are_shown_apart_from_those_of_mpirun(
+    mpirun: str, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quiet").touch()
+    handle = Mpi(mpirun=mpirun).submit(replace(job, words=("bar",)))
+    found: list[str] = []
+
+    def shows(text: str) -> bool:
+        found.extend(handle.lines())
+        return "".join(found) == text
+
+    wait_for(lambda: shows("10%"), 10, "no progress bar")
+    with (job.engine_folder / "log").open("a") as log:
+        log.write("mpirun itself\n")
+    wait_for(lambda: shows("10%\nmpirun itself\n"), 10, "no line of mpirun")
+    (tmp_path / "go on").touch()
+    wait_for(lambda: shows("10%\nmpirun itself\n\r20%"), 10, "no last line")
 
 
 def begun(mpirun: str, job: Job) -> Handle:

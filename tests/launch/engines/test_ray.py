@@ -39,6 +39,12 @@ elif what == "sleep" and not life:
         time.sleep(0.05)
 elif what == "sleep":
     print("resumed by", os.environ["TRAINER_RESUME"])
+elif what == "bar":
+    print("10% \\u20ac", end="", flush=True)
+    while not os.path.exists(os.environ["TRAINER_RUN_DIR"] + "/go on"):
+        time.sleep(0.05)
+    print("\\r20%", end="")
+    sys.exit(0 if life else 75)
 elif what == "deaf" and not life:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("begun", flush=True)
@@ -282,6 +288,41 @@ def test_after_a_dead_actor_the_others_end_and_the_run_goes_on_in_another_group(
     assert ray.done.index("remove group 1") < len(ray.done) - 1 and ray.done[-1] == "remove group 2"
 
 
+def test_lines_without_an_end_are_shown_and_apart_from_what_this_command_says(job: Job, ray: FakeRay) -> None:
+    handle = submitted(job, "bar")
+    found: list[str] = []
+
+    def shows(text: str) -> bool:
+        handle.state()
+        found.extend(handle.lines())
+        return "".join(found) == text
+
+    life = "ray: life 0, on 10.0.0.0, 10.0.0.1\n10% \N{EURO SIGN}"
+    wait_for(lambda: shows(life), 10, "no progress bar")
+    (job.folder / "go on").touch()
+    _, lines = ended(handle)
+    assert "".join(found) + lines == (
+        f"{life}\r20%\nray: life 0 ended with exit code 75; the hosts are placed again\n"
+        "ray: life 1, on 10.0.0.2, 10.0.0.3\n10% \N{EURO SIGN}\r20%\n"
+    )
+
+
+def test_a_lost_host_is_named_on_a_line_of_its_own(job: Job, ray: FakeRay) -> None:
+    handle = submitted(replace(job, max_restarts=0), "bar")
+    found: list[str] = []
+
+    def shows_the_bar() -> bool:
+        handle.state()
+        found.extend(handle.lines())
+        return "10%" in "".join(found)
+
+    wait_for(shows_the_bar, 10, "no progress bar")
+    ray.actors[0].die()
+    (job.folder / "go on").touch()
+    _, lines = ended(handle)
+    assert lines == "\nray: host 0 (10.0.0.0) is lost\n"
+
+
 def test_hosts_are_lost_at_most_so_often(job: Job, ray: FakeRay) -> None:
     handle = submitted(replace(job, max_restarts=0), "sleep")
     begun(handle, job)
@@ -316,6 +357,34 @@ def test_an_actor_that_does_not_answer_is_asked_again(job: Job, ray: FakeRay) ->
     for _ in range(3):
         assert handle.state().phase == RUNNING
     handle.cancel()
+
+
+def test_an_actor_that_cannot_be_reached_at_its_start_is_asked_again(job: Job, ray: FakeRay) -> None:
+    """Whether it had started the command by then is not known."""
+    handle = submitted(job, "0,0")
+    handle.state()
+    for actor in ray.actors:
+        actor.errors += [Unavailable(), Unavailable()]
+    state, lines = ended(handle)
+    assert state == State(ENDED)
+    assert lines == "ray: life 0, on 10.0.0.0, 10.0.0.1\nline of host 0\n"
+
+
+def test_a_host_starts_its_command_once(tmp_path: Path) -> None:
+    host = Host()
+    for _ in range(2):
+        host.start(["sh", "-c", "echo begun"], str(tmp_path / "log"), str(tmp_path), {}, (), 1, True)
+    assert host.process is not None and host.process.wait(60) == 0
+    assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_an_actor_that_dies_at_its_start_is_a_lost_host(job: Job, ray: FakeRay) -> None:
+    handle = submitted(job, "sleep")
+    handle.state()
+    ray.actors[1].errors.append(ActorError())
+    state, lines = ended(handle)
+    assert state == State(ENDED)
+    assert "ray: host 1 (10.0.0.1) is lost\n" in lines and "ray: life 1, on 10.0.0.2, 10.0.0.3\n" in lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

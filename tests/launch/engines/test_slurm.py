@@ -26,12 +26,15 @@ for number in 0 1; do [ -e "$FAKES/code.$number" ] && SLURM_NODEID=$number "$@";
 case "$1 $2" in
 "show hostnames") printf 'n1\\nn2\\n' ;;
 "show node") echo "NodeName=$3 NodeAddr=10.0.0.${3#n} Port=1" ;;
+"show job") cat "$FAKES/shown" ;;
+"show partition" | "show config") cat "$FAKES/$2" ;;
 "requeue "*) echo "$@" >>"$FAKES/asked"; (sleep 1; kill -KILL "$PPID" $(pgrep -P "$PPID")) >/dev/null 2>&1 & ;;
 *) echo "$@" >>"$FAKES/asked" ;;
 esac""",
-    "squeue": "echo 12.batch; echo 12.0",
+    "squeue": "echo $4.batch; echo $4.0",
     "scancel": 'echo scancel "$@" >>"$FAKES/asked"',
 }
+SHOWN = "JobId=12 JobState={} Reason={} Restarts={} ExitCode={} NodeList=n[1-2] BatchHost=n1"
 
 
 @pytest.fixture
@@ -44,6 +47,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKES", str(folder))
+    (folder / "shown").write_text(f"{SHOWN.format('RUNNING', 'None', 0, '0:0')}\n")
     return folder
 
 
@@ -105,6 +109,40 @@ def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path:
         "#SBATCH --exclusive",
         "#SBATCH --time=1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("partition", "kill_wait", "said"),
+    [
+        ("PreemptMode=REQUEUE GraceTime=20", 30, "gives a pre-empted job 20 s (GraceTime), and checkpoint.grace_s=25"),
+        ("PreemptMode=GANG,REQUEUE GraceTime=00:00:20", 30, "20 s (GraceTime)"),
+        ("PreemptMode=CANCEL GraceTime=0", 10, "gives a pre-empted job 10 s (KillWait), and checkpoint.grace_s=25"),
+        ("PreemptMode=REQUEUE GraceTime=0", 30, ""),  # Slurm waits KillWait between SIGTERM and SIGKILL
+        ("PreemptMode=REQUEUE GraceTime=30", 10, ""),
+        ("PreemptMode=OFF GraceTime=0", 10, ""),
+        ("PreemptMode=GANG,SUSPEND GraceTime=0", 10, ""),  # nothing is ended
+    ],
+)
+def test_pre_emption_that_leaves_too_little_time_for_a_checkpoint_is_said(
+    tmp_path: Path, fakes: Path, partition: str, kill_wait: int, said: str
+) -> None:
+    (fakes / "partition").write_text(f"PartitionName=low Default=YES {partition}\nPartitionName=high Default=NO\n")
+    (fakes / "config").write_text(f"KeepAliveTime = SYSTEM_DEFAULT\nKillWait                = {kill_wait} sec\n")
+    found = Slurm().concerns(job(tmp_path, grace_s=25))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_short"),
+    [(1, True), ("2:00", True), ("0:02:25", True), ("0:02:26", False), (3, False), ("1-0", False), ("0-0:2", True)],
+)
+def test_time_limit_before_which_slurm_may_signal_at_once_is_said(
+    tmp_path: Path, fakes: Path, limit: object, is_short: bool
+) -> None:
+    """55 s of a checkpoint and its slack, 60 s by which Slurm may be early, and 30 s to start."""
+    (fakes / "partition").write_text("PartitionName=low Default=YES PreemptMode=OFF\n")
+    found = Slurm().concerns(job(tmp_path, grace_s=25, options={"time": limit}))
+    assert [f"launch.options.time={limit} is less than" in one for one in found] == [True] * is_short
 
 
 @pytest.mark.parametrize(
@@ -172,10 +210,34 @@ def test_asked_to_leave_the_job_ends_with_75_and_is_not_requeued(tmp_path: Path,
     assert (done.returncode, asked(fakes)) == (75, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "comes_again"),
+    [
+        ("JobState=COMPLETING Reason=None Restarts=1 PreemptTime=None", False),  # scancel in another shell
+        ("JobState=COMPLETING Reason=None Restarts=1", False),
+        ("JobState=COMPLETING Reason=None Restarts=2 EndTime=Unknown", True),  # Slurm has requeued it itself
+        ("JobState=COMPLETING Reason=None Restarts=1 PreemptTime=2026-11-28T14:43:43", True),  # PreemptMode=CANCEL
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=1 PreemptTime=None", True),
+        ("JobState=RUNNING Reason=None Restarts=1 PreemptTime=2026-11-28T14:43:43", True),
+    ],
+)
+def test_job_that_somebody_has_cancelled_does_not_come_again(
+    tmp_path: Path, fakes: Path, words: str, comes_again: bool
+) -> None:
+    """Lines of a real Slurm 22.05, asked for when the tasks had ended on their SIGTERM."""
+    begin(one := job(tmp_path), Slurm().render(one))
+    (fakes / "shown").write_text(f"JobId=12 {words} ExitCode=0:0\n")
+    done = play(one, fakes, {0: 75, 1: 75}, life=1)
+    assert ("requeue 12" in asked(fakes)) == comes_again, done.stdout
+    left = one.engine_folder / "code"
+    assert comes_again or (left.read_text(), done.returncode) == ("130\n", 130)
+    assert left.exists() != comes_again
+
+
 def test_other_hosts_error_is_shown(tmp_path: Path, fakes: Path) -> None:
-    (fakes / "trainer").write_text('#!/bin/bash\necho "host $SLURM_NODEID says why"\nexit $SLURM_NODEID\n')
+    (fakes / "trainer").write_text('#!/bin/bash\nprintf "host $SLURM_NODEID says why"\nexit $SLURM_NODEID\n')
     done = play(job(tmp_path), fakes, {0: 0, 1: 1})
-    assert "slurm: host 1 (n2) ended with exit code 1:\nhost 1 says why" in done.stdout
+    assert "slurm: host 1 (n2) ended with exit code 1:\nhost 1 says why\n" in done.stdout
     assert done.stdout.count("host 0 says why") == 1
 
 
@@ -188,7 +250,13 @@ def test_each_job_of_a_sweep_is_an_element_of_an_array(tmp_path: Path, fakes: Pa
     assert (tmp_path / "my run" / "1" / "engine" / "code").read_text() == "0\n"
 
 
-SHOWN = "JobId=12 JobState={} Reason={} Restarts={} ExitCode={} NodeList=n[1-2] BatchHost=n1"
+def test_what_a_job_of_a_sweep_asks_slurm_for_is_for_itself_alone(tmp_path: Path, fakes: Path) -> None:
+    """The number of one element is that of the whole array, by which Slurm would requeue and kill all of them."""
+    one = job(
+        tmp_path, points=tuple(Point((f"seed={i}",), tmp_path / "my run" / str(i), f"seed={i}") for i in range(3))
+    )
+    play(one, fakes, {0: 1}, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_JOB_ID="12")
+    assert asked(fakes) == "scancel --signal=KILL 12_2.0\nrequeue 12_2\nupdate JobId=12_2 ExcNodeList=n2\n"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import secrets
 import shlex
@@ -111,24 +112,33 @@ def failed_hosts(folder: Path, codes: Mapping[int, int | None]) -> list[str]:
 
 
 class LogReader:
-    """Reads what is appended to a log that another host may write."""
+    """Reads what is appended to a log that another host may write.
+
+    A line without its end is held back until nothing more has come from one call to the next: then it is a progress
+    bar, or the last line of a process that was killed.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.position, self.rest = path, 0, b""
+        self.path, self.position, self.rest = path, 0, ""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode  # a piece may end within a character
 
     def lines(self) -> Iterator[str]:
-        """Yield the text since the last call, in pieces of at most 1 MB."""
+        """Yield the text since the last call, in pieces of about 1 MB at most."""
+        before = self.position
         try:
             with self.path.open("rb") as log:
                 log.seek(self.position)
                 while piece := log.read(CHUNK):
                     self.position += len(piece)
-                    whole = self.rest + piece
-                    end = whole.rfind(b"\n") + 1  # a character may be cut; lines are not,
-                    if not end and len(whole) > CHUNK:  # but for a progress bar of more than 1 MB
+                    whole = self.rest + self._decode(piece)
+                    end = whole.rfind("\n") + 1
+                    if not end and len(whole) > CHUNK:
                         end = len(whole)
                     self.rest = whole[end:]
                     if end:
-                        yield whole[:end].decode(errors="replace")
+                        yield whole[:end]
         except OSError:  # not there yet, or not at the moment: a shared disk
             return
+        if self.rest and self.position == before:
+            rest, self.rest = self.rest, ""
+            yield rest

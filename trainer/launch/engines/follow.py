@@ -51,6 +51,7 @@ class _Follower:
     def __init__(self, handle: Handle, out: TextIO, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self.handle, self.out, self.clock, self.sleep = handle, out, clock, sleep
         self.before = State("")
+        self.is_within_a_line = False
         self.signals: list[int] = []
 
     def run(self) -> State:
@@ -66,11 +67,12 @@ class _Follower:
                     raise RunFailed(self._unreachable(error)) from None
                 self.sleep(SLOWEST_S / 5)
                 continue
-            changed = self._print_state(state)
-            printed = self._print_lines()
             if state.phase == ENDED:
                 self._print_last_lines()
+                self._print_state(state)
                 return state
+            printed = self._print_lines()
+            changed = self._print_state(state)
             pause = FASTEST_S if changed or printed else min(SLOWEST_S, pause * 1.5)
             until = self.clock() + pause
             while self.clock() < until and not self.signals:
@@ -93,22 +95,26 @@ class _Follower:
             self.ask(self.handle.cancel)
             raise RunPreempted(f"got {name}: {self.handle.name} had not started, and is cancelled")
         self.ask(lambda: self.handle.signal(number))
-        print(
-            f"{self.handle.name}: {name} is forwarded; the run saves a checkpoint and ends", file=self.out, flush=True
-        )
+        self._print(f"{name} is forwarded; the run saves a checkpoint and ends")
 
     def _print_state(self, state: State) -> bool:
         if state == self.before:
             return False
-        self._print_lines()
-        print(f"{self.handle.name}: {state}", file=self.out, flush=True)
+        self._print(str(state))
         self.before = state
         return True
+
+    def _print(self, news: str) -> None:
+        """Print news of the job on a line of their own."""
+        line_end = "\n" if self.is_within_a_line else ""
+        print(f"{line_end}{self.handle.name}: {news}", file=self.out, flush=True)
+        self.is_within_a_line = False
 
     def _print_lines(self) -> bool:
         printed = False
         for text in self.handle.lines():
             self.out.write(text)
+            self.is_within_a_line = not text.endswith("\n")
             printed = True
         if printed:
             self.out.flush()

@@ -192,6 +192,7 @@ class _PodLines:
         self.process: subprocess.Popen[bytes] | None = None
         self.file = tempfile.TemporaryFile()  # noqa: SIM115  closed with the handle
         self.position, self.rest = 0, b""
+        self.said: list[str] = []
 
     def follow(self, pod: Pod | None, ended: bool) -> None:
         """Follow this pod, unless it has not begun or is followed already.
@@ -207,9 +208,13 @@ class _PodLines:
             code = process.poll()
             if code is None or (code == 0 and pod.phase != "Running"):
                 return
-        elif process is not None:
+        if process is not None:
             self._wait(process)
-            self.last = ("", "")
+            self.said += self._whole_lines()
+            if not same:
+                self.said += self._last_line()
+                self.last = ("", "")
+            self.rest = b""  # of the same pod, the whole line comes again
         second, _ = self.last
         since = [f"--since-time={second}Z"] if same and second else []
         self.pod = pod.name
@@ -226,12 +231,25 @@ class _PodLines:
         """Yield the text since the last call."""
         if self.over and self.process is not None:
             self._wait(self.process)
+        said, self.said = self.said, []
+        yield from said
+        yield from self._whole_lines()
+        if self.over and self.process is not None and self.process.poll() is not None:
+            yield from self._last_line()
+
+    def _whole_lines(self) -> Iterator[str]:
         while piece := os.pread(self.file.fileno(), CHUNK, self.position):
             self.position += len(piece)
             *whole, self.rest = (self.rest + piece).split(b"\n")
             found = "".join(text for line in whole if (text := self._new(line.decode(errors="replace"))) is not None)
             if found:
                 yield found
+
+    def _last_line(self) -> Iterator[str]:
+        """What is left of a line without its end, of a pod that was killed while it wrote."""
+        rest, self.rest = self.rest, b""
+        if b" " in rest and (text := self._new(rest.decode(errors="replace"))) is not None:
+            yield text
 
     def _new(self, line: str) -> str | None:
         """The line without its time; None if it was there before."""

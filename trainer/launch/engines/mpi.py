@@ -133,6 +133,7 @@ class MpiJob(Handle):
         first = self.folder / "host.0.log"
         self.name, self.cancels, self.log = f"mpirun (process {number})", f"kill {number}", str(first)
         self._readers = LogReader(first), LogReader(self.folder / LOG)
+        self._within: LogReader | None = None  # whose line has not ended on the screen
 
     def state(self) -> State:
         if (own := self.process.poll()) is None:
@@ -148,7 +149,9 @@ class MpiJob(Handle):
     def lines(self) -> Iterator[str]:
         """Yield what host 0 has printed, and mpirun itself."""
         for reader in self._readers:
-            yield from reader.lines()
+            for text in reader.lines():
+                yield "\n" + text if self._within not in (None, reader) else text
+                self._within = None if text.endswith("\n") else reader
 
     def signal(self, number: int) -> None:
         self.process.send_signal(signal.SIGUSR1)

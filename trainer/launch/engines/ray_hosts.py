@@ -27,6 +27,7 @@ class Host:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = Path()
         self.position: int | None = None
+        self.held = 0  # bytes of a line without its end, that were not handed back by the last call
 
     def place(self) -> tuple[str, str, int]:
         """This host's node, its address, and a port that is free there."""
@@ -46,7 +47,7 @@ class Host:
         life: int,
         shown: bool,
     ) -> None:
-        """Start the command.
+        """Start the command, unless it was started: an answer may have been lost.
 
         Args:
             log: file of its lines; the first life begins it anew. started_in: working folder, if there is one here.
@@ -56,6 +57,8 @@ class Host:
         Raises:
             OSError: there is no such command, or the log cannot be written.
         """
+        if self.process is not None:
+            return
         self.log = Path(log)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in without}
@@ -87,7 +90,10 @@ class Host:
         return text, (code if code is None or code >= 0 else 128 - code) if is_rest else None, self._draining()
 
     def _text(self, has_ended: bool) -> tuple[bytes, bool]:
-        """Whole lines, at the end all that is left; and whether nothing is left."""
+        """Whole lines, and whether nothing is left.
+
+        At the end, or when nothing more has come from one call to the next, what is left of a line is among them.
+        """
         if self.position is None:
             return b"", True
         try:
@@ -97,12 +103,12 @@ class Host:
         except OSError:  # not at the moment: a shared disk
             return b"", True
         is_rest = len(piece) < CHUNK
-        if not (has_ended and is_rest) and b"\n" in piece:
-            piece = piece[: piece.rfind(b"\n") + 1]
-        elif not has_ended and is_rest:
-            piece = b""
-        self.position += len(piece)
-        return piece, is_rest
+        end = piece.rfind(b"\n") + 1 or (0 if is_rest else len(piece))
+        if is_rest and (has_ended or len(piece) == self.held):
+            end = len(piece)
+        self.position += end
+        self.held = len(piece) - end
+        return piece[:end], is_rest
 
     def _draining(self) -> list[str]:
         """Nodes that are pre-empted soon. Ray has no public call for it that works without its dashboard."""

@@ -19,6 +19,7 @@ A life that comes again has a new group, which Ray places on other nodes, and ``
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import signal
 import time
@@ -91,7 +92,8 @@ class _Host:
 
     Attributes:
         actor: Ray's handle of it. asked: the call that is under way. node, address, port: where it is.
-        code: its exit code; None: it has not ended. is_lost: it can no longer say.
+        has_begun: it has said that its command is started. code: its exit code; None: it has not ended. is_lost: it can
+        no longer say.
     """
 
     number: int
@@ -100,6 +102,7 @@ class _Host:
     node: str = ""
     address: str = ""
     port: int = 0
+    has_begun: bool = False
     code: int | None = None
     is_lost: bool = False
 
@@ -126,6 +129,7 @@ class _Life:
         self.groups = importlib.import_module("ray.util.placement_group")
         self.group = self.groups.placement_group([self.bundle.plain()] * self.job.hosts, strategy="STRICT_SPREAD")
         self.phase, self.hosts, self.said = PLACING, list[_Host](), list[str]()
+        self.decode, self.is_within_a_line = codecs.getincrementaldecoder("utf-8")("replace").decode, False
         self.is_preempted, self.refusal = False, ""
         self.ends_since: float | None = None
 
@@ -133,9 +137,9 @@ class _Life:
         """Read what Ray and the actors say, and do what follows from it."""
         if self.phase == PLACING and self._table().get("state") == "CREATED":
             self.hosts = [_Host(number, self._actor(number)) for number in range(self.job.hosts)]
-            for host in self.hosts:
-                host.asked = host.actor.place.remote()
             self.phase = MEETING
+            for host in self.hosts:
+                self._ask_to_begin(host)
         elif self.phase == MEETING:
             for host, place in self._answers():
                 host.node, host.address, host.port = place
@@ -189,7 +193,8 @@ class _Life:
             try:
                 yield host, self.ray.get(reference)
             except errors.ActorUnavailableError:  # it may come back
-                host.asked = host.actor.place.remote() if self.phase == MEETING else None
+                if not host.has_begun:  # nobody knows whether the call has arrived
+                    self._ask_to_begin(host)
             except errors.RayActorError:
                 self._lose(host, "is lost")
             except errors.RayTaskError as error:
@@ -198,34 +203,49 @@ class _Life:
 
     def _lose(self, host: _Host, how: str) -> None:
         host.is_lost = True
-        self.said.append(f"ray: {host.name} {how}\n")
+        self._say(f"ray: {host.name} {how}")
+
+    def _say(self, news: str) -> None:
+        """Say something on a line of its own."""
+        self.said.append("\n" * self.is_within_a_line + news + "\n")
+        self.is_within_a_line = False
 
     def _start(self) -> None:
-        places = [(host.address, host.port) for host in self.hosts]
-        self.said.append(f"ray: life {self.number}, on {self.addresses()}\n")
-        for host in self.hosts:
-            variables = variables_of(self.job, self.variables[VARIABLE], host.number, places, self.number)
-            host.asked = host.actor.start.remote(
-                command_of(self.job),
-                f"{self.job.engine_folder}/host.{host.number}.log",
-                self.job.started_in,
-                {**self.variables, **variables},
-                LAUNCHER_VARIABLES,
-                self.number,
-                host.number == 0,
-            )
+        self._say(f"ray: life {self.number}, on {self.addresses()}")
         self.phase = STARTED
+        for host in self.hosts:
+            self._ask_to_begin(host)
+
+    def _ask_to_begin(self, host: _Host) -> None:
+        """Ask a host for its place; once all places are known, to start its command."""
+        if self.phase == MEETING:
+            host.asked = host.actor.place.remote()
+            return
+        places = [(one.address, one.port) for one in self.hosts]
+        variables = variables_of(self.job, self.variables[VARIABLE], host.number, places, self.number)
+        host.asked = host.actor.start.remote(
+            command_of(self.job),
+            f"{self.job.engine_folder}/host.{host.number}.log",
+            self.job.started_in,
+            {**self.variables, **variables},
+            LAUNCHER_VARIABLES,
+            self.number,
+            host.number == 0,
+        )
 
     def _read_news(self) -> None:
         for host, news in self._answers():
-            if news is None:  # the command has been started
+            if news is None:
+                host.has_begun = True
                 continue
             text, host.code, draining = news
             if text:
-                self.said.append(text.decode(errors="replace"))
+                line_end = "" if host.code is None or text.endswith(b"\n") else "\n"
+                self.said.append(self.decode(text) + line_end)
+                self.is_within_a_line = not self.said[-1].endswith("\n")
             if (leaving := [one for one in self.hosts if one.node in draining]) and not self.is_preempted:
                 self.is_preempted = True
-                self.said.append(f"ray: the node of {leaving[0].name} is draining: the run saves and ends\n")
+                self._say(f"ray: the node of {leaving[0].name} is draining: the run saves and ends")
         for host in self.hosts:
             if not host.is_over and host.asked is None:
                 host.asked = host.actor.news.remote()

@@ -7,7 +7,10 @@ The batch script runs one task on each host, the launcher of that host, and deci
 - Exit code 75 of host 0: pre-empted, or out of time (SIGUSR1 comes before). The job is requeued, at most
   ``launch.max_preemptions`` times, and ``resume=auto`` continues the run.
 - Exit code 75 after this command was asked to leave (``engine/leave``): the job ends with 75.
+- Exit code 75 after somebody has cancelled the job (scancel in another shell): the job ends with 130.
 - Another exit code: the job ends with it.
+
+The number of one element of an array is that of the whole array as well. So an element calls itself ARRAY_ELEMENT.
 
 Slurm takes a job that ends inside of its grace period for failed. So the script asks for the requeue itself, and then
 waits until Slurm ends it. Files of a job in ``RUN/engine``: ``job.sh``, ``secret`` (0600), ``log``, ``host.N.log``,
@@ -17,7 +20,6 @@ code of the job). After some minutes Slurm forgets a job; then ``code`` says how
 
 from __future__ import annotations
 
-import re
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
@@ -52,9 +54,8 @@ from trainer.launch.engines.engine_folder import (
     read_code,
     shell_words,
 )
+from trainer.launch.engines.slurm_concerns import SIGNAL_BEFORE_S, concerns, field
 
-SIGNAL_BEFORE_S = 30.0
-"""So long before the time limit the checkpoint is to be ready."""
 SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -62,6 +63,7 @@ SCRIPT = """\
 # The task of each host is that host's launcher. How this script decides about its end: trainer/launch/engines/slurm.py.
 {words}
 engine=$folder/engine
+job={number}
 life=${{SLURM_RESTART_COUNT:-0}}
 {setup}
 export TRAINER_SUBMITTED=slurm TRAINER_RUN_DIR=$folder{sweep}
@@ -93,7 +95,7 @@ while kill -0 "$step" 2>/dev/null; do
     if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused
         ended=${{ended:-$SECONDS}}
         if [ $((SECONDS - ended)) -ge {grace} ]; then # the hosts that are silent now are lost
-            for one in $(squeue -h -s -j "$SLURM_JOB_ID" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
+            for one in $(squeue -h -s -j "$job" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
             sleep 2
             kill -KILL "$step" 2>/dev/null
             break
@@ -108,7 +110,7 @@ for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
         lost=$lost${{lost:+,}}$host
     elif [ "$number" != 0 ] && ! grep -qx '0\\|75' "$engine/ended.$life.$number"; then
         echo "slurm: host $number ($host) ended with exit code $(cat "$engine/ended.$life.$number"):"
-        tail -n 12 "$engine/host.$number.log"
+        tail -n 12 "$engine/host.$number.log" | awk 1 # the last line gets its end
     fi
     number=$((number + 1))
 done
@@ -125,10 +127,16 @@ elif [ "$code" = 75 ]; then
     {preemptions}again=1
 fi
 if [ -n "$again" ]; then
-    scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued"
+    case "$(scontrol show job "$job" -o) " in # a job that Slurm ends for none of these reasons is cancelled
+    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) ;;
+    *" JobState=COMPLETING "*) again= code=130 ;;
+    esac
+fi
+if [ -n "$again" ]; then
+    scontrol requeue "$job" && echo "slurm: requeued"
     # The job is pending from now on, and can be kept off the lost hosts until Slurm ends this script.
     lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
-    [ -z "$lost" ] || scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$lost"
+    [ -z "$lost" ] || scontrol update JobId="$job" ExcNodeList="$lost"
     while :; do sleep 5; done # SIGTERM ends the sleep alone: nothing may follow it
 fi
 echo "$code" >"$engine/code"
@@ -177,6 +185,7 @@ class Slurm(Submitter):
             setup="\n".join(job.setup),
             secret=shlex.quote(str(job.engine_folder / SECRET)),
             words=_words(job),
+            number="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.points else "$SLURM_JOB_ID",
             sweep=_sweep(job),
             command=shell_words(job.command),
             grace=round(job.grace_s),
@@ -185,18 +194,7 @@ class Slurm(Submitter):
         )
 
     def concerns(self, job: Job) -> list[str]:
-        partition = str(job.options.get("partition", ""))
-        with suppress(Unreachable):
-            said = query(["scontrol", "show", "partition", *filter(None, [partition]), "-o"])
-            lines = [line for line in said.splitlines() if partition or "Default=YES" in line]
-            grace = _seconds(_field("".join(lines[:1]), "GraceTime"))
-            if _field("".join(lines[:1]), "PreemptMode") not in ("", "OFF") and grace < job.grace_s:
-                name = _field(lines[0], "PartitionName")
-                return [
-                    f"the partition {name} gives a pre-empted job {grace} s (GraceTime), and checkpoint.grace_s="
-                    f"{job.grace_s:g}: a checkpoint that takes longer is lost, and the run resumes from the one before"
-                ]
-        return []
+        return concerns(job)
 
     def submit(self, job: Job) -> Handle:
         script = begin(job, self.render(job))
@@ -286,16 +284,16 @@ class SlurmJob(Handle):
     def state_of(self, said: str) -> State:
         """The state of the job of which ``scontrol show job -o`` says this."""
         code = read_code(self.folder)
-        word = _field(said, "JobState")
-        reason = "" if (found := _field(said, "Reason")) in ("None", "") else found
+        word = field(said, "JobState")
+        reason = "" if (found := field(said, "Reason")) in ("None", "") else found
         if word in OVER:
             return State(ENDED, "" if code is not None else word.lower(), _code(word, said) if code is None else code)
         if code is not None:
             return State(ENDED, "", code)
-        restarts = int(_field(said, "Restarts") or 0)
+        restarts = int(field(said, "Restarts") or 0)
         if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and 0 < restarts == self._lives()):
             return State(REQUEUED if restarts else PENDING, reason)
-        return State(RUNNING, _field(said, "NodeList"))
+        return State(RUNNING, field(said, "NodeList"))
 
     def _lives(self) -> int:
         """How many lives of the job have ended."""
@@ -334,7 +332,7 @@ class SlurmArray(Handle):
             if FORGOTTEN not in str(error):
                 raise
             said = []
-        by_element = {_field(line, "ArrayTaskId"): line for line in said}
+        by_element = {field(line, "ArrayTaskId"): line for line in said}
         for i, element in enumerate(self._elements):
             if line := by_element.get(str(i)):  # those that wait have one line in common
                 self._change(i, element.state_of(line))
@@ -372,24 +370,9 @@ def _send(number: int, job: str) -> None:
     query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job])
 
 
-def _seconds(text: str) -> int:
-    """Seconds of ``90`` or ``1-02:03:04``."""
-    days, _, rest = text.rpartition("-")
-    seconds = 0
-    for part in rest.split(":"):
-        seconds = seconds * 60 + (int(part) if part.isdecimal() else 0)
-    return seconds + 86400 * (int(days) if days.isdecimal() else 0)
-
-
-def _field(said: str, key: str) -> str:
-    """A value of ``scontrol show job -o``."""
-    found = re.search(rf"(?<!\S){key}=(\S*)", said)
-    return found[1] if found else ""
-
-
 def _code(word: str, said: str) -> int:
     """The exit code for a job that left none: Slurm's, or that of the way it ended."""
-    code, _, number = _field(said, "ExitCode").partition(":")
+    code, _, number = field(said, "ExitCode").partition(":")
     if word in CODES:
         return CODES[word]
     return int(code or 0) or (128 + int(number) if number.isdecimal() and int(number) else 1)
