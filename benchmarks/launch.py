@@ -163,7 +163,7 @@ def elastic(hosts: int) -> dict[str, Row]:
         Path(folder, "mark").touch()
         leading.set(TERMS, "{}")
         leading.set(MARK, "mark")
-        guests = [Guest(board(number), number, "") for number in range(1, hosts)]
+        guests = [Guest(board(number), number, "", hosts) for number in range(1, hosts)]
 
         def gather(number: int) -> None:
             if number:

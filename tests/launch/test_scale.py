@@ -93,7 +93,7 @@ def test_messages_of_a_lobby(tmp_path: Path) -> None:
         boards = [SealedBoard(store, b"lobby") for store in stores]
         boards[0].set(TERMS, "{}")
         boards[0].set(MARK, "mark")
-        lobby, guests = Lobby(boards[0], hosts), [Guest(board, n, "") for n, board in enumerate(boards) if n]
+        lobby, guests = Lobby(boards[0], hosts), [Guest(board, n, "", hosts) for n, board in enumerate(boards) if n]
         for guest in guests:
             guest.come(tmp_path, {})
         lobby.begin(lobby.gather(hosts, 60, 0.0), 1, "")

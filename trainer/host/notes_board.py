@@ -34,8 +34,11 @@ class FolderLost(NoNote):
     """The error for a board's folder that cannot be used any more; its message is a sentence for users."""
 
 
-def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
+def wait_until(there: Callable[[], bool], what: str, seconds: float, pause_s: float = QUICKEST_S) -> None:
     """Poll until ``there`` returns true, at first often.
+
+    Args:
+        pause_s: shortest time between two polls.
 
     Raises:
         NoNote: it did not within ``seconds``, not counting the time in which this process was stopped.
@@ -44,7 +47,7 @@ def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
     while not there():
         if patience.left() <= 0.0:
             raise NoNote(f"{what}: not there within {seconds:g} s")
-        time.sleep(min(SLOWEST_S, max(QUICKEST_S, patience.waited / PART)))
+        time.sleep(max(pause_s, min(SLOWEST_S, patience.waited / PART)))
 
 
 class Board(Protocol):
@@ -194,9 +197,7 @@ class SealedBoard:
     def get(self, key: str) -> bytes:
         """Wait for a note with a valid hash, and return it."""
         self.wait([key])
-        found = self._latest(key)
-        assert found is not None, "a note that was read once stays valid"
-        return found.encode()
+        return self._seen[key][1].encode()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have notes with valid hashes."""

@@ -13,7 +13,7 @@ from trainer.errors import AskedToLeave, RunFailed
 from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.patience import Patience
-from trainer.launch.rendezvous import Rendezvous
+from trainer.launch.rendezvous import Rendezvous, for_all, pause_of
 from trainer.launch.started_process import Role
 
 ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
@@ -44,7 +44,7 @@ class OtherHosts:
     ) -> None:
         self.board, self.rendezvous, self.clock = board, rendezvous, clock
         self.end_announced = False
-        self._polled = clock()
+        self._polled, self._pause_s = clock(), pause_of(rendezvous.hosts, POLL_S)
         self._elsewhere = {
             f"{role.name}/{rank}": rank
             for role in roles
@@ -62,7 +62,7 @@ class OtherHosts:
             AskedToLeave: another host was asked to leave, and there was nothing new to save.
             RunFailed: another host has ended the run, or is lost.
         """
-        if self.clock() - self._polled < POLL_S:
+        if self.clock() - self._polled < self._pause_s:
             return {}
         self._polled = self.clock()
         board = self.board[0]
@@ -106,7 +106,7 @@ class OtherHosts:
                 time.sleep(POLL_S / 5)
 
     def _tell(self, why: str, asked: bool) -> None:
-        first_line = why.strip().splitlines()[0]
+        first_line = for_all(why.strip().splitlines()[0])
         notes = {ASKED: ""} if asked else {}
         self._say({**notes, ENDED: f"{self.rendezvous.number} {first_line}", KNOWS.format(self.rendezvous.number): ""})
 
