@@ -82,6 +82,9 @@ class OwnBoard(Board, Protocol):
     def within(self, seconds: float) -> OwnBoard:
         """Return the same board for requests that together may take so long; then they raise :class:`NoNote`."""
 
+    def find(self, key: str) -> bytes | None:
+        """Return the note under a key at once; None: there is none."""
+
 
 @runtime_checkable
 class Patient(Protocol):
@@ -130,6 +133,10 @@ class FolderBoard:
 
         self.wait([key])
         return descriptors.in_reserve(lambda: private.read(self._path(key))).encode()
+
+    def find(self, key: str) -> bytes | None:
+        """Return the content of a note's file; None: there is none."""
+        return self.get(key) if self.check([key]) else None
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether the files of all these notes exist."""
@@ -198,6 +205,11 @@ class SealedBoard:
         """Wait for a note with a valid hash, and return it."""
         self.wait([key])
         return self._seen[key][1].encode()
+
+    def find(self, key: str) -> bytes | None:
+        """Return the note with a valid hash; None: there is none."""
+        found = self._latest(key)
+        return None if found is None else found.encode()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have notes with valid hashes."""

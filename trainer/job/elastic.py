@@ -115,7 +115,7 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
     Args:
         most: the plan for all hosts.
     """
-    plan = ready.plan
+    plan, workers = ready.plan, counted(ready.plan.topology.workers, "worker")
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
     together = plan.strategy.traits.lockstep
     share = (
@@ -130,7 +130,7 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
         if others
         else ""
     )
-    return f"life {life.number}: {life.names}, {counted(plan.topology.workers, 'worker')} with {share}, {where}{updates}\n"
+    return f"life {life.number}: {life.names}, {workers} with {share}, {where}{updates}\n"
 
 
 class _Leading:

@@ -12,10 +12,10 @@ A life begins with :meth:`Lobby.gather` and :meth:`Lobby.begin`, and ends with :
 early if a host is lost, and asks for a checkpoint (``LEAVE`` on the life's board) if a host waits.
 
 What always holds: each note has one writer, so nothing that was written while host 0 was stopped replaces a newer note.
-Of several commands with one number only the newest counts. No note grows with the number of hosts, and each host reads
-only its own and a few of host 0's, so that a life of N hosts begins with messages and bytes in proportion to N. Each life has a store of its own
+Of several commands with one number only the newest counts. Each life has a store of its own
 (:mod:`trainer.launch.rendezvous`): a process of an earlier life cannot reach the next one. Only time in which host 0
-itself ran counts as silence.
+itself ran counts as silence. No note grows with the number of hosts, and each host but host 0 reads only notes for it
+or for all, so that a life of N hosts costs messages and bytes in proportion to N.
 """
 
 from __future__ import annotations
@@ -123,13 +123,12 @@ class RunOver:
     why: str
 
 
-def _newest(board: Board, number: int) -> str:
+def _newest(board: OwnBoard, number: int) -> str:
     """The id of the newest command with a host's number; empty: there is none."""
-    key = NEWEST.format(number)
-    return board.get(key).decode() if board.check([key]) else ""
+    return (board.find(NEWEST.format(number)) or b"").decode()
 
 
-def _host_of(board: Board, id: str) -> Host:
+def _host_of(board: OwnBoard, id: str) -> Host:
     """The note of a command about its host."""
     return Host(**json_text.loads(board.get(HERE.format(id))))
 
@@ -198,9 +197,7 @@ class Lobby:
         """The hosts that wait for admission: new ones, and those with a failed part of this life. A host that has
         finished its part only waits for the others."""
         waiting = {n: self.hosts[n] for n in self.waiting()}
-        return sorted(
-            n for n, host in waiting.items() if host.id != self.ids.get(n) or host.how in ("died", "failed")
-        )
+        return sorted(n for n, host in waiting.items() if host.id != self.ids.get(n) or host.how in ("died", "failed"))
 
     def gather(self, least: int, timeout_s: float, more_s: float) -> list[int]:
         """Wait for the hosts of the next life; returns their numbers.
@@ -407,9 +404,9 @@ class Guest:
                         f"as it was stopped or cut off for a while. If both are to take part, every host needs a "
                         f"launch.node_rank of its own"
                     )
-                if self.board.check([OVER]):
-                    return RunOver(*json_text.loads(self.board.get(OVER)))
-                announced = self.board.get(key) if self.board.check([key]) else b""
+                if over := self.board.find(OVER):
+                    return RunOver(*json_text.loads(over))
+                announced = self.board.find(key)
             if announced and (life := Life(*json_text.loads(announced))).number > after:
                 return life
             self.sleep(self.pause_s)

@@ -14,7 +14,6 @@ costs messages and bytes in proportion to N.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import hmac
 import json
@@ -47,7 +46,7 @@ NUMBER, TERMS, HEARD = "hosts/number/{}", "hosts/terms/{}", "hosts/heard/{}"
 POLLS_PER_S, LONGEST_PAUSE_S = 1000.0, 2.0
 """What all hosts of a run together may ask of host 0 while they wait, and the longest pause of one of them."""
 LONGEST_WHY = 1000
-"""Characters of a reason that all hosts read; host 0 itself shows all of it."""
+"""Characters of a reason that all hosts read; the host that gives it shows all of it."""
 
 
 def pause_of(hosts: int, least_s: float) -> float:
@@ -57,7 +56,7 @@ def pause_of(hosts: int, least_s: float) -> float:
 
 def for_all(why: str) -> str:
     """A reason for the notes that all hosts read: it may name many hosts."""
-    return why if len(why) <= LONGEST_WHY else f"{why[:LONGEST_WHY]} ... (all of it is in the log of host 0)"
+    return why if len(why) <= LONGEST_WHY else f"{why[:LONGEST_WHY]} ... (shortened for the other hosts)"
 
 
 @dataclass
@@ -197,7 +196,7 @@ def _hear(store: Store, rendezvous: Rendezvous, number: str) -> bytes:
     patience_s = rendezvous.timeout_s + 2 * TELL_S
     try:
         wait_until(lambda: bool(store.check([RUN])), "its word", patience_s, pause_s)
-        seal, hosts, run = (store.get(RUN).decode(errors="replace").split(" ") + ["", ""])[:3]
+        seal, hosts, run = [*store.get(RUN).decode(errors="replace").split(" "), "", ""][:3]
         secret = _hash(rendezvous, b"secret", run)
         board = SealedBoard(store, secret)
         board.set(TERMS.format(key), json.dumps(rendezvous.terms, default=str))
