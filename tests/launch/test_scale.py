@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ from trainer.launch.engines.engine_folder import CHUNK, LogReader
 from trainer.launch.lobby import MARK, TERMS, Guest, Lobby, RunOver
 from trainer.launch.other_hosts import POLL_S, OtherHosts
 from trainer.launch.rendezvous import LONGEST_WHY, POLLS_PER_S, Rendezvous, meet
+from trainer.strategies.process_group import ProcessGroup
+from trainer.worker.shared_folder import is_shared
 
 FEW, MANY = 8, 64
 LONGEST_EXPONENT = 1.05
@@ -125,6 +128,28 @@ def test_lives_of_hosts_that_come_and_go(tmp_path: Path) -> None:
             guest.leave()
         lobby.end("done", "")
         assert {guest.next_life(2) for guest in guests} == {RunOver("done", "")}
+        return sent
+
+    assert_linear(sent_by)
+
+
+def test_start_of_the_workers(tmp_path: Path) -> None:
+    """What all wait for before they train: that all have joined the process group, and whether they share a folder."""
+
+    def sent_by(workers: int) -> dict[Any, int]:
+        stores, sent = connections(workers)
+        seats: list[Any] = [
+            SimpleNamespace(rank=n, size=workers, local_size=1, store=SealedBoard(store, b"run"))
+            for n, store in enumerate(stores)
+        ]
+
+        def start(seat: Any) -> bool:
+            group: Any = SimpleNamespace(seat=seat, limit=timedelta(seconds=60))
+            ProcessGroup._wait_until_all_have_joined(group)
+            return is_shared(tmp_path, seat, 60)
+
+        with ThreadPoolExecutor(workers) as pool:
+            assert set(pool.map(start, seats)) == {True}
         return sent
 
     assert_linear(sent_by)

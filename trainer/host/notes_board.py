@@ -24,6 +24,7 @@ QUICKEST_S, SLOWEST_S = 0.005, 0.2
 PART = 20
 """A wait polls again after 1/20 of its time so far."""
 MAC = 32
+VERDICT = "verdict"
 
 
 class NoNote(RuntimeError):
@@ -68,6 +69,26 @@ class Board(Protocol):
         Raises:
             RuntimeError: they are not in time, or the board is gone.
         """
+
+
+def verdict(
+    board: Board, rank: int, size: int, own: str, of: Callable[[list[bytes]], str], timeout: datetime.timedelta
+) -> str:
+    """What process 0 concludes from a note of each process; collective, with messages in proportion to their number.
+
+    Args:
+        own: the note of this process. of: the conclusion from the notes of all, by rank.
+
+    Raises:
+        RuntimeError: some process did not leave its note in time, or the board is gone.
+    """
+    board.set(str(rank), own)
+    if rank == 0:
+        everybody = [str(number) for number in range(size)]
+        board.wait(everybody, timeout)
+        board.set(VERDICT, of([board.get(number) for number in everybody]))
+    board.wait([VERDICT], timeout)
+    return board.get(VERDICT).decode()
 
 
 class OwnBoard(Board, Protocol):
