@@ -18,11 +18,12 @@ from trainer.launch.started_process import Role
 
 ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
 POLL_S = 0.5
-"""Time between two readings of the other hosts' notes."""
+"""Time between two readings of the other hosts' notes, among few hosts."""
 TELL_S = 1.5
 """Longest wait for the last notes to be written."""
 HEARD_S = 3.0
-"""Longest wait of host 0, which keeps the store, for the others to read why the run has ended."""
+"""Longest wait of host 0, which keeps the store, for the others to read why the run has ended; at least the time of
+three readings."""
 LEAVE_S = 60.0
 """Longest wait of host 0 for the other hosts' last note. The workers' last meeting is over then."""
 
@@ -100,7 +101,7 @@ class OtherHosts:
             return
         if not self.end_announced:
             self._tell(why, asked)
-        patience = Patience(HEARD_S, self.clock)
+        patience = Patience(max(HEARD_S, 3 * self._pause_s), self.clock)
         with suppress(NoNote):
             while self.rendezvous.serves and not self._all_know() and patience.left() > 0.0:
                 time.sleep(POLL_S / 5)
