@@ -2,9 +2,9 @@
 
 Each host is a thread with its own connection to a real store of host 0, and runs the launchers' own code: the
 rendezvous, the notes between launchers and the lobby. A message is one request to the store. Waiting hosts poll, so
-messages grow with the seconds that a step takes. The last columns are the exponents of N of messages and bytes, from
-the two largest N: 1 is N, and N log N is 1.18 from 100 to 1,000. All hosts share this machine's cores, so that the
-seconds are those of all hosts together.
+messages grow with the seconds that a step takes; so do signs of life, which have a row of their own. The last columns
+are the exponents of N of messages and bytes, from the two largest N: 1 is N, and N log N is 1.18 from 100 to 1,000. All
+hosts share this machine's cores, so that the seconds are those of all hosts together.
 
 Then come the plan of 10,000 hosts and a follower of a log of 1 GB.
 """
@@ -40,6 +40,7 @@ from trainer.launch.other_hosts import POLL_S, OtherHosts
 from trainer.launch.rendezvous import Rendezvous, meet
 
 HOSTS = (10, 100, 1000)
+SIGNS_S = 5.0
 SECRET = "0123456789abcdef" * 4
 TERMS_OF_A_RUN = {f"key{number}": f"value {number}" for number in range(60)}
 """About as many bytes as the terms of a recipe."""
@@ -55,16 +56,17 @@ class Counted:
 
     Attributes:
         messages, sent: of this connection alone.
+        signs: the connections for signs of life.
     """
 
-    def __init__(self, store: Any, all_of_them: list[Counted]) -> None:
-        self.store, self.all = store, all_of_them
+    def __init__(self, store: Any, all_of_them: list[Counted], signs: list[Counted]) -> None:
+        self.store, self.signs = store, signs
         self.messages = self.sent = 0
         all_of_them.append(self)
 
     def clone(self) -> Counted:
-        """The same store with a connection of its own, counted too."""
-        return Counted(self.store.clone(), self.all)
+        """The same store with a connection of its own, which the lobby uses for signs of life."""
+        return Counted(self.store.clone(), self.signs, self.signs)
 
     def set(self, key: str, value: str) -> None:
         """Count, and set."""
@@ -96,21 +98,32 @@ class Measured:
     """Runs steps of many hosts at once, and measures each."""
 
     def __init__(self, hosts: int) -> None:
-        self.hosts, self.stores, self.rows = hosts, list[Counted](), dict[str, Row]()
+        self.hosts, self.stores, self.signs, self.rows = hosts, list[Counted](), list[Counted](), dict[str, Row]()
         self.pool = ThreadPoolExecutor(hosts)
 
     def step(self, name: str, of: Callable[[int], Any]) -> list[Any]:
         """Run a step of all hosts, each in its thread; returns their results."""
-        before = self._counts()
+        before = self._counts(self.stores)
         began = time.perf_counter()
         results = list(self.pool.map(of, range(self.hosts)))
         passed = time.perf_counter() - began
-        messages, sent = (now - then for now, then in zip(self._counts(), before, strict=True))
-        self.rows[name] = passed, messages, sent
+        self.rows[name] = passed, *self._since(before, self.stores)
         return results
 
-    def _counts(self) -> tuple[int, int]:
-        return sum(store.messages for store in self.stores), sum(store.sent for store in self.stores)
+    def signs_of_life(self) -> None:
+        """Measure the signs of life of so many seconds, and note those of one second."""
+        before, began = self._counts(self.signs), time.perf_counter()
+        time.sleep(SIGNS_S)
+        passed = time.perf_counter() - began
+        messages, sent = self._since(before, self.signs)
+        self.rows["signs of life in a second"] = 1.0, messages / passed, sent / passed
+
+    def _since(self, before: tuple[int, int], stores: Sequence[Counted]) -> tuple[int, int]:
+        messages, sent = self._counts(stores)
+        return messages - before[0], sent - before[1]
+
+    def _counts(self, stores: Sequence[Counted]) -> tuple[int, int]:
+        return sum(store.messages for store in stores), sum(store.sent for store in stores)
 
 
 def fixed(hosts: int) -> dict[str, Row]:
@@ -121,7 +134,7 @@ def fixed(hosts: int) -> dict[str, Row]:
 
     def connect(number: int) -> Counted:
         own = replace(first, number=number, port=serving.port)
-        return Counted(open_store(own) if number else serving, measured.stores)
+        return Counted(open_store(own) if number else serving, measured.stores, measured.signs)
 
     stores = measured.step("connect", connect)
     secrets = measured.step("meet", lambda number: meet(stores[number], replace(first, number=number)))
@@ -155,15 +168,20 @@ def elastic(hosts: int) -> dict[str, Row]:
 
     def board(number: int) -> SealedBoard:
         store = open_store(replace(first, number=number, port=serving.port)) if number else serving
-        return SealedBoard(Counted(store, measured.stores), key, "lobby/")
+        return SealedBoard(Counted(store, measured.stores, measured.signs), key, "lobby/")
 
     leading = board(0)
-    lead = Lobby(leading, hosts)
+    lead, waits = Lobby(leading, hosts), threading.Semaphore(0)
+
+    def wait(seconds: float) -> None:
+        waits.release()
+        time.sleep(seconds)
+
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "mark").touch()
         leading.set(TERMS, "{}")
         leading.set(MARK, "mark")
-        guests = [Guest(board(number), number, "") for number in range(1, hosts)]
+        guests = [Guest(board(number), number, "", hosts, wait) for number in range(1, hosts)]
 
         def gather(number: int) -> None:
             if number:
@@ -177,9 +195,12 @@ def elastic(hosts: int) -> dict[str, Row]:
         if number:
             guests[number - 1].next_life(0)
         else:
+            for _ in range(1, hosts):
+                waits.acquire()
             lead.begin([*range(hosts)], 1, "step-1")
 
     measured.step("a life begins", begin)
+    measured.signs_of_life()
 
     def silence(number: int) -> None:
         if number == hosts // 2:

@@ -13,7 +13,7 @@ from trainer.errors import AskedToLeave, Died, Interrupted, RunFailed
 from trainer.host.notes_board import FolderBoard
 from trainer.job import elastic
 from trainer.job.elastic import _described, _failure, _follow, _Leading, _lobby, _missed, _planned_for
-from trainer.launch.lobby import OVER, Guest, Host, Life
+from trainer.launch.lobby import OVER, Guest, Host, Life, names_of
 
 
 @pytest.mark.parametrize(("hosts", "epoch"), [((0,), 14), ((0, 2), 14), ((0, 1, 2), 15)])
@@ -21,7 +21,7 @@ def test_updates_that_are_not_those_of_all_hosts_are_told(tmp_path: Path, hosts:
     """1,438 samples in updates of 96: three workers pad the 15th, and others leave it out."""
     typed = "+recipe=digits_lenet epochs=2 launch.nnodes=1:3 launch.master_addr=127.0.0.1 launch.node_rank=0".split()
     ready = composed.ready(*typed, run_dir=str(tmp_path))
-    life = Life(2, hosts, tuple("abc"[: len(hosts)]), 29999, "")
+    life = Life(2, len(hosts), 0, names_of(hosts), 29999, "")
     said = _described(life, _planned_for(ready, life), ready.plan)
     assert ready.plan.length.total_steps == 30
     assert (f"; {2 * epoch} updates in total, not 30, and the learning rate" in said) == (epoch != 15)
@@ -46,7 +46,7 @@ def test_all_hosts_end_as_host_0_that_is_asked_to_leave_before_an_update(
         raise error
     assert board.check([OVER])
     with pytest.raises(BaseException, match=str(error)) as raised:
-        _follow(lambda assignment, supervision: {}, ready, Guest(board, 1, "host 0"))
+        _follow(lambda assignment, supervision: {}, ready, Guest(board, 1, "host 0", 2))
     assert (raised.type is AskedToLeave) == (type(error) is AskedToLeave)
 
 

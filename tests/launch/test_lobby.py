@@ -190,7 +190,7 @@ def test_host_that_leaves_takes_no_part_in_the_next_life() -> None:
 
 def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     world = World()
-    guest = Guest(world.board, 1, "10.0.0.1:29500", world.sleep)
+    guest = Guest(world.board, 1, "10.0.0.1:29500", 4, world.sleep)
     guest.tell()
     world.board.set(BEAT.format(guest.host.id), "0")
     world.board.set(NEWEST.format(1), guest.host.id)
@@ -198,7 +198,7 @@ def test_guest_hears_of_its_lives_and_of_the_end() -> None:
     world.lobby.begin([0, 1], 4321, "step-000000004")
     life = guest.next_life(0)
     assert isinstance(life, Life)
-    assert (life.number, life.hosts, life.port, life.resume) == (1, [0, 1], 4321, "step-000000004")
+    assert life == Life(1, 2, 1, "hosts 0 and 1", 4321, "step-000000004")
     world.at = {
         3.0: lambda: (world.lobby.begin([0], 1, ""), None)[1],
         6.0: lambda: world.board.set("over", json.dumps(["failed", "it broke"])),
@@ -213,7 +213,7 @@ def test_host_that_comes_while_the_run_ends_hears_that_it_is_over(
     world = World()
     world.board.set(lobby.MARK, ".hosts-of-a-run-that-is-done")
     world.at = {1.0: lambda: world.board.set("over", json.dumps(["done", ""]))}
-    guest = Guest(world.board, 1, "10.0.0.1:29500", world.sleep)
+    guest = Guest(world.board, 1, "10.0.0.1:29500", 4, world.sleep)
     guest._check_folder(tmp_path)
     assert guest.next_life(0) == RunOver("done", "")
 
@@ -246,7 +246,7 @@ def test_host_goes_on_with_its_signs_of_life_when_host_0_was_stopped_for_long_an
         board, patience = SealedBoard(PatientStore(store, "the store", 1000), b"secret"), 0.2
         board.set("terms", "{}")
         board.set("mark", "mark")
-        guest = Guest(board, 1, "there")
+        guest = Guest(board, 1, "there", 4)
         patient = SealedBoard(PatientStore(store.clone(), "the store", patience), b"secret")
         monkeypatch.setattr(board, "clone", lambda: patient)
         guest.come(tmp_path, {})
@@ -292,12 +292,40 @@ def come_to(world: World, folder: Path) -> None:
     world.board.set("mark", "mark")
 
 
+def test_host_that_connects_slowly_for_its_signs_of_life_is_not_lost(tmp_path: Path) -> None:
+    world = World()
+
+    class Slow(SealedBoard):
+        """Host 0 goes on, with the hosts that are there, while this host waits for its second connection."""
+
+        def clone(self) -> SealedBoard:
+            world.lobby.begin(world.lobby.gather(1, 60, 0), 1, "")
+            for _ in range(10):
+                world.sleep(LOST_S / 5)
+                world.lobby.watch(None)  # raises if a host of the life is lost
+            return SealedBoard(self.store, b"secret")
+
+    come_to(world, tmp_path)
+    guest = Guest(Slow(world.board.store, b"secret"), 1, "there", 4)
+    guest.come(tmp_path, {"seed": 0})
+    world.lobby.poll()
+    assert world.lobby.life.hosts == 1 and world.lobby.waiting() == [1], "it came after the life had begun"
+    guest.leave()
+
+
+def test_line_of_a_life_names_few_hosts_one_by_one_and_many_by_ranges() -> None:
+    few, some, holes = [0, 2, 3], [*range(500), 501, *range(600, 1000)], [*range(0, 2000, 2)]
+    assert [lobby.names_of(hosts) for hosts in ([0], few)] == ["host 0", "hosts 0, 2 and 3"]
+    assert lobby.names_of(some) == "hosts 0-499, 501 and 600-999" and lobby.names_of([*range(99)]) == "hosts 0-98"
+    assert lobby.names_of(holes).startswith("hosts 0, 2, 4, ") and lobby.names_of(holes).endswith(", 30 and 984 more")
+
+
 def test_host_that_was_stopped_while_it_came_does_not_replace_the_one_that_has_come_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
     come_to(world, tmp_path)
-    stopped, other = Guest(world.board, 1, "there"), Guest(world.board, 1, "there")
+    stopped, other = Guest(world.board, 1, "there", 4), Guest(world.board, 1, "there", 4)
     monkeypatch.setattr(stopped, "_check_alone", lambda: other.come(tmp_path, {"seed": 0}))
     with pytest.raises(RunFailed, match="there is another host 1 already"):
         stopped.come(tmp_path, {"seed": 0})
@@ -310,16 +338,16 @@ def test_host_with_another_secret_or_another_command_is_refused_and_nobody_hears
     world = World()
     come_to(world, tmp_path)
     with pytest.raises(RunFailed, match="host 0 knows another secret than this host"):
-        Guest(SealedBoard(world.board.store, b"another"), 1, "there").come(tmp_path, {"seed": 0})
+        Guest(SealedBoard(world.board.store, b"another"), 1, "there", 4).come(tmp_path, {"seed": 0})
     with pytest.raises(RunFailed, match=r"another command: seed is 7 here and 0 on host 0.*The run goes on without"):
-        Guest(world.board, 1, "there").come(tmp_path, {"seed": 7})
+        Guest(world.board, 1, "there", 4).come(tmp_path, {"seed": 7})
     world.lobby.poll()
     assert not world.lobby.hosts
 
 
 def a_life(told: Path, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A job whose lives need no plan."""
-    monkeypatch.setattr(guest, "next_life", lambda after: lobby.Life(after + 1, (0, 1), ("", guest.host.id), 1, ""))
+    monkeypatch.setattr(guest, "next_life", lambda after: lobby.Life(after + 1, 2, 1, "hosts 0 and 1", 1, ""))
     monkeypatch.setattr(elastic, "_planned_for", lambda ready, life: ready)
     monkeypatch.setattr(elastic, "_described", lambda *_: "")
     assignment = Assignment(None, None)  # type: ignore[arg-type]
@@ -330,7 +358,7 @@ def test_host_that_was_asked_to_leave_before_its_life_failed_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another host was stopped, so that nobody could save."""
-    guest = Guest(World().board, 1, "there")
+    guest = Guest(World().board, 1, "there", 4)
     failed = RunFailed("host 0 has ended the run: host 2 is lost")
     failed.asked = "SIGTERM"
 
@@ -350,7 +378,7 @@ def test_host_that_was_asked_to_leave_before_its_life_failed_leaves(
 def test_host_goes_on_without_one_that_was_asked_to_leave_before_the_first_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guest, lives = Guest(World().board, 1, "there"), []
+    guest, lives = Guest(World().board, 1, "there", 4), []
 
     def start(assignment: Assignment, supervision: Supervision) -> dict[str, object]:
         lives.append(guest.host.how)
@@ -368,7 +396,7 @@ def test_host_that_another_one_has_replaced_is_not_heard_and_ends(
     monkeypatch.setattr(lobby, "BEAT_S", 0.05)
     world = World()
     come_to(world, tmp_path)
-    stopped, newest = Guest(world.board, 1, "there"), Guest(world.board, 1, "there")
+    stopped, newest = Guest(world.board, 1, "there", 4), Guest(world.board, 1, "there", 4)
     stopped.come(tmp_path, {"seed": 0})
     monkeypatch.setattr(newest, "_check_alone", lambda: None)  # the other one is silent
     newest.come(tmp_path, {"seed": 0})

@@ -226,7 +226,7 @@ def test_what_host_0_said_in_another_run_is_not_believed() -> None:
     with ThreadPoolExecutor() as pool:
         list(pool.map(meet, [store] * 2, hosts))
     again = dist.HashStore()
-    for key in ("hosts/run", "board/hosts/why not", "board/hosts/terms/0"):
+    for key in ("hosts/run", "hosts/answer/1", "board/hosts/why not"):
         again.set(key, store.get(key).decode())
     with pytest.raises(RunFailed, match="host 0 knows another secret"):
         meet(again, hosts[1])

@@ -36,6 +36,16 @@ def test_all_processes_of_a_life_on_several_hosts_have_one_name_for_it_and_the_n
     assert not list(tmp_path.iterdir()), "what a life before has left is known by its name"
 
 
+def test_folder_that_one_worker_does_not_see_is_shared_for_none(tmp_path: Path) -> None:
+    board, folders = SealedBoard(dist.HashStore(), b"secret"), [tmp_path / name for name in ("one", "one", "other")]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    seats: list[Any] = [SimpleNamespace(rank=rank, size=3, local_size=1, store=board) for rank in range(3)]
+    with ThreadPoolExecutor() as pool:
+        assert [*pool.map(lambda folder, seat: is_shared(folder, seat, 60.0), folders, seats)] == [False] * 3
+    assert not list(folders[0].iterdir())
+
+
 def test_a_life_on_one_host_needs_no_name() -> None:
     alone: Any = SimpleNamespace(rank=1, size=2, local_size=2, store=None)
     assert life_of(alone) == ""

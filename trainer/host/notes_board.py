@@ -24,6 +24,7 @@ QUICKEST_S, SLOWEST_S = 0.005, 0.2
 PART = 20
 """A wait polls again after 1/20 of its time so far."""
 MAC = 32
+VERDICT = "verdict"
 
 
 class NoNote(RuntimeError):
@@ -34,8 +35,11 @@ class FolderLost(NoNote):
     """The error for a board's folder that cannot be used any more; its message is a sentence for users."""
 
 
-def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
+def wait_until(there: Callable[[], bool], what: str, seconds: float, pause_s: float = QUICKEST_S) -> None:
     """Poll until ``there`` returns true, at first often.
+
+    Args:
+        pause_s: shortest time between two polls.
 
     Raises:
         NoNote: it did not within ``seconds``, not counting the time in which this process was stopped.
@@ -44,7 +48,7 @@ def wait_until(there: Callable[[], bool], what: str, seconds: float) -> None:
     while not there():
         if patience.left() <= 0.0:
             raise NoNote(f"{what}: not there within {seconds:g} s")
-        time.sleep(min(SLOWEST_S, max(QUICKEST_S, patience.waited / PART)))
+        time.sleep(max(pause_s, min(SLOWEST_S, patience.waited / PART)))
 
 
 class Board(Protocol):
@@ -67,6 +71,26 @@ class Board(Protocol):
         """
 
 
+def verdict(
+    board: Board, rank: int, size: int, own: str, of: Callable[[list[bytes]], str], timeout: datetime.timedelta
+) -> str:
+    """What process 0 concludes from a note of each process; collective, with messages in proportion to their number.
+
+    Args:
+        own: the note of this process. of: the conclusion from the notes of all, by rank.
+
+    Raises:
+        RuntimeError: some process did not leave its note in time, or the board is gone.
+    """
+    board.set(str(rank), own)
+    if rank == 0:
+        everybody = [str(number) for number in range(size)]
+        board.wait(everybody, timeout)
+        board.set(VERDICT, of([board.get(number) for number in everybody]))
+    board.wait([VERDICT], timeout)
+    return board.get(VERDICT).decode()
+
+
 class OwnBoard(Board, Protocol):
     """Protocol of a board that only processes of the run can write to."""
 
@@ -78,6 +102,9 @@ class OwnBoard(Board, Protocol):
 
     def within(self, seconds: float) -> OwnBoard:
         """Return the same board for requests that together may take so long; then they raise :class:`NoNote`."""
+
+    def find(self, key: str) -> bytes | None:
+        """Return the note under a key at once; None: there is none."""
 
 
 @runtime_checkable
@@ -127,6 +154,10 @@ class FolderBoard:
 
         self.wait([key])
         return descriptors.in_reserve(lambda: private.read(self._path(key))).encode()
+
+    def find(self, key: str) -> bytes | None:
+        """Return the content of a note's file; None: there is none."""
+        return self.get(key) if self.check([key]) else None
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether the files of all these notes exist."""
@@ -194,9 +225,12 @@ class SealedBoard:
     def get(self, key: str) -> bytes:
         """Wait for a note with a valid hash, and return it."""
         self.wait([key])
+        return self._seen[key][1].encode()
+
+    def find(self, key: str) -> bytes | None:
+        """Return the note with a valid hash; None: there is none."""
         found = self._latest(key)
-        assert found is not None, "a note that was read once stays valid"
-        return found.encode()
+        return None if found is None else found.encode()
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have notes with valid hashes."""

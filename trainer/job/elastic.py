@@ -83,8 +83,8 @@ def _lobby(ready: Ready) -> Iterator[Lobby]:
 @contextmanager
 def _guest(ready: Ready) -> Iterator[Guest]:
     """Another host in the lobby of host 0, until it leaves the run."""
-    launch = ready.checked.config.launch
-    guest = Guest(open_lobby(launch), launch.node_rank, with_port(launch.master_addr, launch.master_port))
+    launch, most = ready.checked.config.launch, ready.plan.topology.nnodes
+    guest = Guest(open_lobby(launch), launch.node_rank, with_port(launch.master_addr, launch.master_port), most)
     try:
         guest.come(Path(ready.plan.paths.run_dir), _terms(ready))
         yield guest
@@ -99,8 +99,7 @@ def _terms(ready: Ready) -> dict[str, Any]:
 
 def _planned_for(ready: Ready, life: Life) -> Ready:
     """The job, planned for the hosts of a life."""
-    alone = len(life.hosts) == 1
-    of = ready.on_hosts(len(life.hosts), life.hosts.index(ready.plan.topology.node_rank), 0 if alone else life.port)
+    of = ready.on_hosts(life.hosts, life.place, 0 if life.hosts == 1 else life.port)
     checkpoint = Path(ready.plan.paths.run_dir) / CHECKPOINTS / life.resume
     begun = store.about(checkpoint).lease_batches if life.resume else 0
     of = of.with_facts(ready.checked.facts).with_plan(
@@ -116,8 +115,7 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
     Args:
         most: the plan for all hosts.
     """
-    plan, names = ready.plan, [str(number) for number in life.hosts]
-    who = f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:-1])} and {names[-1]}"
+    plan, workers = ready.plan, counted(ready.plan.topology.workers, "worker")
     where = f"from {Path(life.resume).name}" if life.resume else "from the beginning"
     together = plan.strategy.traits.lockstep
     share = (
@@ -132,7 +130,7 @@ def _described(life: Life, ready: Ready, most: Plan) -> str:
         if others
         else ""
     )
-    return f"life {life.number}: {who}, {counted(plan.topology.workers, 'worker')} with {share}, {where}{updates}\n"
+    return f"life {life.number}: {life.names}, {workers} with {share}, {where}{updates}\n"
 
 
 class _Leading:

@@ -3,7 +3,7 @@
 States of another host's command, by its notes; :class:`Guest` writes them, :class:`Lobby` on host 0 reads them:
 
     waiting    it has entered (``here/ID``, ``newest/NUMBER``) and beats (``beat/ID``); no life has its id yet
-    in a life  host 0 has announced a life with its id (``life``); its processes run
+    in a life  host 0 has announced a life to it (``life/ID``); its processes run
     ended      its part of the life has ended, and it has written how: ``preempted``, ``died`` or ``failed``
     lost       host 0 has seen no beat for ``LOST_S``, or a newer command has its number
     gone       it has left the run (it says so), or host 0 has ended the run (``over``)
@@ -14,7 +14,8 @@ early if a host is lost, and asks for a checkpoint (``LEAVE`` on the life's boar
 What always holds: each note has one writer, so nothing that was written while host 0 was stopped replaces a newer note.
 Of several commands with one number only the newest counts. Each life has a store of its own
 (:mod:`trainer.launch.rendezvous`): a process of an earlier life cannot reach the next one. Only time in which host 0
-itself ran counts as silence.
+itself ran counts as silence. No note grows with the number of hosts, and each host but host 0 reads only notes for it
+or for all, so that a life of N hosts costs messages and bytes in proportion to N.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote, OwnBoard, SealedBoard
 from trainer.host.patience import LONGEST_POLL_S, Patience
 from trainer.host.signals import LEAVE
-from trainer.launch.rendezvous import differing
+from trainer.launch.rendezvous import differing, for_all, pause_of
 from trainer.planning.run_secret import VARIABLE
 from trainer.wording import counted
 
@@ -50,8 +51,11 @@ GOODBYE_S = 10.0
 """Longest wait of host 0, at the end of the run, for the others to read how the run ended."""
 MARK_S = 10.0
 """Longest wait for a file in a folder that hosts share."""
-HERE, BEAT, LIFE, OVER, MARK, TERMS = "here/{}", "beat/{}", "life", "over", "mark", "terms"
-"""Keys of notes. Those of a host carry the id of its command, so that each note has one writer."""
+HERE, BEAT, LIFE, OVER, MARK, TERMS = "here/{}", "beat/{}", "life/{}", "over", "mark", "terms"
+"""Keys of notes. Those of a host carry the id of its command, so that each note has one writer; so do host 0's notes
+for one host."""
+MOST_NAMED = 16
+"""Ranges of hosts that the line of a life names."""
 NEWEST = "newest/{}"
 """Key of the id of the newest command with a host's number; notes of older commands are not read."""
 
@@ -81,18 +85,34 @@ class Host:
 
 @dataclass(frozen=True)
 class Life:
-    """Host 0's note about a life of the run.
+    """A life of the run, as host 0 announces it to one of its hosts.
 
     Attributes:
-        number: from 1. hosts, ids: numbers of its hosts, and the ids of their commands.
+        number: from 1. hosts: how many. place: of this host among them, from 0. names: of the hosts, for messages.
         port: of its rendezvous. resume: its checkpoint, relative to the run's folder if it lies there; '' without one.
     """
 
     number: int
-    hosts: Sequence[int]
-    ids: Sequence[str]
+    hosts: int
+    place: int
+    names: str
     port: int
     resume: str
+
+
+def names_of(hosts: Sequence[int]) -> str:
+    """The names of a life's hosts: ``hosts 0, 2 and 3``; of many hosts, ranges of numbers, and how many hosts more."""
+    ranges: list[list[int]] = []
+    for number in hosts:
+        if len(hosts) > MOST_NAMED and ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
+        else:
+            ranges.append([number])
+    names = [str(of[0]) if len(of) == 1 else f"{of[0]}-{of[-1]}" for of in ranges]
+    if more := sum(map(len, ranges[MOST_NAMED:])):
+        names = [*names[:MOST_NAMED], f"{more} more"]
+    first, last = ", ".join(names[:-1]), names[-1]
+    return f"hosts {first} and {last}" if first else f"host{'s' * (len(hosts) > 1)} {last}"
 
 
 @dataclass(frozen=True)
@@ -103,13 +123,12 @@ class RunOver:
     why: str
 
 
-def _newest(board: Board, number: int) -> str:
+def _newest(board: OwnBoard, number: int) -> str:
     """The id of the newest command with a host's number; empty: there is none."""
-    key = NEWEST.format(number)
-    return board.get(key).decode() if board.check([key]) else ""
+    return (board.find(NEWEST.format(number)) or b"").decode()
 
 
-def _host_of(board: Board, id: str) -> Host:
+def _host_of(board: OwnBoard, id: str) -> Host:
     """The note of a command about its host."""
     return Host(**json_text.loads(board.get(HERE.format(id))))
 
@@ -122,7 +141,7 @@ class Lobby:
         clock, sleep: monotonic seconds, and a wait of some seconds.
 
     Attributes:
-        life: the current or the last life; number 0: there was none.
+        life: the current or the last life; number 0: there was none. ids: of the commands in it, by host number.
         resized: the current life ends, because a waiting host is to be admitted.
         how: how the run ends, unless it fails.
     """
@@ -138,7 +157,8 @@ class Lobby:
         self.hosts: dict[int, Host] = {}
         self.beats: dict[int, bytes] = {}
         self.silent: dict[int, float] = {}
-        self.life = Life(0, (0,), ("",), 0, "")
+        self.life, self.ids = Life(0, 1, 0, names_of([0]), 0, ""), dict[int, str]()
+        self.pause_s = pause_of(most, POLL_S)
         self.resized = False
         self.how = "done"
         self._polled = clock()
@@ -165,22 +185,19 @@ class Lobby:
 
     def parts(self) -> dict[int, Host]:
         """The notes of this life's commands, by host number, also where a newer command has that number."""
-        newest = [(n, id, self.hosts[n]) for n, id in zip(self.life.hosts, self.life.ids, strict=True) if n]
+        newest = [(n, id, self.hosts[n]) for n, id in self.ids.items()]
         return {n: host if host.id == id else _host_of(self.board, id) for n, id, host in newest}
 
     def waiting(self) -> list[int]:
         """The present hosts that are not in the current life, or for which it has ended."""
-        ids = dict(zip(self.life.hosts, self.life.ids, strict=True))
         present = {n: host for n, host in self.hosts.items() if self.is_there(n) and not host.asked}
-        return [n for n, host in present.items() if host.id != ids.get(n) or host.ended == self.life.number]
+        return [n for n, host in present.items() if host.id != self.ids.get(n) or host.ended == self.life.number]
 
     def _to_admit(self) -> list[int]:
         """The hosts that wait for admission: new ones, and those with a failed part of this life. A host that has
         finished its part only waits for the others."""
         waiting = {n: self.hosts[n] for n in self.waiting()}
-        return sorted(
-            n for n, host in waiting.items() if host.id not in self.life.ids or host.how in ("died", "failed")
-        )
+        return sorted(n for n, host in waiting.items() if host.id != self.ids.get(n) or host.how in ("died", "failed"))
 
     def gather(self, least: int, timeout_s: float, more_s: float) -> list[int]:
         """Wait for the hosts of the next life; returns their numbers.
@@ -203,13 +220,14 @@ class Lobby:
                 there = f"{counted(len(found), 'host')} {'is' if len(found) == 1 else 'are'} there"
                 needed = f"launch.nnodes={least}:{self.most} needs {least}"
                 raise RunFailed(f"{there}, and {needed}: no more came within {timeout_s:g} s (launch.timeout_s)")
-            self.sleep(POLL_S)
+            self.sleep(self.pause_s)
 
     def begin(self, hosts: Sequence[int], port: int, resume: str) -> Life:
-        """Begin the next life with these hosts, and announce it to them."""
-        ids = [self.hosts[n].id if n else "" for n in hosts]
-        self.life, self.resized = Life(self.life.number + 1, hosts, ids, port, resume), False
-        self.board.set(LIFE, json.dumps(list(vars(self.life).values())))
+        """Begin the next life with these hosts, and announce it to each of them."""
+        self.ids = {n: self.hosts[n].id for n in hosts if n}
+        self.life, self.resized = Life(self.life.number + 1, len(hosts), 0, names_of(hosts), port, resume), False
+        for place, id in enumerate(self.ids.values(), 1):
+            self.board.set(LIFE.format(id), json.dumps(list(vars(replace(self.life, place=place)).values())))
         return self.life
 
     def watch(self, run: Board | None) -> None:
@@ -250,17 +268,17 @@ class Lobby:
             late = [n for n, part in parts.items() if n not in lost and part.ended != self.life.number]
             if patience.left() <= 0.0 or not late:
                 return [part for n, part in parts.items() if n not in [*lost, *late]]
-            self.sleep(POLL_S)
+            self.sleep(self.pause_s)
 
     def end(self, how: str, why: str) -> None:
         """Announce how the run ended, and wait until all hosts have read it."""
-        self.board.set(OVER, json.dumps([how, why]))
+        self.board.set(OVER, json.dumps([how, for_all(why)]))
         until = self.clock() + GOODBYE_S
         while self.clock() < until:
             self.poll()
             if not any(self.is_there(number) for number in self.hosts):
                 return
-            self.sleep(POLL_S)
+            self.sleep(self.pause_s)
 
 
 class Guest:
@@ -268,12 +286,14 @@ class Guest:
 
     Args:
         board: in host 0's store. number: this host's. where: host 0's address, for messages.
+        most: hosts are numbered below this.
     """
 
     def __init__(
-        self, board: SealedBoard, number: int, where: str, sleep: Callable[[float], None] = time.sleep
+        self, board: SealedBoard, number: int, where: str, most: int, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.board, self.number, self.where, self.sleep = board, number, where, sleep
+        self.pause_s = pause_of(most, POLL_S)
         self.host = Host(secrets.token_hex(8))
         self._over = threading.Event()
         self._beats: threading.Thread | None = None
@@ -293,6 +313,7 @@ class Guest:
         with self._reaching():
             self._check_folder(run_dir)
             self._check_terms(terms)
+            beats = self.board.clone()  # before host 0 hears of this host: a slow connection would count as silence
             before = _newest(self.board, self.number)
             self._check_alone()
             self.tell()
@@ -300,7 +321,6 @@ class Guest:
             if _newest(self.board, self.number) != before:  # this process may have been stopped since the check
                 raise RunFailed(self._twice)
             self.board.set(NEWEST.format(self.number), self.host.id)
-            beats = self.board.clone()
 
         def beat() -> None:
             for number in itertools.count(1):
@@ -342,7 +362,7 @@ class Guest:
                     f"host 0 knows another secret than this host. Give all hosts the same secret "
                     f"(launch.secret_file, or {VARIABLE})"
                 )
-            self.sleep(POLL_S)
+            self.sleep(self.pause_s)
         mark = run_dir / self.board.get(MARK).decode()
         patience = Patience(MARK_S, time.monotonic)
         while not (mark.is_file() or self.board.check([OVER])):
@@ -352,7 +372,7 @@ class Guest:
                     "with its checkpoints"
                 )
                 raise UserError(f"hydra.run.dir={run_dir}", why, "a folder on a file system that all hosts share")
-            self.sleep(POLL_S)
+            self.sleep(self.pause_s)
 
     def note(self, **what: object) -> None:
         """Change facts of this host's note, which is written with the next :meth:`tell`."""
@@ -374,6 +394,7 @@ class Guest:
         Raises:
             RunFailed: host 0 is gone, or another host has taken this one's place.
         """
+        key = LIFE.format(self.host.id)
         while True:
             with self._reaching():
                 self._check_replaced(self.board)
@@ -383,12 +404,12 @@ class Guest:
                         f"as it was stopped or cut off for a while. If both are to take part, every host needs a "
                         f"launch.node_rank of its own"
                     )
-                if self.board.check([OVER]):
-                    return RunOver(*json_text.loads(self.board.get(OVER)))
-                life = Life(*json_text.loads(self.board.get(LIFE))) if self.board.check([LIFE]) else None
-            if life is not None and life.number > after and self.host.id in life.ids:
+                if over := self.board.find(OVER):
+                    return RunOver(*json_text.loads(over))
+                announced = self.board.find(key)
+            if announced and (life := Life(*json_text.loads(announced))).number > after:
                 return life
-            self.sleep(POLL_S)
+            self.sleep(self.pause_s)
 
     def _check_replaced(self, board: SealedBoard) -> None:
         """Set ``replaced`` if a newer command has this host's number."""

@@ -13,16 +13,17 @@ from trainer.errors import AskedToLeave, RunFailed
 from trainer.host import json_text
 from trainer.host.notes_board import Board, NoNote
 from trainer.host.patience import Patience
-from trainer.launch.rendezvous import Rendezvous
+from trainer.launch.rendezvous import Rendezvous, for_all, pause_of
 from trainer.launch.started_process import Role
 
 ENDED, ASKED, LEFT, KNOWS = "ended", "ended/asked", "left/host/{}", "knows/host/{}"
 POLL_S = 0.5
-"""Time between two readings of the other hosts' notes."""
+"""Time between two readings of the other hosts' notes, among few hosts."""
 TELL_S = 1.5
 """Longest wait for the last notes to be written."""
 HEARD_S = 3.0
-"""Longest wait of host 0, which keeps the store, for the others to read why the run has ended."""
+"""Longest wait of host 0, which keeps the store, for the others to read why the run has ended; at least the time of
+three readings."""
 LEAVE_S = 60.0
 """Longest wait of host 0 for the other hosts' last note. The workers' last meeting is over then."""
 
@@ -44,7 +45,7 @@ class OtherHosts:
     ) -> None:
         self.board, self.rendezvous, self.clock = board, rendezvous, clock
         self.end_announced = False
-        self._polled = clock()
+        self._polled, self._pause_s = clock(), pause_of(rendezvous.hosts, POLL_S)
         self._elsewhere = {
             f"{role.name}/{rank}": rank
             for role in roles
@@ -62,7 +63,7 @@ class OtherHosts:
             AskedToLeave: another host was asked to leave, and there was nothing new to save.
             RunFailed: another host has ended the run, or is lost.
         """
-        if self.clock() - self._polled < POLL_S:
+        if self.clock() - self._polled < self._pause_s:
             return {}
         self._polled = self.clock()
         board = self.board[0]
@@ -100,13 +101,13 @@ class OtherHosts:
             return
         if not self.end_announced:
             self._tell(why, asked)
-        patience = Patience(HEARD_S, self.clock)
+        patience = Patience(max(HEARD_S, 3 * self._pause_s), self.clock)
         with suppress(NoNote):
             while self.rendezvous.serves and not self._all_know() and patience.left() > 0.0:
                 time.sleep(POLL_S / 5)
 
     def _tell(self, why: str, asked: bool) -> None:
-        first_line = why.strip().splitlines()[0]
+        first_line = for_all(why.strip().splitlines()[0])
         notes = {ASKED: ""} if asked else {}
         self._say({**notes, ENDED: f"{self.rendezvous.number} {first_line}", KNOWS.format(self.rendezvous.number): ""})
 

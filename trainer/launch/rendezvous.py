@@ -1,8 +1,19 @@
-"""The rendezvous of several hosts: each writes its terms into host 0's store; all start, or none does."""
+"""The rendezvous of several hosts: each writes its terms into host 0's store; all start, or none does.
+
+Notes in the store, in this order:
+
+    hosts/number/HOST   each host: a random number, drawn for this meeting
+    hosts/answer/HOST   host 0, to each host that has come: the proof that host 0 has read that number
+    hosts/run           host 0: how many hosts there are, and its own number, from which the run's secret is made
+    hosts/terms/HOST    each host: its terms, sealed with the run's secret
+    hosts/why not       host 0: why nothing starts; empty: all start
+
+No host reads notes of the others but host 0's, and none of these grows with the number of hosts: a meeting of N hosts
+costs messages and bytes in proportion to N.
+"""
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import hmac
 import json
@@ -18,7 +29,7 @@ import torch.distributed as dist
 from trainer.errors import RunFailed, first_line
 from trainer.host import json_text
 from trainer.host.addresses import LOOPBACK, with_port
-from trainer.host.notes_board import Board, NoNote, SealedBoard, wait_until
+from trainer.host.notes_board import QUICKEST_S, Board, NoNote, SealedBoard, wait_until
 from trainer.host.patience import Patience
 from trainer.host.patient_store import PatientStore
 from trainer.planning.run_secret import VARIABLE
@@ -30,7 +41,22 @@ ANY = "any"
 POLL_S = 0.2
 TELL_S = 5.0
 """Longest wait of host 0 for the others to read why nothing starts."""
-HEARD = "hosts/heard/{}"
+RUN, ANSWER, WHY_NOT = "hosts/run", "hosts/answer/{}", "hosts/why not"
+NUMBER, TERMS, HEARD = "hosts/number/{}", "hosts/terms/{}", "hosts/heard/{}"
+POLLS_PER_S, LONGEST_PAUSE_S = 1000.0, 2.0
+"""What all hosts of a run together may ask of host 0 while they wait, and the longest pause of one of them."""
+LONGEST_WHY = 1000
+"""Characters of a reason that all hosts read; the host that gives it shows all of it."""
+
+
+def pause_of(hosts: int, least_s: float) -> float:
+    """Seconds between two polls of one of so many hosts that read notes in host 0's store; at least ``least_s``."""
+    return max(least_s, min(LONGEST_PAUSE_S, hosts / POLLS_PER_S))
+
+
+def for_all(why: str) -> str:
+    """A reason for the notes that all hosts read: it may name many hosts."""
+    return why if len(why) <= LONGEST_WHY else f"{why[:LONGEST_WHY]} ... (shortened for the other hosts)"
 
 
 @dataclass
@@ -120,8 +146,9 @@ class Rendezvous:
 def meet(store: Store, rendezvous: Rendezvous) -> bytes:
     """Wait until all hosts are there and agree on the run; returns the run's secret (32 bytes).
 
-    Each host draws a random number for this run. The run's secret is the hash of all numbers, keyed with the user's
-    secret: it is never sent, and notes of other runs do not have it.
+    Each host draws a random number. The run's secret is a hash of host 0's number, keyed with the user's secret: it is
+    never sent, and notes of other runs do not have it. Host 0 proves to each host, with a hash that is keyed likewise,
+    that it has read the host's number: what it wrote in another run proves nothing.
 
     Raises:
         RunFailed: a host did not come in time, came twice, has another secret, or was started with another command; the
@@ -131,54 +158,63 @@ def meet(store: Store, rendezvous: Rendezvous) -> bytes:
     if store.add(f"hosts/count/{key}", 1) > 1:
         raise RunFailed(
             rendezvous.cannot_rejoin
-            if store.check(["hosts/run"])
+            if store.check([RUN])
             else f"there is another {rendezvous.name(rendezvous.number)} already: {rendezvous.duplicate}"
         )
     number = secrets.token_hex(32)
-    store.set(f"hosts/number/{key}", number)
-    return _decide(store, rendezvous) if rendezvous.serves else _hear(store, rendezvous, number)
+    store.set(NUMBER.format(key), number)
+    return _decide(store, rendezvous, number) if rendezvous.serves else _hear(store, rendezvous, number)
 
 
-def _decide(store: Store, rendezvous: Rendezvous) -> bytes:
-    """The part of host 0: wait for the numbers, compare the terms, and write the verdict."""
-    why = _who_did_not_come(store, rendezvous)
-    keys = [f"hosts/number/{rendezvous.key(number)}" for number in range(rendezvous.hosts)]
-    numbers = [store.get(key).decode() if store.check([key]) else "" for key in keys]
-    store.set("hosts/run", " ".join([_hash(rendezvous, numbers, b"numbers").hex(), *numbers]))
-    secret = _hash(rendezvous, numbers, b"secret")
+def _decide(store: Store, rendezvous: Rendezvous, run: str) -> bytes:
+    """The part of host 0: wait for the others' numbers, answer each, compare the terms, and write the verdict."""
+    missing = _who_did_not_come(store, rendezvous)
+    came = {number: rendezvous.key(number) for number in range(1, rendezvous.hosts) if number not in missing}
+    for key in came.values():
+        store.set(ANSWER.format(key), _proof(rendezvous, run, key, store.get(NUMBER.format(key)).decode()))
+    store.set(RUN, f"{_proof(rendezvous, run, str(rendezvous.hosts))} {rendezvous.hosts} {run}")
+    secret = _hash(rendezvous, b"secret", run)
     board = SealedBoard(store, secret)
-    board.set(f"hosts/terms/{rendezvous.key(0)}", json.dumps(rendezvous.terms, default=str))
+    why = ""
+    if missing:
+        who = " and ".join(rendezvous.name(number) for number in sorted(missing))
+        why = f"{who} did not come to {rendezvous.where} within {rendezvous.timeout_s:g} s (launch.timeout_s)"
     why = why or _who_knows_another_secret(board, rendezvous) or _who_does_something_else(board, rendezvous)
-    board.set("hosts/why not", why)
+    board.set(WHY_NOT, for_all(why))
     if why:
-        came = [HEARD.format(rendezvous.key(n)) for n in range(1, rendezvous.hosts) if numbers[n]]
+        heard = [HEARD.format(key) for key in came.values()]
         with suppress(NoNote):
-            wait_until(lambda: not came or bool(store.check(came)), "their word", TELL_S)
+            pause_s = pause_of(rendezvous.hosts, QUICKEST_S)
+            wait_until(lambda: not heard or bool(store.check(heard)), "their word", TELL_S, pause_s)
         raise RunFailed(why)
     return secret
 
 
 def _hear(store: Store, rendezvous: Rendezvous, number: str) -> bytes:
     """The part of the other hosts: wait for host 0's verdict."""
+    key, pause_s = rendezvous.key(rendezvous.number), pause_of(rendezvous.hosts, QUICKEST_S)
     patience_s = rendezvous.timeout_s + 2 * TELL_S
     try:
-        wait_until(lambda: bool(store.check(["hosts/run"])), "its word", patience_s)
-        seal, *numbers = store.get("hosts/run").decode(errors="replace").split(" ")
-        secret = _hash(rendezvous, numbers, b"secret")
+        wait_until(lambda: bool(store.check([RUN])), "its word", patience_s, pause_s)
+        seal, hosts, run = [*store.get(RUN).decode(errors="replace").split(" "), "", ""][:3]
+        secret = _hash(rendezvous, b"secret", run)
         board = SealedBoard(store, secret)
-        board.set(f"hosts/terms/{rendezvous.key(rendezvous.number)}", json.dumps(rendezvous.terms, default=str))
-        sealed, why = hmac.compare_digest(seal.encode(), _hash(rendezvous, numbers, b"numbers").hex().encode()), ""
-        if sealed and number in numbers:
-            board.wait(["hosts/why not"], datetime.timedelta(seconds=patience_s))
-            why = board.get("hosts/why not").decode()
+        board.set(TERMS.format(key), json.dumps(rendezvous.terms, default=str))
+        answer = store.get(ANSWER.format(key)) if store.check([ANSWER.format(key)]) else b""
+        sealed = _is(seal.encode(), _proof(rendezvous, run, hosts))
+        expected = sealed and _is(answer, _proof(rendezvous, run, key, number))
+        why = ""
+        if expected:
+            wait_until(lambda: board.check([WHY_NOT]), "its verdict", patience_s, pause_s)
+            why = board.get(WHY_NOT).decode()
         with suppress(RuntimeError, dist.DistError):  # host 0 has waited long enough
-            store.set(HEARD.format(rendezvous.key(rendezvous.number)), "")
-        if sealed and number not in numbers and len(numbers) != rendezvous.hosts:
+            store.set(HEARD.format(key), "")
+        if sealed and not expected and hosts != str(rendezvous.hosts):
             raise RunFailed(
-                f"{rendezvous.name(0)} was started for {len(numbers)} {rendezvous.kind}, without "
+                f"{rendezvous.name(0)} was started for {hosts} {rendezvous.kind}, without "
                 f"{rendezvous.label(rendezvous.number)}. Type the same in all commands."
             )
-        if number not in numbers or not sealed:
+        if not expected:
             raise RunFailed(
                 f"{rendezvous.name(0)} knows another secret than this {rendezvous.one}, or somebody else writes "
                 f"into the store at {rendezvous.where}. Nothing of it was used. "
@@ -191,34 +227,38 @@ def _hear(store: Store, rendezvous: Rendezvous, number: str) -> bytes:
     return secret
 
 
-def _hash(rendezvous: Rendezvous, numbers: Sequence[str], purpose: bytes) -> bytes:
-    """A hash of the hosts' numbers, keyed with the user's secret.
-
-    Args:
-        purpose: ``secret``: the hash is the run's secret; without a secret of the user, anybody who reads the numbers
-            knows it. ``numbers``: it is the seal by which host 0 proves that it knows the user's secret.
-    """
+def _hash(rendezvous: Rendezvous, purpose: bytes, *words: str) -> bytes:
+    """A hash of some words, keyed with the user's secret; without a secret, anybody who knows the words knows it."""
     key = hashlib.sha256(rendezvous.secret.encode()).digest() if rendezvous.secret else b""
-    return hashlib.blake2b(" ".join(numbers).encode(), key=key, person=purpose, digest_size=32).digest()
+    return hashlib.blake2b(json.dumps(words).encode(), key=key, person=purpose, digest_size=32).digest()
 
 
-def _who_did_not_come(store: Store, rendezvous: Rendezvous) -> str:
-    """Why the hosts do not meet, if some did not come in time; empty: all came."""
-    patience, missing = Patience(rendezvous.timeout_s, time.monotonic), list(range(rendezvous.hosts))
-    while missing := [number for number in missing if not store.check([f"hosts/number/{rendezvous.key(number)}"])]:
+def _proof(rendezvous: Rendezvous, *words: str) -> str:
+    """The text by which host 0 proves that it knows the user's secret, and has read these words."""
+    return _hash(rendezvous, b"proof", *words).hex()
+
+
+def _is(found: bytes, proof: str) -> bool:
+    return hmac.compare_digest(found, proof.encode())
+
+
+def _who_did_not_come(store: Store, rendezvous: Rendezvous) -> set[int]:
+    """Wait for all hosts' numbers; returns the hosts that did not come in time."""
+    patience, pause_s = Patience(rendezvous.timeout_s, time.monotonic), pause_of(rendezvous.hosts, POLL_S)
+    keys = {number: NUMBER.format(rendezvous.key(number)) for number in range(1, rendezvous.hosts)}
+    while keys and not store.check([*keys.values()]):
         if patience.left() <= 0.0:
-            who = " and ".join(rendezvous.name(number) for number in missing)
-            return f"{who} did not come to {rendezvous.where} within {rendezvous.timeout_s:g} s (launch.timeout_s)"
+            return {number for number, key in keys.items() if not store.check([key])}
         rendezvous.watch(None)
-        time.sleep(POLL_S)
-    return ""
+        time.sleep(pause_s)
+    return set()
 
 
 def _who_knows_another_secret(board: SealedBoard, rendezvous: Rendezvous) -> str:
     """Why a host's terms are missing or not sealed with the secret; empty: all terms are there."""
-    patience = Patience(rendezvous.timeout_s, time.monotonic)
+    patience, pause_s = Patience(rendezvous.timeout_s, time.monotonic), pause_of(rendezvous.hosts, POLL_S)
     for number in range(1, rendezvous.hosts):
-        while not board.check([key := f"hosts/terms/{rendezvous.key(number)}"]):
+        while not board.check([key := TERMS.format(rendezvous.key(number))]):
             if board.forged(key):
                 return (
                     f"{rendezvous.name(number)} knows another secret than this {rendezvous.one}. "
@@ -227,17 +267,16 @@ def _who_knows_another_secret(board: SealedBoard, rendezvous: Rendezvous) -> str
             if patience.left() <= 0.0:
                 return f"{rendezvous.name(number)} came to {rendezvous.where}, and left without a word"
             rendezvous.watch(None)
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
     return ""
 
 
 def _who_does_something_else(board: SealedBoard, rendezvous: Rendezvous) -> str:
     """Why the hosts do not start, if one has other terms than host 0; empty: all have the same."""
-    own, *others = (
-        json_text.loads(board.get(f"hosts/terms/{rendezvous.key(number)}")) for number in range(rendezvous.hosts)
-    )
+    own = json_text.loads(json.dumps(rendezvous.terms, default=str))
     at, everywhere = ("at", "in all commands") if rendezvous.labels else ("on", "on all hosts")
-    for number, terms in enumerate(others, 1):
+    for number in range(1, rendezvous.hosts):
+        terms = json_text.loads(board.get(TERMS.format(rendezvous.key(number))))
         if key := differing(own, terms):
             return (
                 f"{rendezvous.name(number)} was started with another command: {key} is {terms.get(key)} there and "

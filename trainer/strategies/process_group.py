@@ -15,7 +15,7 @@ from torch import nn
 
 from trainer.config.schema import GroupStrategy
 from trainer.errors import Missing, RunFailed, first_line
-from trainer.host.notes_board import NoNote
+from trainer.host.notes_board import NoNote, verdict
 from trainer.strategies.liveness import RollCall
 from trainer.strategies.seat import Seat
 
@@ -71,9 +71,7 @@ class ProcessGroup:
     def _wait_until_all_have_joined(self) -> None:
         """Keep this worker until all have joined. A worker that left earlier would break connections that others still
         open, at which Gloo fails or ends their process."""
-        joined = self.seat.store.under("joined")
-        joined.set(str(self.seat.rank), "")
-        joined.wait([str(rank) for rank in range(self.seat.size)], self.limit)
+        verdict(self.seat.store.under("joined"), self.seat.rank, self.seat.size, "", lambda notes: "", self.limit)
 
     @property
     def limit(self) -> datetime.timedelta:

@@ -6,6 +6,7 @@ import datetime
 import secrets
 from pathlib import Path
 
+from trainer.host.notes_board import verdict
 from trainer.strategies.seat import Seat
 
 NOTES, NAME, MARK = "shared-folder", "name", ".shared-{}"
@@ -27,12 +28,10 @@ def is_shared(folder: Path, seat: Seat, patience_s: float) -> bool:
         board.set(NAME, name)
     board.wait([NAME], limit)
     there = (folder / MARK.format(board.get(NAME).decode())).is_file()
-    board.set(str(seat.rank), str(int(there)))
-    everybody = [str(rank) for rank in range(seat.size)]
-    board.wait(everybody, limit)
+    seen = verdict(board, seat.rank, seat.size, str(int(there)), lambda notes: str(set(notes) == {b"1"}), limit)
     if seat.rank == 0:
         mark.unlink()
-    return all(board.get(rank) == b"1" for rank in everybody)
+    return seen == str(True)
 
 
 def life_of(seat: Seat) -> str:
