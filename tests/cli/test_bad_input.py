@@ -242,7 +242,8 @@ SIZES = """
 """
 SERVED = """
     strategy=pserver_asinc | no such option | pserver_async => strategy=pserver_async
-    strategy=pserver | no such option
+    strategy=pserver | no such option => strategy=NAME
+    strategy=geo | no such option => strategy=pserver_geo
     strategy=pserver_sync strategy.k_steps=4 | strategy=pserver_sync has no such key | has it
     strategy=pserver_geo strategy.k_steps=0 | strategy.k_steps=0 | at least 1 => strategy.k_steps=1
     strategy=pserver_ssp strategy.staleness=-1 | strategy.staleness=-1 | at least 0
@@ -307,8 +308,8 @@ KNOBS = """
 OPTIMIZATION = """
     optimizer=nesterof | no such option | nesterov, rmsprop => optimizer=nesterov
     strategy=pserver_sync optimizer=lbfgs | optimizer=lbfgs | several times => optimizer=adam
-    optimizer=zzzz | no such option | any of torch.optim, by optimizer.name=NAME => optimizer=momentum
-    model=zzzz | no such option => model=lenet
+    optimizer=zzzz | no such option | any of torch.optim, by optimizer.name=NAME => optimizer=NAME
+    model=zzzz | no such option => model=NAME
     optimizer=torch optimizer.name=LBFGS | optimizer.name=LBFGS | several times => optimizer=adam
     optimizer=torch optimizer.name=SparseAdam | sparse gradients alone => optimizer.sparse=adam
     optimizer=torch optimizer.name=Muon
@@ -713,6 +714,30 @@ def test_mistakes_in_own_files_name_the_file(name: str, run: Run, folder: Path, 
     case = Case("", says, instead)
     code, _, error = run("--config-dir", str(own.parent), f"+recipe={name}")
     assert_refused(case, code, error, folder)
+
+
+OF_YOUR_OWN = {
+    "+recipe=my_lenet": "recipe/my_lenet.yaml",
+    "+recipe=digits_lenet model=my_lenet": "model/my_lenet.yaml",
+    "+recipe=digits_lenet data=cifar100": "data/cifar100.yaml",
+    "+recipe=digits_lenet task=quantiles task.levels=[0.1]": "task/quantiles.yaml",
+    "+recipe=digits_lenet tracking=[mlflow,csv]": "tracking/csv.yaml",
+    "+recipe=mine/lenet": "recipe/mine/lenet.yaml",
+}
+
+
+@pytest.mark.parametrize("typed", OF_YOUR_OWN)
+def test_an_option_of_ones_own_is_not_taken_for_another(
+    typed: str, run: Run, folder: Path, tmp_path: Path
+) -> None:
+    file = OF_YOUR_OWN[typed]
+    group, name = file.removesuffix(".yaml").split("/", 1)
+    code, _, error = run(*typed.split())
+    assert_refused(Case("", ("there is no such",), f"{group}=NAME (or --config-dir FOLDER"), code, error, folder)
+    assert f"if {name} is your own, in FOLDER/{file}" in error
+    code, _, error = run("--config-dir", str(tmp_path), *typed.split())
+    assert_refused(Case("", ("there is no such",), f"{group}=NAME"), code, error, folder)
+    assert "--config-dir" not in error and error.endswith("=NAME\n")
 
 
 def test_a_recipe_without_its_package_line_says_so(run: Run, folder: Path, tmp_path: Path) -> None:

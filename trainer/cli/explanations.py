@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LONGEST_KEY = 100
 """Letters of the longest word that can be a mistyped key."""
+OWN_NAME = re.compile(r"\w[\w./-]*")
+"""What a file of options can be called."""
 QUOTED_KEY = re.compile(r"""(?<=[{,])(\s*)(["'])([^"']*)\2(\s*:)""")
 """A quoted key of a mapping, which Hydra's grammar does not allow."""
 
@@ -140,8 +142,11 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     if group in hydra_features.OPTIONS:
         return hydra_features.refused(group, name)
     options = vocabulary.options(group)
+    root, _, below = group.partition("/")
+    if not options and root in vocabulary.groups:  # a file in a folder of the group's folder
+        group, name, options = root, f"{below}/{name}", vocabulary.options(root)
     if group == "schema" and (of := re.search(r"In '([^']+)': Could not load", found.string)):
-        near = keys.nearest(name, options, 0.4)
+        near = keys.nearest_option(name, options)
         return UserError(
             f"/schema/{name} (in {of[1]}.yaml)", "there are no such keys", near and f"/schema/{near}@_here_"
         )
@@ -150,13 +155,15 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     source = "" if any(name in o for o in vocabulary.overrides) else f" (in +recipe={vocabulary.recipe})"
     if group == "optimizer" and name.lower() in REFUSED:
         return UserError(f"{typed}{name}{source}", *REFUSED[name.lower()])
-    near = keys.nearest(name, options, 0.4)
-    if not near and options:
-        near = "NAME" if group == "recipe" else vocabulary.usual_option(group, f"{typed}{name}")
     more = " (any of torch.optim, by optimizer.name=NAME)" if group == "optimizer" and options[-1:] == ["torch"] else ""
-    return UserError(
-        f"{typed}{name}{source}", f"there is no such {word}; there is {', '.join(options)}{more}", near and typed + near
-    )
+    why = f"there is no such {word}; there is {', '.join(options)}{more}"
+    near = options[0] if len(options) == 1 else keys.nearest_option(name, options)
+    if near or not options:
+        return UserError(f"{typed}{name}{source}", why, near and typed + near)
+    if vocabulary.config_dir or not OWN_NAME.fullmatch(name):
+        return UserError(f"{typed}{name}{source}", why, f"{typed}NAME")
+    own = f"--config-dir FOLDER, if {name} is your own, in FOLDER/{group}/{name}.yaml"
+    return UserError(f"{typed}{name}{source}", why, f"{typed}NAME (or {own})")
 
 
 def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:

@@ -72,6 +72,12 @@ class Vocabulary:
         """The recipe that the command line names (``+recipe=NAME``); '' without one."""
         return next((o.partition("=")[2] for o in self.overrides if o.startswith("+recipe=")), "")
 
+    @property
+    def config_dir(self) -> str:
+        """The user's folder of options (``--config-dir``); '' without one."""
+        path = self.loader.get_search_path().get_path()
+        return next((str(element.path) for element in path if element.provider == "command-line"), "")
+
     @functools.cached_property
     def groups(self) -> list[str]:
         """All config groups that a command line may choose from."""
