@@ -727,9 +727,7 @@ OF_YOUR_OWN = {
 
 
 @pytest.mark.parametrize("typed", OF_YOUR_OWN)
-def test_an_option_of_ones_own_is_not_taken_for_another(
-    typed: str, run: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_an_option_of_ones_own_is_not_taken_for_another(typed: str, run: Run, folder: Path, tmp_path: Path) -> None:
     file = OF_YOUR_OWN[typed]
     group, name = file.removesuffix(".yaml").split("/", 1)
     code, _, error = run(*typed.split())
