@@ -354,6 +354,13 @@ OPTIMIZATION = """
     strategy=pserver_geo ema.decay=0.9 | no common row => strategy=pserver_sync
     best.metric=acc5 | best.metric=acc5 | val/acc5 => best.metric=val/acc5
     best.metric=val_ema/acc1 | ema.decay=null => ema.decay=0.999
+    best.metric=acc1 | best.metric=acc1: | val/acc1 => best.metric=val/acc1
+    best.metric=val_acc1 | val/acc1 => best.metric=val/acc1
+    best.metric=test/acc1 | val/acc1 => best.metric=val/acc1
+    best.metric=zzz | val/acc1 => best.metric=val/loss
+    best.metric=map | val/acc1 => best.metric=val/loss
+    best.metric=ema/acc1 | val/acc1 => best.metric=val_ema/acc1 ema.decay=0.999
+    best.metric=val_ema/top1 ema.decay=0.9 | val_ema/acc1 => best.metric=val_ema/acc1
     best.metric=train/loss | a validation here measures => best.metric=val/loss
     early_stop.metric=val/auc | val/loss, val/acc1, val/acc5 => early_stop.metric=val/
     early_stop.metric=val/accuracy | val/loss, val/acc1, val/acc5 => early_stop.metric=val/acc1
@@ -714,6 +721,19 @@ def test_mistakes_in_own_files_name_the_file(name: str, run: Run, folder: Path, 
     case = Case("", says, instead)
     code, _, error = run("--config-dir", str(own.parent), f"+recipe={name}")
     assert_refused(case, code, error, folder)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["best.metric=acc1", "best.metric=zzz", "best.metric=ema/acc1", "best.metric=Val_F1", "early_stop.metric=top5"],
+)
+def test_what_is_advised_for_a_metric_can_be_typed(typed: str, run: Run, folder: Path) -> None:
+    code, _, error = run(DIGITS, typed)
+    assert_refused(Case("", ("a validation here measures val/loss, val/acc1",)), code, error, folder)
+    advised = error.partition("Type instead: ")[2].split()
+    assert advised[0].startswith(typed.partition("=")[0]) and advised[0] != typed
+    code, _, error = run(DIGITS, "plan=true", *advised)
+    assert (code, error) == (0, "")
 
 
 OF_YOUR_OWN = {
