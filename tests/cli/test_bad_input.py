@@ -242,7 +242,8 @@ SIZES = """
 """
 SERVED = """
     strategy=pserver_asinc | no such option | pserver_async => strategy=pserver_async
-    strategy=pserver | no such option
+    strategy=pserver | no such option => strategy=NAME
+    strategy=geo | no such option => strategy=pserver_geo
     strategy=pserver_sync strategy.k_steps=4 | strategy=pserver_sync has no such key | has it
     strategy=pserver_geo strategy.k_steps=0 | strategy.k_steps=0 | at least 1 => strategy.k_steps=1
     strategy=pserver_ssp strategy.staleness=-1 | strategy.staleness=-1 | at least 0
@@ -307,8 +308,8 @@ KNOBS = """
 OPTIMIZATION = """
     optimizer=nesterof | no such option | nesterov, rmsprop => optimizer=nesterov
     strategy=pserver_sync optimizer=lbfgs | optimizer=lbfgs | several times => optimizer=adam
-    optimizer=zzzz | no such option | any of torch.optim, by optimizer.name=NAME => optimizer=momentum
-    model=zzzz | no such option => model=lenet
+    optimizer=zzzz | no such option | any of torch.optim, by optimizer.name=NAME => optimizer=NAME
+    model=zzzz | no such option => model=NAME
     optimizer=torch optimizer.name=LBFGS | optimizer.name=LBFGS | several times => optimizer=adam
     optimizer=torch optimizer.name=SparseAdam | sparse gradients alone => optimizer.sparse=adam
     optimizer=torch optimizer.name=Muon
@@ -353,6 +354,13 @@ OPTIMIZATION = """
     strategy=pserver_geo ema.decay=0.9 | no common row => strategy=pserver_sync
     best.metric=acc5 | best.metric=acc5 | val/acc5 => best.metric=val/acc5
     best.metric=val_ema/acc1 | ema.decay=null => ema.decay=0.999
+    best.metric=acc1 | best.metric=acc1: | val/acc1 => best.metric=val/acc1
+    best.metric=val_acc1 | val/acc1 => best.metric=val/acc1
+    best.metric=test/acc1 | val/acc1 => best.metric=val/acc1
+    best.metric=zzz | val/acc1 => best.metric=val/loss
+    best.metric=map | val/acc1 => best.metric=val/loss
+    best.metric=ema/acc1 | val/acc1 => best.metric=val_ema/acc1 ema.decay=0.999
+    best.metric=val_ema/top1 ema.decay=0.9 | val_ema/acc1 => best.metric=val_ema/acc1
     best.metric=train/loss | a validation here measures => best.metric=val/loss
     early_stop.metric=val/auc | val/loss, val/acc1, val/acc5 => early_stop.metric=val/
     early_stop.metric=val/accuracy | val/loss, val/acc1, val/acc5 => early_stop.metric=val/acc1
@@ -713,6 +721,41 @@ def test_mistakes_in_own_files_name_the_file(name: str, run: Run, folder: Path, 
     case = Case("", says, instead)
     code, _, error = run("--config-dir", str(own.parent), f"+recipe={name}")
     assert_refused(case, code, error, folder)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["best.metric=acc1", "best.metric=zzz", "best.metric=ema/acc1", "best.metric=Val_F1", "early_stop.metric=top5"],
+)
+def test_what_is_advised_for_a_metric_can_be_typed(typed: str, run: Run, folder: Path) -> None:
+    code, _, error = run(DIGITS, typed)
+    assert_refused(Case("", ("a validation here measures val/loss, val/acc1",)), code, error, folder)
+    advised = error.partition("Type instead: ")[2].split()
+    assert advised[0].startswith(typed.partition("=")[0]) and advised[0] != typed
+    code, _, error = run(DIGITS, "plan=true", *advised)
+    assert (code, error) == (0, "")
+
+
+OF_YOUR_OWN = {
+    "+recipe=my_lenet": "recipe/my_lenet.yaml",
+    "+recipe=digits_lenet model=my_lenet": "model/my_lenet.yaml",
+    "+recipe=digits_lenet data=cifar100": "data/cifar100.yaml",
+    "+recipe=digits_lenet task=quantiles task.levels=[0.1]": "task/quantiles.yaml",
+    "+recipe=digits_lenet tracking=[mlflow,csv]": "tracking/csv.yaml",
+    "+recipe=mine/lenet": "recipe/mine/lenet.yaml",
+}
+
+
+@pytest.mark.parametrize("typed", OF_YOUR_OWN)
+def test_an_option_of_ones_own_is_not_taken_for_another(typed: str, run: Run, folder: Path, tmp_path: Path) -> None:
+    file = OF_YOUR_OWN[typed]
+    group, name = file.removesuffix(".yaml").split("/", 1)
+    code, _, error = run(*typed.split())
+    assert_refused(Case("", ("there is no such",), f"{group}=NAME (or --config-dir FOLDER"), code, error, folder)
+    assert f"if {name} is your own, in FOLDER/{file}" in error
+    code, _, error = run("--config-dir", str(tmp_path), *typed.split())
+    assert_refused(Case("", ("there is no such",), f"{group}=NAME"), code, error, folder)
+    assert "--config-dir" not in error and error.endswith("=NAME\n")
 
 
 def test_a_recipe_without_its_package_line_says_so(run: Run, folder: Path, tmp_path: Path) -> None:

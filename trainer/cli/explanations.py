@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import config_files, hydra_features
 from trainer.cli.vocabulary import Vocabulary
-from trainer.config import keys
+from trainer.config import keys, schema
+from trainer.config.target_source import keys_of, parameters
 from trainer.errors import UserError, first_line
 from trainer.optim.refused import REFUSED
 from trainer.wording import quoted
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 LONGEST_KEY = 100
 """Letters of the longest word that can be a mistyped key."""
+OWN_NAME = re.compile(r"\w[\w./-]*")
+"""What a file of options can be called."""
 QUOTED_KEY = re.compile(r"""(?<=[{,])(\s*)(["'])([^"']*)\2(\s*:)""")
 """A quoted key of a mapping, which Hydra's grammar does not allow."""
 
@@ -140,8 +143,11 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     if group in hydra_features.OPTIONS:
         return hydra_features.refused(group, name)
     options = vocabulary.options(group)
+    root, _, below = group.partition("/")
+    if not options and root in vocabulary.groups:  # a file in a folder of the group's folder
+        group, name, options = root, f"{below}/{name}", vocabulary.options(root)
     if group == "schema" and (of := re.search(r"In '([^']+)': Could not load", found.string)):
-        near = keys.nearest(name, options, 0.4)
+        near = keys.nearest_option(name, options)
         return UserError(
             f"/schema/{name} (in {of[1]}.yaml)", "there are no such keys", near and f"/schema/{near}@_here_"
         )
@@ -150,13 +156,15 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
     source = "" if any(name in o for o in vocabulary.overrides) else f" (in +recipe={vocabulary.recipe})"
     if group == "optimizer" and name.lower() in REFUSED:
         return UserError(f"{typed}{name}{source}", *REFUSED[name.lower()])
-    near = keys.nearest(name, options, 0.4)
-    if not near and options:
-        near = "NAME" if group == "recipe" else vocabulary.usual_option(group, f"{typed}{name}")
     more = " (any of torch.optim, by optimizer.name=NAME)" if group == "optimizer" and options[-1:] == ["torch"] else ""
-    return UserError(
-        f"{typed}{name}{source}", f"there is no such {word}; there is {', '.join(options)}{more}", near and typed + near
-    )
+    why = f"there is no such {word}; there is {', '.join(options)}{more}"
+    near = options[0] if len(options) == 1 else keys.nearest_option(name, options)
+    if near or not options:
+        return UserError(f"{typed}{name}{source}", why, near and typed + near)
+    if vocabulary.config_dir or not OWN_NAME.fullmatch(name):
+        return UserError(f"{typed}{name}{source}", why, f"{typed}NAME")
+    own = f"--config-dir FOLDER, if {name} is your own, in FOLDER/{group}/{name}.yaml"
+    return UserError(f"{typed}{name}{source}", why, f"{typed}NAME (or {own})")
 
 
 def _no_group(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
@@ -297,7 +305,8 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
     declared = keys.find(path)  # without an owner it is a key of the whole group, such as tracking.tags
     if declared is not None and declared.kind is dict and (option in owners or not owners):
         return UserError(what, "holds entries of your own, and a new one takes a plus", quoted(f"+{path}={value}"))
-    if owners:
+    own_class = vocabulary.own_class(group)
+    if owners and not own_class:
         return UserError(
             what,
             f"{group}={option} has no such key, {group}={owners[0]} has it",
@@ -312,12 +321,38 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             f"is not in {parent.path} yet" if inside else f"there is no such key; {parent.path} is a value",
             quoted(f"+{path}={value}" if inside else f"{parent.path}={value}"),
         )
-    known = vocabulary.option_keys(group, option)
-    why = f"there is no such key; {group}={option} has {', '.join(k for k in known if k != '_target_')}"
+    known = [key for key in vocabulary.option_keys(group, option) if key != "_target_"]
+    if own_class:
+        return _unknown_of_own_class(vocabulary, path, what, file, own_class, known)
+    why = f"there is no such key; {group}={option} has {', '.join(known) or 'no keys'}"
     if near := keys.nearest_key(path, [*(f"{group}.{k}" for k in known), *vocabulary.keys()], own_value):
         return UserError(what, why, _set(near, value, file))
     if group in vocabulary.open_groups:
         return UserError(what, f"{why}; a further argument of the constructor takes a plus", quoted(f"+{path}={value}"))
+    return UserError(what, why)
+
+
+def _unknown_of_own_class(
+    vocabulary: Vocabulary, path: str, what: str, file: str, target: str, known: list[str]
+) -> UserError:
+    """The UserError for a key that a class of the user's own may take; it names the keys that this class does take.
+
+    Args:
+        known: the keys that the option has.
+    """
+    group = path.partition(".")[0]
+    value = vocabulary.typed(path).partition("=")[2] or "VALUE"
+    named = [key for key in (*keys_of(target), *schema.NOT_ARGUMENTS.get(group, ())) if key not in known]
+    why = f"there is no such key; {target} takes {', '.join([*known, *named]) or 'none'}"
+    near = keys.nearest_key(path, [f"{group}.{key}" for key in (*known, *named)])
+    if near and near.partition(".")[2] in known:
+        return UserError(what, why, _set(near, value, file))
+    if near:
+        return UserError(what, f"{why}; one that is not in its YAML takes a plus", quoted(f"+{near}={value}"))
+    if elsewhere := keys.nearest_key(path, vocabulary.keys(), vocabulary.typed_value(path)):
+        return UserError(what, why, _set(elsewhere, value, file))
+    if group in schema.OPEN_GROUPS and parameters(target) is None:
+        return UserError(what, f"{why}; a further one takes a plus", quoted(f"+{path}={value}"))
     return UserError(what, why)
 
 

@@ -72,6 +72,12 @@ class Vocabulary:
         """The recipe that the command line names (``+recipe=NAME``); '' without one."""
         return next((o.partition("=")[2] for o in self.overrides if o.startswith("+recipe=")), "")
 
+    @property
+    def config_dir(self) -> str:
+        """The user's folder of options (``--config-dir``); '' without one."""
+        path = self.loader.get_search_path().get_path()
+        return next((str(element.path) for element in path if element.provider == "command-line"), "")
+
     @functools.cached_property
     def groups(self) -> list[str]:
         """All config groups that a command line may choose from."""
@@ -86,12 +92,30 @@ class Vocabulary:
         """The option that the command line chooses in each config group; empty if a choice cannot be parsed."""
         from hydra.types import RunMode
 
-        groups = [o for o in self.overrides if o.lstrip("+~").partition("=")[0].partition("@")[0] in self.groups]
         try:
-            found = self.loader.compute_defaults_list(self.config_name, groups, RunMode.MULTIRUN)
+            found = self.loader.compute_defaults_list(self.config_name, self._choices(), RunMode.MULTIRUN)
         except Exception:  # a choice is wrong
             return {}
         return {k: str(v) for k, v in found.overrides.known_choices.items() if v is not None}
+
+    def _choices(self) -> list[str]:
+        """The overrides that choose options."""
+        return [o for o in self.overrides if o.lstrip("+~").partition("=")[0].partition("@")[0] in self.groups]
+
+    def own_class(self, group: str) -> str:
+        """The ``_target_`` that a config group has, if it is of none of the trainer's options; else ''."""
+        from hydra.types import RunMode
+        from omegaconf import OmegaConf
+
+        key = f"{group}._target_"
+        typed = [o for o in self.overrides if o.lstrip("+").partition("=")[0] == key]
+        try:
+            config = self.loader.load_configuration(self.config_name, [*self._choices(), *typed], RunMode.MULTIRUN)
+            target = OmegaConf.select(config, key)
+        except Exception:  # another error
+            return ""
+        shipped = [getattr(option, "_target_", None) for option in schema.GROUPS.get(group, ())]
+        return "" if target is None or target in shipped else str(target)
 
     def usual_option(self, group: str, typed: str) -> str:
         """The option that a config group would have without the override ``typed``, else the group's first option."""

@@ -6,6 +6,7 @@ import difflib
 import functools
 import math
 import operator
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -55,6 +56,7 @@ OF_OTHERS = {
     "datamodule": ("the data are a group of their own", "data=OPTION"),
 }
 """Groups of other projects: the difference, and what to type instead."""
+NUMBER = re.compile(r"\d+")
 LIMITS = ("ge", "gt", "le", "lt")
 MOST = 10**12
 """The limit of whole numbers without another limit, so that products do not overflow."""
@@ -292,6 +294,25 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     if SYNONYMS.get(word) in known:
         return SYNONYMS[word]
     return (difflib.get_close_matches(word, known, 1, cutoff) or [""])[0]
+
+
+def nearest_option(name: str, options: Iterable[str]) -> str:
+    """The option or recipe that a name is meant for; '' if none is: it may be one of the user's own.
+
+    It is meant for one that is almost the same (``lenett``), or of which alone it is a word (``async`` of
+    ``pserver_async``). Other numbers (``cifar100``) or words more than an option has (``my_lenet``) are another thing.
+    """
+    options = list(options)
+    if SYNONYMS.get(name) in options:
+        return SYNONYMS[name]
+    with_this_word = [option for option in options if f"_{name}_" in f"_{option}_"]
+    if len(with_this_word) > 1:
+        return ""
+    for option in difflib.get_close_matches(name, options, 5, 0.75):
+        same_numbers = NUMBER.findall(name) in ([], NUMBER.findall(option))
+        if same_numbers and f"_{option}_" not in f"_{name}_" and _alike(name, option):
+            return option
+    return "".join(with_this_word)
 
 
 def nearest_key(path: str, known: Iterable[str], value: Any = None) -> str:

@@ -64,15 +64,52 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
 
 def parameters(target: str) -> list[str] | None:
     """The argument names of a class or function, read from its source; None: they cannot be read."""
-    *module, name = target.replace(":", ".").split(".")
-    file, used = _source_file(module)
-    found = _definition(file, name, set()) if file is not None and used == len(module) else None
+    called = _called(target)
+    return None if called is None or called.args.kwarg else _arguments(called)
+
+
+def keys_of(target: str) -> list[str]:
+    """The keys that a class or function takes, read from its source; [] if it has none, or they cannot be read.
+
+    Those are its arguments by name, and what the class reads from ``self.config``, where the trainer's own base
+    classes keep all keys.
+    """
+    called, found = _called(target), _defined(target)
+    read = [_key_read(node) for node in ast.walk(found)] if isinstance(found, ast.ClassDef) else []
+    return list(dict.fromkeys([*(_arguments(called) if called is not None else ()), *filter(None, read)]))
+
+
+def _key_read(node: ast.AST) -> str:
+    """The key that ``self.config["key"]`` or ``self.config.get("key")`` reads; '' of other expressions."""
+    if isinstance(node, ast.Subscript):
+        owner, key = node.value, node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        owner, key = node.func.value, node.args[0]
+    else:
+        return ""
+    if ast.unparse(owner) != "self.config" or not isinstance(key, ast.Constant):
+        return ""
+    return key.value if isinstance(key.value, str) else ""
+
+
+def _arguments(called: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in (*called.args.args, *called.args.kwonlyargs) if a.arg != "self"]
+
+
+def _called(target: str) -> ast.FunctionDef | None:
+    """The function, or the constructor in the source of the class, that calling a ``_target_`` calls; None: unknown."""
+    found = _defined(target)
     if isinstance(found, ast.ClassDef):
         constructors = [n for n in found.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
         found = constructors[-1] if constructors and not found.decorator_list else None
-    if not isinstance(found, ast.FunctionDef) or found.decorator_list or found.args.kwarg:
-        return None
-    return [a.arg for a in (*found.args.args, *found.args.kwonlyargs) if a.arg != "self"]
+    return found if isinstance(found, ast.FunctionDef) and not found.decorator_list else None
+
+
+def _defined(target: str) -> ast.stmt | None:
+    """The class or function in the source that a ``_target_`` names; None: it is not found."""
+    *module, name = target.replace(":", ".").split(".")
+    file, used = _source_file(module)
+    return _definition(file, name, set()) if file is not None and used == len(module) else None
 
 
 def _definition(file: Path, name: str, visited: set[Path]) -> ast.stmt | None:

@@ -7,9 +7,11 @@ and ``best.metric`` can name it. This module imports no torch: the plan needs th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer.config.keys import nearest
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ NOBODY: Mapping[str, bool] = {}
 """No metric of a user's that says whether less is better."""
 RAW, AVERAGED = "val/", "val_ema/"
 """Where a validation's metrics begin: of the model itself, and of the moving average of its weights."""
+BEFORE_NAME = re.compile(r"((?:.*/|(?:val|valid|validation|ema|val_ema)[_.-])?)(.*)", re.DOTALL | re.IGNORECASE)
+"""What a word for a metric may begin with, and the metric: ``val/``, ``test/``, ``val_``, ``val_ema.``."""
 TESTED = "test/"
 """Where the metrics of the test data begin."""
 
@@ -88,12 +92,19 @@ def names(measured: Collection[str], averaged: bool, own: Collection[str] = ()) 
     return [prefix + name for prefix in ((RAW, AVERAGED) if averaged else (RAW,)) for name in everything]
 
 
-def meant(metric: str, known: Iterable[str]) -> str:
-    """The known metric that a user's word for one means (such as ``accuracy``); '' if there is none."""
-    prefix, _, name = metric.rpartition("/")
-    words = WORDS.get(name.lower().replace("_", "").replace("-", "").replace("top", ""), ())
-    found = [k for word in words for k in known if k == f"{prefix or 'val'}/{word}" or k == f"{RAW}{word}"]
-    return found[0] if found else ""
+def meant(metric: str, names: Collection[str]) -> str:
+    """The name for ``best.metric`` that a user's word for a metric means (such as ``accuracy``); '' if there is none.
+
+    The metrics are compared without what their names begin with, which would make all of them alike.
+
+    Args:
+        names: of the metrics that a validation measures, without ``val/``.
+    """
+    before, word = BEFORE_NAME.match(metric).groups()  # type: ignore[union-attr]
+    plain = word.lower().replace("_", "").replace("-", "").replace("top", "")
+    known = [name for name in (word, *WORDS.get(plain, ())) if name in names]
+    found = known[0] if known else nearest(word, names, 0.7)
+    return found and (AVERAGED if "ema" in before.lower() else RAW) + found
 
 
 def unmeasured(metric: str) -> str:

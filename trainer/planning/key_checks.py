@@ -82,7 +82,7 @@ def check_group(config: Mapping[str, Any], group: str) -> None:
             names = ", ".join(k.partition(".")[2] for k in known if not k.endswith("._target_"))
             raise UserError(
                 path,
-                f"there is no such key; this {group} has {names}",
+                f"there is no such key; this {group} has {names or 'no keys'}",
                 near and quoted(f"{near}={keys.spelled(value)}"),
             )
     if group not in schema.CONSTRUCTED:

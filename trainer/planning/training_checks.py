@@ -54,13 +54,10 @@ def check_optimization(checked: Checked) -> None:
                 f"{path}={metric} ema.decay=0.999",
             )
         if metric not in known:
-            near = (
-                best.meant(metric, known)
-                or keys.nearest(metric if "/" in metric else best.RAW + metric, known)
-                or default
-            )
+            near = best.meant(metric, [*measured, *config.metrics]) or default
+            with_average = " ema.decay=0.999" if near.startswith(best.AVERAGED) and not averaged else ""
             there = ", ".join(best.names(measured, averaged, config.metrics))
-            raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}")
+            raise UserError(f"{path}={metric}", f"a validation here measures {there}", f"{path}={near}{with_average}")
         if path != "best.metric" and not config.execution.val_every and not config.execution.val_every_steps:
             raise UserError(
                 f"{path}={metric}",

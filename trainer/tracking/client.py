@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import socket
@@ -25,6 +26,8 @@ from trainer.tracking.contract import TrackedRun
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 MOST_STARTS = 6
 """Of recorder processes for one command, one after another."""
+SILENT_S, LONG_S = 2.0, 10.0
+"""How long the end of a run waits for trackers before the user is told: for one that has failed, and for others."""
 
 
 @dataclass(frozen=True)
@@ -168,21 +171,27 @@ class RecorderProcess:
         """
         end = {"status": status, "tags": dict(tags), "timeout_s": timeout_s}
         self._send({"do": "close", "folder": str(run_dir), **end})
-        ended = dict(self._answers(run_dir, timeout_s + 2))
+        ended = dict(self._answers(run_dir, timeout_s))
         with self.lock:
             self.messages = [one for one in self.messages if one["folder"] != str(run_dir)]
         late = f"no answer within {timeout_s:g} s (tracking.flush_timeout_s)"
         why = "the tracking process died" if self.starts >= MOST_STARTS and self.process.poll() is not None else late
         return {name: ended.get(name) or _remembered(run_dir, name, why) for name in self.trackers}
 
-    def _answers(self, run_dir: Path, patience_s: float) -> Iterator[tuple[str, Ended]]:
+    def _answers(self, run_dir: Path, timeout_s: float) -> Iterator[tuple[str, Ended]]:
         """Yield how a run ended at each tracker, until all have answered."""
-        until, left = time.monotonic() + patience_s, set(self.trackers)
-        while left and (seconds := until - time.monotonic()) > 0:
+        began, left = time.monotonic(), set(self.trackers)
+        until, tell_at = began + timeout_s + 2, began + SILENT_S
+        while left and (now := time.monotonic()) < until:
             try:
-                answer = self.answers.get(timeout=seconds)
+                answer = self.answers.get(timeout=max(0.0, min(until, tell_at) - now))
             except queue.Empty:
-                return
+                errors = {name: tracking_file.position(run_dir, name).error for name in sorted(left)}
+                tell_at += SILENT_S
+                if any(errors.values()) or tell_at > began + LONG_S:
+                    self.say(_waiting(errors, timeout_s))
+                    tell_at = math.inf
+                continue
             if answer.get("gone"):
                 self.answers.put(answer)  # for the runs after this one
                 return
@@ -236,6 +245,16 @@ def environment() -> dict[str, str]:
     those of the run that ``eval RUN`` measures."""
     path = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path}
+
+
+def _waiting(errors: Mapping[str, str], timeout_s: float) -> str:
+    """The line that says for which trackers the end of a run waits, and how long.
+
+    Args:
+        errors: by the trackers' names, why each has not taken everything; '' where it is not known.
+    """
+    trackers = ", ".join(f"{name} ({error})" if error else name for name, error in errors.items())
+    return f"waiting at most {timeout_s:g} s for {trackers} to get the rest of the run"
 
 
 def _remembered(run_dir: Path, name: str, error: str) -> Ended:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import threading
 import time
@@ -41,6 +42,10 @@ BATCH = 1000
 AT_ONCE = 1 << 17
 """Bytes of metrics.jsonl that are read at once."""
 LONGEST_PAUSE_S = 30.0
+REFUSED_S = 10.0
+"""How long connections may have been refused when the end of a run waits no longer: nothing listens there."""
+LEAST_END_S = 3.0
+"""Shortest wait at the end of a run for a service that refuses connections."""
 UNREACHED = re.compile(
     r"API request to https?://(?:[^/\s@]*@)?([^/\s]+)|HTTPS?ConnectionPool\(host='([^']+)', port=(\d+)\)"
 )
@@ -132,6 +137,7 @@ class Follower:
         self.position = replace(opened.tracked.trackers.get(name, Position()), error=away)
         self.started = False
         self.pause = self.retry_at = 0.0
+        self.refused_since = math.inf  # when the first connection was refused since the last other answer
         self.read_bytes, self.unsure = 0, opened.run.resumed
         self.there: dict[str, Counter[int]] | None = None
         self.ledger: Ledger | None = None
@@ -152,12 +158,14 @@ class Follower:
             self._fail(error)
             return
         if self.position.error:
+            self.refused_since = math.inf
             self.say("all points so far are sent")
             self._move(error="")
         self.pause = 0.0
 
     def _fail(self, error: Exception) -> None:
         new = not self.position.error
+        self._note_refusal(error)
         self._move(error=said(error))
         self.compare_again()
         self.pause = min(LONGEST_PAUSE_S, max(1.0, self.pause * 2))
@@ -167,6 +175,9 @@ class Follower:
                 f"{self.tracker.trouble} ({self.position.error}); training goes on, points are kept in "
                 f"{self.points} and sent later"
             )
+
+    def _note_refusal(self, error: Exception) -> None:
+        self.refused_since = min(self.refused_since, time.monotonic()) if is_refused(error) else math.inf
 
     def _start(self) -> None:
         if self.started:
@@ -208,6 +219,7 @@ class Follower:
             for start in range(0, len(missing), BATCH):
                 batch = missing[start : start + BATCH]
                 self.tracker.log(batch)
+                self.refused_since = math.inf
                 if self.ledger is not None:
                     self.ledger.add(batch)
             self.read_bytes += sum(map(len, lines))
@@ -236,13 +248,19 @@ class Follower:
         self._move(sent_bytes=min(self.position.sent_bytes, points))
 
     def finish(self, status: str, tags: dict[str, str], timeout_s: float) -> dict[str, Any]:
-        """Send the rest of the points, the artifacts and the end of the run, within ``timeout_s``."""
-        until = time.monotonic() + timeout_s
+        """Send the rest of the points, the artifacts and the end of the run, within ``timeout_s``.
+
+        It is given up sooner where connections are refused, and have been for ``REFUSED_S``.
+        """
+        began = time.monotonic()
+        self.pause = self.retry_at = 0.0
         while True:
             self.try_once()
             error = self.position.error or self._end(status, tags)
-            if not error or (left := until - time.monotonic()) < 0:
+            until = min(began + timeout_s, max(began + LEAST_END_S, self.refused_since + REFUSED_S))
+            if not error or (left := until - time.monotonic()) <= 0:
                 break
+            self.retry_at = min(self.retry_at, until)
             time.sleep(min(0.2, left))
         closing = [self.tracker.close, *([self.ledger.file.close] if self.ledger is not None else [])]
         for close in closing:
@@ -268,8 +286,18 @@ class Follower:
                     self.tracker.artifact(path)
             self.tracker.finish(status, tags)
         except Exception as error:  # as in try_once
+            self._note_refusal(error)
             return said(error)
         return ""
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Whether an exception, or one of its causes, says that nothing listens at the address."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError) or "connection refused" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def said(error: Exception) -> str:

@@ -254,7 +254,7 @@ class TrackingConfig:
     tags: Dict[str, str] = key({}, "further tags of the MLflow run")
     flush_timeout_s: float = key(
         60.0,
-        "longest wait at the end for what trackers have not sent yet, the model included",
+        "longest wait at the end for what trackers have not sent yet, the model included; 10 s where nothing listens",
         "seconds",
         ge=0,
         le=LONGEST_S,
