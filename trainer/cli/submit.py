@@ -23,7 +23,9 @@ from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.follow import follow
 from trainer.planning.checked_config import Checked
 from trainer.planning.launcher import Launcher
+from trainer.planning.tracking_store import named, tracking_uri
 from trainer.planning.validate import check
+from trainer.run_folder import tracking_file
 from trainer.terminal.screen import Screen
 
 if TYPE_CHECKING:
@@ -64,12 +66,12 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
     if text := launcher.printed(job):
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
-    if not hand_over(job, launcher):
+    if not hand_over(job, launcher, checked.config):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return read_result(str(folder), "done", "")
 
 
-def hand_over(job: Job, launcher: Submitter) -> bool:
+def hand_over(job: Job, launcher: Submitter, config: RunConfig) -> bool:
     """Submit a job, and follow it to its end; returns whether it was followed (``launch.wait``).
 
     Raises:
@@ -83,12 +85,21 @@ def hand_over(job: Job, launcher: Submitter) -> bool:
 
     for concern in launcher.concerns(job):
         say(f"ATTENTION: {concern}")
+    if job.copies and tracking_uri(config.tracking).startswith("sqlite"):
+        say(
+            f"ATTENTION: {named(config.tracking)} is a file, and the hosts' disks end with the job: what MLflow is to "
+            f"keep needs tracking.uri=http://SERVER:PORT, which all hosts reach"
+        )
     places = [Copies(one.copies, one.folder) for one in job.points or (job,) if one.copies]
     for place in places:
         place.begin()
+    if job.points and job.copies:
+        Copies(job.copies, job.folder).give(tracking_file.FILE)
     handle = launcher.submit(job)
     if places:
         handle = Away(handle, places, say)
+        if not launcher.options.wait:
+            out.print(f"Its files come to {job.copies}, and not to this machine (launch.wait=false)", soft_wrap=True)
     out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if launcher.options.wait:
         follow(handle, sys.stdout)

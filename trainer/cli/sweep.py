@@ -208,7 +208,7 @@ class Sweep:
             (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
         self._wait_for_trackers()
         try:
-            hand_over(job, launcher)
+            hand_over(job, launcher, self.points[0].ready.checked.config)
         except RunFailed as error:
             print(error, flush=True)
         finally:

@@ -4,8 +4,9 @@ The command comes in the variable ``TRAINER_CARRIED`` (:class:`~trainer.launch.e
 run folder of this host's own, below the folder for temporary files. While it runs, what it writes there is copied to
 the address, and once more at its end. In the next life of the job, on whichever host, the copies come first.
 
-``... carried job FOLDER`` does the same for the files of a batch script until there is a file ``over.tmp``, and brings the
-exit codes of the hosts. ``... carried once FOLDER`` does it once, ``... carried begin FOLDER`` fetches what earlier lives have left.
+``... carried job FOLDER`` does the same for the files of a batch script, until there is a file ``over.tmp``; it also
+brings the exit codes of the hosts. ``... carried once FOLDER`` does it once, and ``... carried begin FOLDER`` fetches
+what earlier lives have left.
 
 This module imports no torch.
 """
@@ -130,9 +131,10 @@ def _command(words: Sequence[str], started_in: str, scratch: Path, variables: Ma
     def die_with_this_process() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
+    there = started_in if os.path.isdir(started_in) else scratch
     process = subprocess.Popen(  # this product, with the user's words  # nosec B603
         [sys.executable, "-m", "trainer", *words],
-        cwd=started_in if os.path.isdir(started_in) else scratch,
+        cwd=there if started_in else None,
         env=dict(variables),
         stdout=out,
         stderr=out,

@@ -41,8 +41,9 @@ class Carried:
     """What one host gets of the command, in a variable.
 
     Attributes:
-        words, copies, config: as those of :class:`Job`. started_in, folder: the working folder and the run's folder
-        of the machine where the command was typed. sweep: the address of the sweep's copies.
+        words, copies, config: as those of :class:`Job`.
+        started_in, folder: the working folder, and the run's, where the command was typed. started_in '': the host's.
+        sweep: the address of the sweep's copies.
     """
 
     words: tuple[str, ...]
@@ -163,6 +164,11 @@ class Copies:
         for path in listed(self.files, self.root):
             if Path(path).parts[1:2] == (ENGINE,):
                 self.files.rm_file(f"{self.root}/{path}")
+
+    def give(self, name: str) -> None:
+        """Copy a file of the folder to the address, for all hosts. Any error of the file system is raised."""
+        if (path := self.folder / name).is_file():
+            self.files.put_file(str(path), f"{self.root}/{JOB}/{name}")
 
     def leave(self) -> None:
         """Say to the batch script that the job is not to come again."""

@@ -74,11 +74,11 @@ elif [ "$code" = 75 ]; then
     {preemptions}again=1
 fi
 if [ -n "$again" ]; then
+    lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
     {keep_lives}scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued"
     # The job is pending from now on, and can be kept off the lost hosts until Slurm ends this script.
-    lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
     [ -z "$lost" ] || scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$lost"
-    {keep_lines}while :; do sleep 5; done # SIGTERM ends the sleep alone: nothing may follow it
+    while :; do sleep 5; done # SIGTERM ends the sleep alone: nothing may follow it
 fi
 echo "$code" >"$engine/code"
 {keep_code}exit "$code"
@@ -211,7 +211,7 @@ def _shared(job: Job) -> dict[str, Any]:
         "begin": 'mkdir -p "$engine" && rm -f "$engine"/ended."$life".*',
         "start": TASK.format(command=shell_words(job.command)),
         "grace": round(job.grace_s),
-        **dict.fromkeys(("settle", "keep_lives", "keep_lines", "keep_code"), ""),
+        **dict.fromkeys(("settle", "keep_lives", "keep_code"), ""),
     }
 
 
@@ -232,8 +232,7 @@ def _away(job: Job) -> dict[str, Any]:
         "start": AWAY_TASK.format(started_in=started_in, command=command),
         "settle": AWAY_SETTLE,
         "grace": round(job.grace_s + COPIES_S),
-        "keep_lives": 'carry once "$kept"\n    ',  # first: the next line is the last one that is sure to be done
-        "keep_lines": 'carry once "$kept"; rm -rf "$kept"\n    ',
+        "keep_lives": 'carry once "$kept"; rm -rf "$kept"\n    ',
         "keep_code": AWAY_CODE.format(log=EARLY.replace("%j", '"$SLURM_JOB_ID"')),
     }
 
