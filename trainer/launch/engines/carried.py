@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.remote import reason
+from trainer.checkpoint.remote import Remote, reason
 from trainer.errors import UserError
 from trainer.host import private
 from trainer.host.engine_tasks import (
@@ -59,9 +59,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 def host_of(environment: Mapping[str, str]) -> str:
-    """The name of this host's files: its number, or that of the process where each has a pod."""
-    number = str(next((task.host for task in tasks_of(environment)), 0))
-    return f"server-{number}" if environment.get(ROLE) == "server" else number
+    """The name of this host's files: its number, or that of the process where each has a pod.
+
+    Raises:
+        UserError: no variable of the engine says it.
+    """
+    for task in tasks_of(environment):
+        return f"server-{task.host}" if environment.get(ROLE) == "server" else str(task.host)
+    what = f"{SUBMITTED}={environment.get(SUBMITTED, '')}"
+    raise UserError(what, "no variable of the engine says which host this is", "the command by the engine's own start")
 
 
 def run(asked: Carried, environment: Mapping[str, str]) -> int:
@@ -110,8 +116,9 @@ def _fetch(mirror: Mirror) -> None:
     try:
         mirror.folder.mkdir(parents=True, exist_ok=True)
         mirror.fetch()
+        Remote(mirror.address).try_writing()
     except Exception as error:  # each file system has exceptions of its own
-        why = f"{mirror.address} cannot be read: {reason(error)}"
+        why = f"{mirror.address} cannot be read and written: {reason(error)}"
         raise UserError("checkpoint.to", why, "an address that all hosts can reach with this account") from error
 
 

@@ -28,7 +28,7 @@ from trainer.launch.engines.engine_folder import LEAVE, LOG
 RUN, JOB = "run", "job"
 FIRST = "0"
 """The host whose files count where several hosts have one of the same name."""
-STAYS = re.compile(r"checkpoints/(aside-)?step-.*|(.*/)?\.lock|.*\.(partial|previous|tmp)(/.*)?")
+STAYS = re.compile(r"checkpoints/(latest|(aside-)?step-.*)|(.*/)?\.lock|.*\.(partial|previous|tmp)(/.*)?")
 """What is not copied here: checkpoints, which ``checkpoint.to`` copies, locks, and what is not whole."""
 BRING_S = 2.0
 """Least time between two questions to the address."""
