@@ -123,7 +123,7 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
     from trainer.job.claim_folder import alone
 
     durable_folder.make_folder(run_dir)
-    names = CARRIED
+    names: Sequence[str] = CARRIED
     if COPIES in os.environ:  # what host 0 has copied since, is here
         names = () if plan.topology.node_rank else tuple(name for name in CARRIED if not (run_dir / name).exists())
     with alone(run_dir, say):

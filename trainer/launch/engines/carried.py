@@ -24,12 +24,13 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.remote import Remote, reason
+from trainer.checkpoint.remote import Remote, file_system, reason
 from trainer.errors import UserError
-from trainer.host import private
+from trainer.host import addresses, private
 from trainer.host.engine_tasks import (
     CARRIED,
     COPIES,
@@ -52,6 +53,8 @@ OVER, POLL_S = "over.tmp", 0.2
 """The file by which a batch script ends what copies its files: a signal may not reach into a container."""
 EVERY_S, SHARE = 3.0, 10
 """Between two copies: so many seconds, and ten times as long as the last copy took."""
+MEETING, MEET_S = "meeting", 300.0
+"""The file of host 0's address, and the longest wait for it."""
 PR_SET_PDEATHSIG = 1
 FORWARDING = (RAY, KUBERNETES)
 """Engines that signal this process alone; the others signal the command as well."""
@@ -89,6 +92,8 @@ def run(asked: Carried, environment: Mapping[str, str]) -> int:
     if asked.sweep:
         _fetch(Mirror(scratch / "sweep", f"{asked.sweep}/{RUN}/{JOB}"))
         variables[SWEEP_DIR] = str(scratch / "sweep")
+    if environment.get(SUBMITTED) == MPI and not any(word.startswith("launch.master_addr=") for word in asked.words):
+        variables |= _meeting_of(asked.copies, host)
     words = [*_unpacked(asked.config, scratch / "config"), *asked.words]
     engine, out = folder / ENGINE, None
     if host != FIRST or environment.get(SUBMITTED) == MPI:  # the engine brings the lines of host 0
@@ -120,6 +125,26 @@ def _fetch(mirror: Mirror) -> None:
     except Exception as error:  # each file system has exceptions of its own
         why = f"{mirror.address} cannot be read and written: {reason(error)}"
         raise UserError("checkpoint.to", why, "an address that all hosts can reach with this account") from error
+
+
+def _meeting_of(copies: str, host: str) -> dict[str, str]:
+    """Where hosts meet of which mpirun has no variable for it: host 0 leaves its address and a port for the others.
+
+    Raises:
+        UserError: it has left none.
+    """
+    files, place = file_system(f"{copies}/{RUN}/{JOB}/{ENGINE}/{MEETING}", f"checkpoint.to={copies}", auto_mkdir=True)
+    if host == FIRST:
+        own = addresses.address()
+        files.pipe_file(place, f"{own} {addresses.free_port(own)}".encode())
+    until = time.monotonic() + MEET_S
+    while time.monotonic() < until:
+        with suppress(FileNotFoundError):
+            address, port = files.cat_file(place).decode().split()
+            return {"MASTER_ADDR": address, "MASTER_PORT": port}
+        time.sleep(EVERY_S / 3)
+    why = f"host 0 has left no address at {copies} within {MEET_S:g} s"
+    raise UserError(f"host {host} of mpirun", why, "launch.master_addr=ADDRESS")
 
 
 def _unpacked(packed: str, folder: Path) -> list[str]:
