@@ -16,7 +16,7 @@ from tests.launch.engines.test_slurm import asked
 from trainer import __main__
 from trainer.cli import submit
 from trainer.errors import UserError
-from trainer.launch.engines import copies
+from trainer.launch.engines import copies, slurm_script
 from trainer.launch.engines.carried import _unpacked
 from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, Point, State
 from trainer.launch.engines.copies import Away, Carried, Copies, Mirror
@@ -264,6 +264,17 @@ def test_the_error_of_another_host_is_shown(tmp_path: Path, fakes: Path) -> None
     end_with(fakes, 1, 3)
     assert play(one, fakes).returncode == 1
     assert "slurm: host 1 (n2) ended with exit code 3:\nwords of host 1" in log(one, tmp_path / "store" / "my run")
+
+
+def test_a_host_whose_exit_code_does_not_come_is_lost_and_stays_excluded(
+    tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_script, "COPIES_S", 3.0)
+    one, lives = job(tmp_path, fakes), tmp_path / "store" / "my run" / "run" / "job" / "engine" / "lives"
+    end_with(fakes, 1)
+    play(one, fakes)
+    assert asked(fakes) == "scancel --signal=KILL 12.0\nrequeue 12\nupdate JobId=12 ExcNodeList=n2\n"
+    assert lives.read_text() == "0 1 n2\n" and left_on_disks(fakes) == []
 
 
 def test_an_address_that_cannot_be_reached_ends_the_job_with_the_reason(tmp_path: Path, fakes: Path) -> None:
