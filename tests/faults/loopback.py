@@ -1,4 +1,4 @@
-"""Hosts on the loopback: each is a launcher of its own, and all share the run's folder."""
+"""Hosts on the loopback: each is a launcher of its own. They share the run's folder, or (``apart``) only an address."""
 
 from __future__ import annotations
 
@@ -42,11 +42,16 @@ class Loopback:
     port: int = field(default_factory=lambda: ports(1)[0])
     screens: dict[int, Path] = field(default_factory=dict)
     started: list[Started] = field(default_factory=list)
+    apart: bool = False
 
     @property
     def run(self) -> Path:
-        """The run's folder, which all hosts share."""
+        """The run's folder of host 0, which all hosts share unless they are apart."""
         return self.folder / "run"
+
+    def folder_of(self, number: int) -> Path:
+        """The run's folder as that host has it."""
+        return self.folder / f"run.{number}" if self.apart and number else self.run
 
     def start(self, number: int, *more: str) -> Started:
         """Start a host's command; again, where it has been started before."""
@@ -54,7 +59,9 @@ class Loopback:
         at.mkdir()
         self.screens[number] = at / "screen.txt"
         where = (f"launch.node_rank={number}", f"launch.master_addr={LOOPBACK}", f"launch.master_port={self.port}")
-        self.started.append(start(*BASE, *self.options, *where, f"hydra.run.dir={self.run}", *more, cwd=at))
+        where = (*where, f"hydra.run.dir={self.folder_of(number)}")
+        variables = {"TRAINER_COPIES": f"file://{self.folder}/store"} if self.apart else {}
+        self.started.append(start(*BASE, *self.options, *where, *more, cwd=at, **variables))
         return self.started[-1]
 
     def screen(self, number: int) -> str:
@@ -68,7 +75,8 @@ class Loopback:
 
     def go(self, which: str = "") -> None:
         """Open the gate."""
-        (self.run / f"go{which}").touch()
+        for number in self.screens:
+            (self.folder_of(number) / f"go{which}").touch()
 
     def all_screens(self) -> str:
         """What all have shown."""
@@ -76,9 +84,9 @@ class Loopback:
 
 
 @contextlib.contextmanager
-def loopback(folder: Path, *options: str) -> Iterator[Loopback]:
+def loopback(folder: Path, *options: str, apart: bool = False) -> Iterator[Loopback]:
     """Hosts; nothing of them is left afterwards."""
-    hosts = Loopback(folder, options)
+    hosts = Loopback(folder, options, apart=apart)
     everybody: list[psutil.Process] = []
     try:
         yield hosts

@@ -49,3 +49,45 @@ def test_hosts_that_are_preempted_save_one_checkpoint_together_and_tell_how_to_g
             both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
             assert [host.wait(120) for host in both] == [0, 0], hosts.all_screens()
             assert same(losses(hosts.run), by_one_worker)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("strategy", "whom", "more"),
+    [
+        ("collective", 1, []),
+        pytest.param("collective", 0, [], marks=pytest.mark.long),
+        pytest.param("local_sgd", 0, ["strategy.k_steps=2"], marks=pytest.mark.long),
+        pytest.param(
+            "pserver_sync", 1, ["launch.servers=2", "launch.workers=2", "launch.insecure=true"], marks=pytest.mark.long
+        ),
+    ],
+    ids=["host 1", "host 0", "replicas", "servers"],
+)
+def test_hosts_that_share_no_folder_save_one_checkpoint_at_the_address_and_other_hosts_go_on_from_it(
+    strategy: str, whom: int, more: list[str], tmp_path: Path, by_one_worker: list[tuple[int, float]]
+) -> None:
+    words = ["launch.nnodes=2", f"strategy={strategy}", f"checkpoint.to=file://{tmp_path}", GATE.format(6, "")]
+    with loopback(tmp_path, *words, *more, apart=True) as hosts:
+        both = [hosts.start(0), hosts.start(1)]
+        wait_for(lambda: hosts.at_the_gate(6), 120, "the workers wait")
+        both[whom].send_signal(signal.SIGTERM)
+        wait_for(lambda: "got SIGTERM" in hosts.screen(whom), 30, "it says so")
+        hosts.go()
+        assert [host.wait(120) for host in both] == [75, 75], hosts.all_screens()
+        (saved,) = (tmp_path / "store").glob("step-*/COMPLETE")
+        parts = {path.name for path in saved.parent.glob("*-?.safetensors")}
+        roles = ("worker", "server") if strategy == "pserver_sync" else ("worker",)
+        assert parts == {f"{role}-{number}.safetensors" for role in roles for number in range(2)}
+        assert not list(hosts.folder_of(1).glob("checkpoints/step-*")), "nothing is left on the other host"
+        for number in range(2):  # other machines
+            hosts.folder_of(number).rename(tmp_path / f"gone.{number}")
+        both = [hosts.start(0, "resume=auto"), hosts.start(1, "resume=auto")]
+        wait_for(lambda: all(hosts.folder_of(n).is_dir() for n in range(2)), 120, "the folders are there")
+        hosts.go()
+        assert [host.wait(120) for host in both] == [0, 0], hosts.all_screens()
+        assert f"goes on from {hosts.run}/checkpoints/{saved.parent.name}" in hosts.screen(0)
+        if strategy == "local_sgd":
+            assert [step for step, _ in losses(hosts.run)] == list(range(1, losses(hosts.run)[-1][0] + 1))
+        else:
+            assert same(losses(hosts.run), by_one_worker)

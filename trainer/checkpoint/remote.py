@@ -8,6 +8,7 @@ ADDRESS/RUN/step-000000120/ASIDE    marks a copy that was given up
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any
 from trainer.checkpoint import durable_folder, store
 from trainer.errors import UserError, first_line, why
 from trainer.host import json_text
+from trainer.host.engine_tasks import COPIES
 from trainer.host.files import PRIVATE
 
 ASIDE = "ASIDE"
@@ -40,12 +42,16 @@ def is_address(path: str) -> bool:
 def address_of(to: str, run_dir: Path, whole: bool) -> str:
     """The address of the copies of a run's checkpoints.
 
+    On a host that shares no disk with the others the folder is the host's own, and the job says the address.
+
     Args:
         whole: name the run by the absolute path of its folder; otherwise by its path from the working directory.
 
     Raises:
         UserError: ``to`` names no bucket or folder.
     """
+    if of_job := os.environ.get(COPIES):
+        return of_job
     here = Path.cwd()
     whole = whole or not run_dir.is_relative_to(here)
     name = run_dir.relative_to(run_dir.anchor if whole else here)

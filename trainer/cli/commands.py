@@ -16,7 +16,7 @@ from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host.engine_tasks import RESUME, RUN_DIR, SWEEP_DIR, SWEPT
+from trainer.host.engine_tasks import COPIES, RESUME, RUN_DIR, SWEEP_DIR, SWEPT
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
 from trainer.wording import override, typed
@@ -157,7 +157,8 @@ def run_one(
 def _engine_overrides(overrides: Sequence[str]) -> list[str]:
     """Overrides for a process of an engine's job. The command that repeats the run does without them."""
     found = []
-    if (folder := os.environ.get(RUN_DIR)) and "hydra.run.dir" not in typed_keys(overrides):
+    shares = COPIES not in os.environ
+    if (folder := os.environ.get(RUN_DIR)) and not (shares and "hydra.run.dir" in typed_keys(overrides)):
         found.append(override("hydra.run.dir", folder))
     if how := os.environ.get(RESUME):
         found.append(f"resume.path={how}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.text import Text
 from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
+from trainer.host.engine_tasks import NAMED, RUN_DIR
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.planning.plan import Plan
@@ -150,7 +152,12 @@ def _left(folder: Path, mode: str) -> list[str]:
 
 
 def short(path: Path) -> str:
-    """Shorten a path for a run's last lines: relative to the working directory if it lies below it."""
+    """Shorten a path for a run's last lines: relative to the working directory if it lies below it.
+
+    In a job whose files come back to where the command was typed, the path is the one there.
+    """
+    if (named := os.environ.get(NAMED)) and path.is_relative_to(own := os.environ.get(RUN_DIR, "")):
+        path = named / path.relative_to(own)
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

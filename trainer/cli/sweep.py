@@ -208,7 +208,7 @@ class Sweep:
             (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
         self._wait_for_trackers()
         try:
-            hand_over(job, launcher)
+            hand_over(job, launcher, self.points[0].ready.checked.config)
         except RunFailed as error:
             print(error, flush=True)
         finally:
@@ -228,15 +228,18 @@ class Sweep:
 
     def engine_job(self, launcher: Submitter) -> EngineJob:
         """The job of an engine that runs all jobs of the sweep."""
-        from trainer.cli.submit import job_of
+        from trainer.cli.submit import copies_of, job_of
         from trainer.launch.engines.contract import Point as Element
 
         checked, elements = self.points[0].ready.checked, []
+        whole = compose.names_whole(self.master, "hydra.sweep.dir")
+        job = job_of(checked, self.folder, [*self.flags, *self.overrides], launcher, whole)
         for point in self.points:
             shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
-            words = (*self.flags, *point.overrides)
-            elements.append(Element(words, self.folder / point.subdir, command(map(text, shown))))
-        job = job_of(checked, self.folder, self.overrides, launcher)
+            folder = self.folder / point.subdir
+            copies = copies_of(point.ready.checked.config, folder, whole) if job.copies else ""
+            words = (*job.words[: len(job.words) - len(self.overrides)], *point.overrides)
+            elements.append(Element(words, folder, command(map(text, shown)), copies))
         swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
         return replace(job, points=tuple(elements), swept=swept, parallel=parallel)
 

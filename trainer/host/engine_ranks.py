@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainer.errors import RunFailed, UserError
 from trainer.host import addresses, private, torchrun
-from trainer.host.engine_tasks import MPI, SECRET, SLURM, Task, joined_tasks
+from trainer.host.engine_tasks import COPIES, MPI, RUN_DIR, SECRET, SLURM, SUBMITTED, Task, joined_tasks
 from trainer.host.first_host import first_host
 
 MEET_S = 300.0
@@ -34,7 +34,7 @@ NAMES = {
 }
 """Variables that all tasks of a step have in common, and no other step has."""
 BY_HAND = ("launch.nnodes=", "launch.role=", "launch.ips=")
-"""Overrides by which the user says which process this is."""
+"""Overrides by which the user says which process this is; a job that this product has submitted starts all of them."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,12 @@ def adopt(environment: MutableMapping[str, str], words: Sequence[str]) -> None:
         UserError: task 0's note cannot be seen from here.
     """
     typed = next((word.partition("=")[2] for word in reversed(words) if word.startswith("launch.env=")), "auto")
-    if torchrun.is_rank(environment) or any(word.startswith(BY_HAND) for word in words):
+    by_hand = environment.get(SUBMITTED) != MPI and any(word.startswith(BY_HAND) for word in words)
+    if torchrun.is_rank(environment) or by_hand:
         return
     tasks = joined_tasks(environment, typed)
     task = next((one for one in tasks if (one.size or 1) > 1 and (one.is_host or one.is_worker)), None)
-    if task is None or (task.is_host and (task.of.engine != MPI or _names_host_0(words))):
+    if task is None or (task.is_host and (task.of.engine != MPI or _names_host_0(words) or COPIES in environment)):
         return
     note = _leave_note(task, environment, words) if task.rank == 0 else _read_note(task, environment, words)
     environment.update(MASTER_ADDR=note.address, MASTER_PORT=str(note.port))
@@ -134,5 +135,6 @@ def _note(task: Task, environment: MutableMapping[str, str], words: Sequence[str
     if task.size == task.here:
         return Path(private.temporary_root()) / f"trainer-tasks-{os.geteuid()}-{key}" / "note"
     typed = next((w.partition("=")[2] for w in reversed(words) if w.startswith("hydra.run.dir=")), "")
+    typed = environment.get(RUN_DIR) or typed
     runs = Path(typed).parent if typed and "${" not in typed else Path("outputs")
     return runs.absolute() / f".tasks-{key}" / "note"

@@ -17,6 +17,11 @@ SUBMITTED = "TRAINER_SUBMITTED"
 RUN_DIR, RESUME, SWEEP_DIR, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "TRAINER_SWEEP_DIR", "TRAINER_SWEPT"
 """What such a job hands to its processes: the run's folder, whether the run resumes there, and the folder and keys of
 the sweep that it is a job of."""
+CARRIED, COPIES, NAMED = "TRAINER_CARRIED", "TRAINER_COPIES", "TRAINER_NAMED"
+"""Without a disk that the hosts share (``launch.shared_storage=false``): what a host gets of its command, as JSON; the
+address of the run's copies; and the run's folder where the command was typed."""
+LIFE = "TRAINER_LIFE"
+"""The number of the life of such a job, where its batch script reads the hosts' exit codes."""
 SLURM, MPI, KUBERNETES, RAY, TORCHRUN = "slurm", "mpi", "kubernetes", "ray", "torchrun"
 SECRET = "TRAINER_RUN_SECRET"  # the name of a variable  # nosec B105
 """The secret by which the processes of a run on several hosts know each other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.prepared import locked
 from trainer.errors import UserError
 from trainer.host.cache import cache_root
+from trainer.host.engine_tasks import COPIES
 from trainer.planning.find_checkpoint import AUTO, FRESH, instead, own
 from trainer.planning.plan import Plan
 from trainer.run_folder.reset_files import CARRIED
@@ -30,11 +32,11 @@ def fetched(config: RunConfig, plan: Plan, say: Say) -> RunConfig:
     Raises:
         UserError: an address cannot be reached or written to.
     """
-    path = config.resume.path
-    if config.mode != "train" or plan.topology.node_rank:
+    path, each = config.resume.path, COPIES in os.environ  # each host has a folder of its own
+    if config.mode != "train" or (plan.topology.node_rank and not each):
         return config
     remote, run_dir = _copies(config, plan), Path(plan.paths.run_dir)
-    if remote is not None and not config.plan:
+    if remote is not None and not config.plan and not plan.topology.node_rank:
         remote.try_writing()
     if path is not None and is_address(path):
         return config.changed(resume={"path": str(_into_cache(path, say))})
@@ -112,7 +114,7 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
     if config.plan:
         say(f"resume=auto: {place} is newer than what is here and would be fetched first; this plan is made without it")
         return here is None
-    if plan.topology.nnodes > 1:
+    if plan.topology.nnodes > 1 and COPIES not in os.environ:
         raise UserError(
             "resume=auto",
             f"{place} is newer than what is here, and several hosts have to see it",
@@ -121,8 +123,11 @@ def _fetch_newer(remote: Remote, run_dir: Path, plan: Plan, config: RunConfig, s
     from trainer.job.claim_folder import alone
 
     durable_folder.make_folder(run_dir)
+    names: Sequence[str] = CARRIED
+    if COPIES in os.environ:  # what host 0 has copied since, is here
+        names = () if plan.topology.node_rank else tuple(name for name in CARRIED if not (run_dir / name).exists())
     with alone(run_dir, say):
-        _bring_newest(remote, newer, run_dir, say)
+        _bring_newest(remote, newer, run_dir, say, names)
     return False
 
 
@@ -130,11 +135,11 @@ def _is_newer(step: str, here: Path | None) -> bool:
     return here is None or store.step_of(step) > store.step_of(here.name)
 
 
-def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say) -> None:
+def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say, names: Sequence[str]) -> None:
     """Fetch the newest whole copy, unless another command has fetched it meanwhile.
 
     Args:
-        steps: the newest first.
+        steps: the newest first. names: as of :func:`bring`.
 
     Raises:
         Unreachable: the address fails. Retired: a run on another machine has removed one.
@@ -146,7 +151,7 @@ def _bring_newest(remote: Remote, steps: Sequence[str], run_dir: Path, say: Say)
         place = f"{remote.address}/{step}"
         try:
             say(f"fetches {place} ({remote.size(step) / 1e6:.1f} MB)")
-            bring(remote, step, run_dir)
+            bring(remote, step, run_dir, names)
             return
         except (Unreachable, Retired):
             raise  # a run from an older copy would give up this one, which may be readable later
@@ -178,14 +183,17 @@ def _check_other_name(config: RunConfig, plan: Plan) -> None:
         )
 
 
-def bring(remote: Remote, step: str, run_dir: Path) -> Path:
+def bring(remote: Remote, step: str, run_dir: Path, names: Sequence[str] = CARRIED) -> Path:
     """Fetch a checkpoint with its run's files into a run folder that the caller has locked; returns its folder.
+
+    Args:
+        names: of the run's files.
 
     Raises:
         UserError: it is damaged, or the address cannot be reached.
     """
     folder = remote.fetch(step, run_dir / CHECKPOINTS)
-    remote.fetch_run(step, run_dir, CARRIED)
+    remote.fetch_run(step, run_dir, names)
     if (folder / store.BEST).is_file():
         put_back(run_dir, folder, lambda line: None)
     return folder

@@ -50,8 +50,8 @@ def start_processes(assignment: Assignment, supervision: Supervision, engine: En
     entries = [plan.strategy.worker, *plan.strategy.entries.values()]
     preload = [*modules_of(config, entries), *assignment.imported]
     run_dir = Path(plan.paths.run_dir)
-    saves = partial(has_begun, run_dir) if config.saves_checkpoints else lambda: False
-    grace = Grace(config.checkpoint.grace_s, saves, partial(can_go_on, config, plan))
+    folders = [run_dir, plan.own_folder] if config.saves_checkpoints else []  # of host 0, or where hosts share none
+    grace = Grace(config.checkpoint.grace_s, lambda: any(map(has_begun, folders)), partial(can_go_on, config, plan))
     seen = "workers" if config.execution.log_workers and config.verbosity == "normal" else config.verbosity
     results = launch(
         _roles(plan, config),

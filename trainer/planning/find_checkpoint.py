@@ -161,13 +161,14 @@ def can_go_on(config: RunConfig, plan: Plan) -> bool:
     """Whether nothing is lost if the run ends now and the same command is given again.
 
     This is so if nothing is trained, before the first update, and if host 0 writes checkpoints into a folder that this
-    host sees.
+    host sees, or copies them to an address.
     """
     if config.mode != "train":
         return True
     if not config.saves_checkpoints:
         return not plan.topology.node_rank and not has_begun(Path(plan.paths.run_dir))
-    return not plan.topology.node_rank or bool(lives.read(Path(plan.paths.run_dir)))
+    is_copied = config.checkpoint.to is not None
+    return is_copied or not plan.topology.node_rank or bool(lives.read(Path(plan.paths.run_dir)))
 
 
 def has_begun(run_dir: Path) -> bool:

@@ -20,9 +20,11 @@ from trainer.config.schema import CheckpointConfig
 from trainer.errors import Preempted, RunFailed, why
 from trainer.host.signals import LEAVE, StopRequest
 from trainer.run_folder import tracking_file
+from trainer.run_folder.json_files import leave
 from trainer.strategies.lost_workers import HaltsWhileWaiting, Readmits, is_lost, was_lost
 from trainer.strategies.seat import Seat
 from trainer.worker.nonfinite import check_parameters
+from trainer.worker.parts_of_hosts import receive, send
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.shared_folder import life_of
 from trainer.worker.state import BeforeValidation, save_state
@@ -55,6 +57,8 @@ class Checkpoints:
         updates: updates of an epoch. epochs: epochs of the run.
         about: facts of the run for checkpoint.json, without its position.
         patience_s: longest wait for parts of other workers.
+        apart: this host's own folder, where hosts do not share the run's: parts come to host 0 by the board. None: they
+        share it.
 
     Attributes:
         updates_done: this process has done an update, so that the run can be asked to save and end. request: a signal
@@ -75,7 +79,11 @@ class Checkpoints:
         about: Mapping[str, Any],
         patience_s: float,
         clock: Callable[[], float] = time.monotonic,
+        apart: Path | None = None,
     ) -> None:
+        self.apart, self.on_host_0 = apart, seat.rank == seat.local_rank
+        if apart is not None and not self.on_host_0 and seat.local_rank == 0:
+            leave(apart / "status.json", {"state": "starting"})
         self.folder, self.settings, self.seat, self.shared, self.about = folder, settings, seat, shared, about
         self.updates, self.epochs, self.life = updates, epochs, life_of(seat)
         self.patience_s, self.clock = patience_s, clock
@@ -104,6 +112,8 @@ class Checkpoints:
 
     def after_update(self, run: Training) -> None:
         """Save after an update if a checkpoint is due."""
+        if not self.updates_done and self.apart is not None and not self.on_host_0 and self.seat.local_rank == 0:
+            leave(self.apart / "status.json", {"state": "running", "life": 1})  # this host's launcher reads it
         self.updates_done = True
         if not run.lockstep:
             self.check_due(run)
@@ -310,12 +320,18 @@ class Checkpoints:
         """
         began, name, place = self.clock(), store.part_of(self.seat.rank), final_folder(folder)
         failed = write_part(folder, name, packed)
+        if self.apart is not None and not self.on_host_0:
+            failed = send(self.seat.store, folder, name, failed, lambda: self._is_given_up(place))
         if not about:
             if failed:
                 print(failed, flush=True)
             return
         failed = failed or run.reporting.report.unwritten()
         _try_best(lambda: self.best.seal(folder))
+        if self.apart is not None:
+            others = [part for part in names if self._is_of_another_host(part)]
+            received = (receive(self.seat.store, folder, part, self.patience_s, self._is_gone) for part in others)
+            failed = failed or next(filter(None, received), "")
         failed = failed or complete(folder, about, names, self.patience_s, self._is_gone)
         if failed:
             self.given_up.append(folder)
@@ -342,6 +358,14 @@ class Checkpoints:
         computes the fingerprint; a first worker on another host reads it from the board."""
         data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
         return {"data": data, "run_id": tracking_file.position(self.folder.parent).id or ""}
+
+    def _is_given_up(self, place: Path) -> bool:
+        return self.board.check([NOT_WRITTEN.format(place.name)]) or is_lost(self.seat.store, 0)
+
+    def _is_of_another_host(self, name: str) -> bool:
+        """Whether a worker of another host writes the part ``name``; servers bring their parts by themselves."""
+        number = name.partition(".")[0].removeprefix("worker-")
+        return number.isdecimal() and int(number) >= self.seat.local_size
 
     def _is_gone(self, name: str) -> bool:
         """Whether the worker that writes the part ``name`` was lost or hangs."""

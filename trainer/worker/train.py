@@ -102,7 +102,8 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         yield
         return
     folder = Path(plan.paths.run_dir) / "checkpoints"
-    if not is_shared(folder, seat, PARTS_S):
+    apart = None if is_shared(folder, seat, PARTS_S) else plan.own_folder
+    if apart is not None and settings.to is None:
         if seat.rank == 0:
             print(f"ATTENTION: there are no checkpoints, because not all hosts see {folder}", flush=True)
         yield
@@ -128,6 +129,7 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
         plan.length.epochs,
         about,
         PARTS_S,
+        apart=apart,
     )
     if not run.lockstep and isinstance(run.strategy, HaltsWhileWaiting):
         run.strategy.check_checkpoint = lambda decides: kept.check_due(run, decides)

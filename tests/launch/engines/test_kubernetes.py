@@ -21,6 +21,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Job, Needs, State
+from trainer.launch.engines.copies import Carried
 from trainer.launch.engines.kubernetes import Kubernetes
 from trainer.launch.engines.kubernetes_job import KubernetesJob
 from trainer.planning.engine_hosts import of_engine
@@ -544,3 +545,22 @@ def test_the_pods_fit_the_schema_of_kubernetes(job: Job) -> None:
         validator.validate(whole, "1.34", strict=True)
         with pytest.raises(validator.ValidationError):
             validator.validate({**whole, "spec": {**whole["spec"], "completionsMode": "Indexed"}}, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("job", [HOSTS, SERVERS])
+def test_pods_without_a_volume_copy_their_files_and_always_resume(job: Job) -> None:
+    away = replace(job, copies="s3://bucket/runs/one")
+    found = {one["kind"]: one for one in yaml.safe_load_all(Kubernetes(image="trainer:1").render(away))}
+    for spec in pods(found).values():
+        (only,) = spec["containers"]
+        assert [volume for volume in spec["volumes"] if "persistentVolumeClaim" in volume] == []
+        assert {"name": "runs", "emptyDir": {}} in spec["volumes"]
+        values = {one["name"]: one.get("value") for one in only["env"]}
+        assert values["TMPDIR"] == "/runs" and values["TRAINER_RESUME"] == "auto" and "TRAINER_RUN_DIR" not in values
+        asked = Carried.of(as_kubernetes_hands_it_on(values["TRAINER_CARRIED"]))
+        assert (tuple(asked.words), asked.copies, asked.started_in) == (job.words, "s3://bucket/runs/one", "")
+        script = as_kubernetes_hands_it_on(only["command"][2])
+        assert script.endswith("exec python -m trainer.launch.engines.carried\n") and only["args"] == []
+        assert spec["terminationGracePeriodSeconds"] == 45 + 30 + 60
+    with pytest.raises(UserError, match=r"launch\.volumes="):
+        Kubernetes(**IMAGE).render(away)

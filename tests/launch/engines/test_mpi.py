@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.launch.engines.apart import end_with, left_on_disks, python_apart
 from tests.launch.engines.jobs import job_with
 from tests.pace import wait_for
+from tests.runs import SMALL, read, trainer
 from trainer.errors import UserError
 from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, Needs, State
+from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.mpi import Mpi
 
 MPIRUN = """#!/bin/sh
@@ -27,7 +30,8 @@ while [ "$1" != sh ]; do
 done
 trap 'kill -s USR1 -- $tasks' USR1
 for number in $(seq 0 $((size - 1))); do
-    OMPI_COMM_WORLD_RANK=$number setsid "$@" &
+    export OMPI_COMM_WORLD_RANK=$number OMPI_COMM_WORLD_SIZE=$size OMPI_COMM_WORLD_LOCAL_SIZE=1 PMIX_NAMESPACE=job$$
+    setsid "$@" &
     tasks="$tasks -$!"
 done
 [ -e quiet ] || echo "mpirun itself"
@@ -201,3 +205,35 @@ def test_a_signal_reaches_all_tasks_as_sigusr1_and_their_code_is_the_jobs(mpirun
     wait_for(lambda: handle.state().phase == ENDED, 10, "mpirun has not ended")
     assert handle.state() == State(ENDED, "", 75)
     assert [(job.engine_folder / f"ended.{host}").read_text() for host in range(2)] == ["75\n", "75\n"]
+
+
+def test_hosts_without_a_common_disk_bring_lines_and_exit_codes_by_the_address(
+    job: Job, mpirun: str, tmp_path: Path
+) -> None:
+    end_with(tmp_path, 1, 3)
+    python = python_apart(tmp_path, "OMPI_COMM_WORLD_RANK")
+    away = replace(job, command=(python,), copies=f"file://{tmp_path}/store", started_in="/not/there")
+    forwarded = "-x TRAINER_SUBMITTED -x TRAINER_RUN_SECRET -x TRAINER_CARRIED"
+    wanted = shlex.split(f"mpirun -n 2 --map-by ppr:1:node --bind-to none --wdir / {forwarded}")
+    assert line(away) == wanted
+    handle = Away(Mpi(mpirun=mpirun).submit(away), [Copies(away.copies, away.folder)], print)
+    wait_for(lambda: handle.state().phase == ENDED, 60, "mpirun has not ended")
+    state = handle.state()
+    assert (state.phase, state.code) == (ENDED, 1) and state.reason.startswith("host 1 ended with exit code 3: ")
+    assert "words of host 0 ['environment', \"name='a $b c'\"]" in "".join(handle.lines())
+    assert (away.engine_folder / "host.1.log").read_text().startswith("words of host 1")
+    assert (away.folder / "result.json").exists() and left_on_disks(tmp_path) == []
+    stored = "".join(path.read_text() for path in (tmp_path / "store").rglob("*") if path.is_file())
+    assert (away.engine_folder / "secret").read_text() not in stored
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("apart", [False, True], ids=["one disk", "no common disk"])
+def test_two_hosts_of_mpirun_find_each_other_and_train(apart: bool, mpirun: str, tmp_path: Path) -> None:
+    where = ["launch=mpi", f"launch.mpirun={mpirun}", "launch.nnodes=2", "launch.nproc=1", "hydra.run.dir=run"]
+    where += ["launch.shared_storage=false", f"checkpoint.to=file://{tmp_path}/store"] if apart else []
+    done = trainer(*SMALL, "tracking=none", "max_steps=4", "device=cpu", "execution.threads=1", *where, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(tmp_path / "run" / "result.json")["steps"] == 4 and (tmp_path / "run" / "workerlog.1").exists()
+    checkpoints = (tmp_path / "store" / "run") if apart else (tmp_path / "run" / "checkpoints")
+    assert [path.parent.name for path in checkpoints.glob("step-*/COMPLETE")] == ["step-000000004"]

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.launch.engines.apart import end_with, left_on_disks, python_apart
 from tests.launch.engines.jobs import job_with
 from tests.pace import wait_for
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Handle, Job, Needs, State, Unreachable
+from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.ray import Ray
 from trainer.launch.engines.ray_hosts import Host
 from trainer.planning.engine_hosts import check_alone, of_engine
@@ -469,3 +471,15 @@ def test_a_host_finds_itself_by_the_variables_of_its_actor() -> None:
     assert (launch.nnodes, launch.node_rank, launch.master_addr, launch.master_port) == (3, 2, "10.0.0.7", 4000)
     check_alone(found, here)
     assert LaunchConfig.env == "auto"
+
+
+def test_hosts_without_a_common_disk_bring_their_files_by_the_address(job: Job, ray: FakeRay, tmp_path: Path) -> None:
+    end_with(tmp_path, 0, 0)
+    python = python_apart(tmp_path, "TRAINER_HOST")
+    away = replace(job, command=(python,), copies=f"file://{tmp_path}/store", started_in="/not/there")
+    handle = Away(Ray().submit(away), [Copies(away.copies, away.folder)], print)
+    state, lines = ended(handle)
+    assert state == State(ENDED) and "words of host 0 ['environment', \"name='a $b c'\"]" in lines
+    assert (away.folder / "workerlog.1").read_text() == "life of host 1\n" and (away.folder / "result.json").exists()
+    assert (away.engine_folder / "host.1.log").read_text().startswith("words of host 1")
+    assert not (away.engine_folder / "host.0.log").exists() and left_on_disks(tmp_path) == []

@@ -46,11 +46,12 @@ class Needs:
 
 @dataclass(frozen=True)
 class Point:
-    """One job of a sweep: its words, as :attr:`Job.words`, its folder, and what it is called on the screen."""
+    """One job of a sweep: its words and copies, as those of :class:`Job`, its folder, and its name on the screen."""
 
     words: tuple[str, ...]
     folder: Path
     name: str
+    copies: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Job:
         options: the engine's own, by name. setup: lines of the shell before the command.
         points: the jobs of a sweep, in place of ``words``. swept: keys in which they differ. parallel: so many of them
         at a time; 0: all.
+        copies: the address where hosts that do not share the folder copy it to; '': they share it. config: the files
+        of ``--config-dir`` for such hosts, packed.
     """
 
     name: str
@@ -89,6 +92,8 @@ class Job:
     points: tuple[Point, ...] = ()
     swept: tuple[str, ...] = ()
     parallel: int = 0
+    copies: str = ""
+    config: str = ""
 
     @property
     def engine_folder(self) -> Path:
@@ -133,11 +138,13 @@ class Handle(ABC):
 
     Attributes:
         name: in messages, such as ``Slurm job 12``. cancels: the command that cancels it. log: where its lines are.
+        early: where those are that its hosts could not copy; '': nowhere.
     """
 
     name: str
     cancels: str
     log: str
+    early: str = ""
 
     @abstractmethod
     def state(self) -> State:

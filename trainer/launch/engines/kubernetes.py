@@ -16,6 +16,9 @@ in the manifest: a Job fails at its first failed pod, says why, and the JobSet s
     exit codes 2 and 130                 --> PodFailurePolicy, rule "refused":   the end
     any other                            --> BackoffLimitExceeded:               again, launch.max_restarts times
 
+Without a volume (``launch.shared_storage=false``) :mod:`trainer.launch.engines.carried` runs the command in each pod,
+in a folder that ends with the pod, and copies its files to the address ``checkpoint.to``.
+
 A pod resumes (``TRAINER_RESUME=auto``) where its folder has a checkpoint. It cannot go by the number of restarts: a job
 that Kueue suspends, or whose name is applied again, has new pods with the number 0.
 """
@@ -27,6 +30,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,8 +38,18 @@ import yaml
 
 from trainer.config.schema import KubernetesLaunch
 from trainer.errors import UserError
-from trainer.host.engine_tasks import KUBERNETES, ROLE, RUN_DIR, SERVER_ENDPOINTS, SUBMITTED, WORKER_ENDPOINTS
+from trainer.host.engine_tasks import (
+    CARRIED,
+    KUBERNETES,
+    RESUME,
+    ROLE,
+    RUN_DIR,
+    SERVER_ENDPOINTS,
+    SUBMITTED,
+    WORKER_ENDPOINTS,
+)
 from trainer.launch.engines.contract import Handle, Job, Needs, Submitter
+from trainer.launch.engines.copies import PATIENCE_S, carried
 from trainer.launch.engines.engine_folder import ask
 from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
 from trainer.planning.run_secret import LEAST, VARIABLE
@@ -44,6 +58,9 @@ TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
 SCRIPT = """\
 {setup}{names}if ls -d "$TRAINER_RUN_DIR"/checkpoints/step-* >/dev/null 2>&1; then export TRAINER_RESUME=auto; fi
 exec {python} -m trainer "$@"
+"""
+AWAY_SCRIPT = """\
+{setup}{names}exec {python} -m trainer.launch.engines.carried
 """
 NAMES = """\
 for name in "$HOSTNAME.{subdomain}" {first}; do # a name comes soon after its pod
@@ -91,7 +108,7 @@ class Kubernetes(Submitter):
         kinds = "jobset,secret" if kind_of(job) == "JobSet" else "trainjob,trainingruntime,secret"
         if self.options.runtime:
             kinds = "trainjob,secret"
-        words = kind_of(job), name, kinds, self.options.namespace, run_folder(job, self.options)
+        words = kind_of(job), name, kinds, self.options.namespace, job.copies or run_folder(job, self.options)
         remove_earlier(KubernetesJob(*words))
         handle = KubernetesJob(*words)
         drawn = {KEY: secrets.token_hex(LEAST)}
@@ -103,9 +120,13 @@ class Kubernetes(Submitter):
         options = self.options
         if not options.image:
             raise UserError("launch.image", "is not set: pods start from an image", "launch.image=REGISTRY/trainer:TAG")
-        if not options.volume:
+        if not options.volume and not job.copies:
             why = "is not set, and the run folder would end with its pod"
             raise UserError("launch.volume", why, "launch.volume=CLAIM (a PersistentVolumeClaim, ReadWriteMany)")
+        if options.volume and job.copies:
+            why = "the run's files are in no volume with launch.shared_storage=false"
+            instead = f"launch.volumes={{{options.volume}: {options.volume_path}}}, if the pods need it for data"
+            raise UserError(f"launch.volume={options.volume}", why, instead)
         if job.points:
             raise UserError("--multirun", "a sweep is not one job of Kubernetes", "one command for each of its runs")
         job.refuse_range("all pods of a job restart together")
@@ -191,14 +212,21 @@ class Kubernetes(Submitter):
         options = self.options
         setup = "".join(f"{line}\n" for line in job.setup)
         names = NAMES.format(subdomain=name, first=first) if first else ""
-        script = SCRIPT.format(setup=setup, names=names, python=options.python or "python")
-        words = [word for word in job.words if not word.startswith("hydra.run.dir=")]
+        text = AWAY_SCRIPT if job.copies else SCRIPT
+        script = text.format(setup=setup, names=names, python=options.python or "python")
+        words = [] if job.copies else [word for word in job.words if not word.startswith("hydra.run.dir=")]
         more = [options.env_from] if isinstance(options.env_from, str) else options.env_from or []
-        claims = {"runs": (options.volume, options.volume_path)}
+        claims = {} if job.copies else {"runs": (options.volume, options.volume_path)}
         claims |= {f"volume-{n}": entry for n, entry in enumerate(options.volumes.items())}
         volumes = [{"name": key, "persistentVolumeClaim": {"claimName": claim}} for key, (claim, _) in claims.items()]
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})  # the default has 64 MB
         mounts = [{"name": key, "mountPath": path} for key, (_, path) in claims.items()]
+        own = {RUN_DIR: run_folder(job, options)}
+        if job.copies:
+            volumes.append({"name": "runs", "emptyDir": {}})
+            mounts.append({"name": "runs", "mountPath": options.volume_path})
+            asked = replace(carried(job)[0], started_in="")  # the image has a working folder of its own
+            own = {RESUME: "auto", CARRIED: _unexpanded(asked.text()), "TMPDIR": options.volume_path}
         container: dict[str, Any] = {
             "name": CONTAINER,
             "image": options.image,
@@ -206,7 +234,7 @@ class Kubernetes(Submitter):
             "args": [_unexpanded(word) for word in words],
             "env": [
                 {"name": SUBMITTED, "value": self.engine},
-                {"name": RUN_DIR, "value": run_folder(job, options)},
+                *({"name": key, "value": value} for key, value in own.items()),
                 {"name": VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": KEY}}},
                 *variables,
             ],
@@ -216,7 +244,7 @@ class Kubernetes(Submitter):
         }
         spec = {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": round(job.grace_s) + SLACK_S,
+            "terminationGracePeriodSeconds": round(job.grace_s + (PATIENCE_S if job.copies else 0)) + SLACK_S,
             **job.options,
             "containers": [container],
             "volumes": volumes,

@@ -6,6 +6,9 @@ with 0. SIGTERM and SIGUSR1 are both handed to mpirun as SIGUSR1, which it passe
 of a host which is refused (exit code 2), since they would wait ``launch.timeout_s`` for it. Each task writes its lines
 itself, into ``RUN/engine/host.HOST.log``: Open MPI gives host 0 a terminal.
 
+Without a disk that the hosts share, :mod:`trainer.launch.engines.carried` is the command of a task, and these files of
+each host come by the address ``checkpoint.to``.
+
 Nothing starts a run again that mpirun has lost. The same command with ``resume=auto`` does.
 """
 
@@ -19,8 +22,9 @@ from pathlib import Path
 
 from trainer.config.schema import MpiLaunch
 from trainer.errors import UserError
-from trainer.host.engine_tasks import MPI, RUN_DIR, SUBMITTED
+from trainer.host.engine_tasks import CARRIED, MPI, RUN_DIR, SUBMITTED
 from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, State, Submitter
+from trainer.launch.engines.copies import carried
 from trainer.launch.engines.engine_folder import (
     LOG,
     SECRET,
@@ -42,6 +46,22 @@ export {submitted}=mpi TRAINER_RUN_DIR={folder}
 {words}={command} && export {words} # no command line that other users of the hosts can see
 exec {mpirun} sh -c {task} {engine}
 """
+AWAY_SCRIPT = """\
+#!/bin/sh
+# No disk is shared: the files of the hosts come by {copies}. What each task does: trainer/launch/engines/mpi.py.
+export {submitted}=mpi
+{secret}=$(cat {secret_file}) && export {secret} || exit 1
+{words}={carried} && export {words} # no command line that other users of the hosts can see
+exec {mpirun} sh -c {task} {started_in} {command}
+"""
+AWAY_TASK = """\
+{setup}number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
+trap : TERM USR1
+cd "$0" 2>/dev/null || cd /
+"$@" -m trainer.launch.engines.carried
+code=$?
+[ $code != 2 ] || [ "$number" = 0 ] || {{ sleep 5; exit 2; }}
+exit 0"""
 TASK = """\
 {setup}number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
 exec >>"$0/host.$number.log" 2>&1
@@ -66,14 +86,28 @@ class Mpi(Submitter):
 
     def render(self, job: Job) -> str:
         self._check(job)
+        both = {
+            "submitted": SUBMITTED,
+            "secret": VARIABLE,
+            "secret_file": shlex.quote(str(job.engine_folder / SECRET)),
+            "mpirun": shell_words(self._mpirun(job)),
+        }
+        setup = "".join(f"{line}\n" for line in job.setup)
+        if job.copies:
+            return AWAY_SCRIPT.format(
+                **both,
+                copies=job.copies,
+                words=CARRIED,
+                carried=shlex.quote(carried(job)[0].text()),
+                task=shlex.quote(AWAY_TASK.format(setup=setup)),
+                started_in=shlex.quote(job.started_in),
+                command=shell_words(job.command),
+            )
         return SCRIPT.format(
-            submitted=SUBMITTED,
+            **both,
             folder=shlex.quote(str(job.folder)),
-            secret=VARIABLE,
-            secret_file=shlex.quote(str(job.engine_folder / SECRET)),
-            mpirun=shell_words(self._mpirun(job)),
             words=WORDS,
-            task=shlex.quote(TASK.format(setup="".join(f"{line}\n" for line in job.setup), words=WORDS)),
+            task=shlex.quote(TASK.format(setup=setup, words=WORDS)),
             engine=shlex.quote(str(job.engine_folder)),
             command=shlex.quote(shell_words([*job.command, "-m", "trainer", *job.words])),
         )
@@ -102,13 +136,15 @@ class Mpi(Submitter):
     def _mpirun(self, job: Job) -> list[str]:
         """mpirun and its options, as Open MPI or hydra spells them."""
         options, count = self.options, str(job.hosts)
+        started_in = "/" if job.copies else job.started_in  # the task itself goes where that is
         words = shlex.split(options.mpirun)
         if options.flavour == OPENMPI:
-            words += ["-n", count, "--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", job.started_in]
-            words += [word for name in (SUBMITTED, RUN_DIR, VARIABLE, WORDS) for word in ("-x", name)]
+            words += ["-n", count, "--map-by", "ppr:1:node", "--bind-to", "none", "--wdir", started_in]
+            names = (SUBMITTED, VARIABLE, CARRIED) if job.copies else (SUBMITTED, RUN_DIR, VARIABLE, WORDS)
+            words += [word for name in names for word in ("-x", name)]
             hosts, file, dash = "--host", "--hostfile", "--"
         else:  # hydra hands on all variables by itself
-            words += ["-n", count, "-ppn", "1", "-bind-to", "none", "-wdir", job.started_in]
+            words += ["-n", count, "-ppn", "1", "-bind-to", "none", "-wdir", started_in]
             hosts, file, dash = "-hosts", "-f", "-"
         if options.hosts:
             words += [hosts, options.hosts]

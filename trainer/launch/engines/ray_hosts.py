@@ -11,9 +11,11 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 CHUNK = 1 << 20
 """Bytes of the log that are handed back at once."""
@@ -28,6 +30,7 @@ class Host:
         self.log = Path()
         self.position: int | None = None
         self.held = 0  # bytes of a line without its end, that were not handed back by the last call
+        self.kept: IO[bytes] | None = None
 
     def place(self) -> tuple[str, str, int]:
         """This host's node, its address, and a port that is free there."""
@@ -50,7 +53,8 @@ class Host:
         """Start the command, unless it was started: an answer may have been lost.
 
         Args:
-            log: file of its lines; the first life begins it anew. started_in: working folder, if there is one here.
+            log: file of its lines; the first life begins it anew; '': a temporary one.
+            started_in: working folder, if there is one here.
             without: variables that it is not to have, such as those of a launcher that has started Ray.
             shown: :meth:`news` hands back its lines.
 
@@ -59,8 +63,12 @@ class Host:
         """
         if self.process is not None:
             return
-        self.log = Path(log)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        if log:
+            self.log = Path(log)
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+        else:
+            self.kept = tempfile.TemporaryFile()  # noqa: SIM115  gone with the actor
+            self.log = Path(f"/proc/self/fd/{self.kept.fileno()}")
         environment = {name: value for name, value in os.environ.items() if name not in without}
         libc = ctypes.CDLL(None)  # loaded here: the child may do next to nothing
 

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import Interrupted, RunPreempted, UserError, first_line
-from trainer.host.engine_tasks import HOST, HOSTS, LAUNCHER_VARIABLES, RAY, RESUME, RUN_DIR, SUBMITTED
+from trainer.host.engine_tasks import CARRIED, HOST, HOSTS, LAUNCHER_VARIABLES, RAY, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines import ray_hosts
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Handle, Job, State, Unreachable
+from trainer.launch.engines.copies import carried
 from trainer.launch.engines.engine_folder import failed_hosts
 from trainer.planning.run_secret import VARIABLE
 
@@ -44,7 +45,7 @@ CANCEL_POLL_S = 0.2
 
 def command_of(job: Job) -> list[str]:
     """The command that a host starts."""
-    words = [*job.command, "-m", "trainer", *job.words]
+    words = [*job.command, "-m", *(["trainer.launch.engines.carried"] if job.copies else ["trainer", *job.words])]
     return ["bash", "-c", "\n".join([*job.setup, 'exec "$@"']), "trainer", *words] if job.setup else words
 
 
@@ -57,7 +58,7 @@ def variables_of(job: Job, secret: str, host: int, places: Sequence[tuple[str, A
     address, port = places[0]
     found = {
         SUBMITTED: RAY,
-        RUN_DIR: str(job.folder),
+        **({CARRIED: carried(job)[0].text()} if job.copies else {RUN_DIR: str(job.folder)}),
         VARIABLE: secret,
         HOSTS: str(job.hosts),
         HOST: str(host),
@@ -225,7 +226,7 @@ class _Life:
         variables = variables_of(self.job, self.variables[VARIABLE], host.number, places, self.number)
         host.asked = host.actor.start.remote(
             command_of(self.job),
-            f"{self.job.engine_folder}/host.{host.number}.log",
+            "" if self.job.copies else f"{self.job.engine_folder}/host.{host.number}.log",
             self.job.started_in,
             {**self.variables, **variables},
             LAUNCHER_VARIABLES,
@@ -314,6 +315,8 @@ class RayJob(Handle):
         ray.cloudpickle.register_pickle_by_value(ray_hosts)
         self.name = f"Ray job {ray.get_runtime_context().get_job_id()}"
         self.cancels, self.log = "Ctrl-C here", f"{job.engine_folder}/host.0.log"
+        if job.copies:
+            self.log = f"{job.folder}/workerlog.0"
         self.losses = self.preemptions = 0
         self.has_to_leave = False
         self.ended: State | None = None

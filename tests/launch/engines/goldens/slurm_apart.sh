@@ -1,0 +1,94 @@
+#!/bin/bash
+#SBATCH --job-name=lenet
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/tmp/trainer-%j.log
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@60
+#SBATCH --requeue
+#SBATCH --chdir=/
+
+# The task of each host is that host's launcher. How this script decides about its end: trainer/launch/engines/slurm.py.
+# No disk is shared: the files of this script are in a folder of this host, and are copied to s3://bucket/runs/outputs/one.
+TRAINER_CARRIED='{"words": ["+recipe=digits_lenet", "name='"'"'a $b c'"'"'"], "copies": "s3://bucket/runs/outputs/one", "config": "", "started_in": "/home/ann", "folder": "/home/ann/outputs/one", "sweep": ""}'
+export TRAINER_CARRIED
+cd /home/ann 2>/dev/null || cd /
+kept=$(mktemp -d "${TMPDIR:-/tmp}/trainer.job-XXXXXX") && engine=$kept/engine || exit 1
+job=$SLURM_JOB_ID
+life=${SLURM_RESTART_COUNT:-0}
+module load cuda
+export TRAINER_SUBMITTED=slurm TRAINER_LIFE=$life
+TRAINER_RUN_SECRET='<drawn at the submission>' && export TRAINER_RUN_SECRET || exit 1
+[ "$life" = 0 ] || export TRAINER_RESUME=auto
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show node "$head" -o | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
+MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * life) % 10000)) # another one in each life: the last store may linger
+export MASTER_ADDR MASTER_PORT
+carry() { /opt/venv/bin/python -m trainer.launch.engines.carried "$@"; }
+carry begin "$kept" || exit 1
+mkdir -p "$engine" && exec >>"$engine/log" 2>&1 || exit 1
+carry job "$kept" &
+carrier=$!
+trap : TERM USR1 # Slurm sends them to the tasks, too; this script waits for these
+echo "slurm: job $SLURM_JOB_ID, life $life, on $SLURM_JOB_NODELIST"
+srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
+    trap : TERM USR1
+    cd "$0" 2>/dev/null || cd /
+    "$@"' /home/ann /opt/venv/bin/python -m trainer.launch.engines.carried &
+step=$!
+ended=
+while kill -0 "$step" 2>/dev/null; do
+    sleep 1
+    if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused
+        ended=${ended:-$SECONDS}
+        if [ $((SECONDS - ended)) -ge 40 ]; then # the hosts that are silent now are lost
+            for one in $(squeue -h -s -j "$job" -o %i | grep '\.[0-9]'); do scancel --signal=KILL "$one"; done
+            sleep 2
+            kill -KILL "$step" 2>/dev/null
+            break
+        fi
+    fi
+done
+wait "$step"
+touch "$kept/over.tmp" && wait "$carrier" # it copies once more
+
+lost= number=0
+for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    if [ ! -s "$engine/ended.$life.$number" ]; then
+        lost=$lost${lost:+,}$host
+    elif [ "$number" != 0 ] && ! grep -qx '0\|75' "$engine/ended.$life.$number"; then
+        echo "slurm: host $number ($host) ended with exit code $(cat "$engine/ended.$life.$number"):"
+        tail -n 12 "$engine/host.$number.log" | awk 1 # the last line gets its end
+    fi
+    number=$((number + 1))
+done
+code=$(cat "$engine/ended.$life.0" 2>/dev/null || cat "$engine"/ended."$life".* 2>/dev/null | sort -n | tail -n 1)
+code=${code:-1}
+echo "$life $code $lost" >>"$engine/lives"
+again=
+if [ -e "$engine/leave" ]; then
+    :
+elif [ -n "$lost" ] && [ "$code" != 0 ] && [ "$code" != 2 ]; then
+    echo "slurm: $lost was lost"
+    [ "$(grep -c '^[0-9]* [0-9]* .' "$engine/lives")" -le 3 ] && again=1
+elif [ "$code" = 75 ]; then
+    again=1
+fi
+if [ -n "$again" ]; then
+    case "$(scontrol show job "$job" -o) " in # a job that Slurm ends for none of these reasons is cancelled
+    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) ;;
+    *" JobState=COMPLETING "*) again= code=130 ;;
+    esac
+fi
+if [ -n "$again" ]; then
+    lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
+    carry once "$kept"; rm -rf "$kept"
+    scontrol requeue "$job" && echo "slurm: requeued"
+    # The job is pending from now on, and can be kept off the lost hosts until Slurm ends this script.
+    [ -z "$lost" ] || scontrol update JobId="$job" ExcNodeList="$lost"
+    while :; do sleep 5; done # SIGTERM ends the sleep alone: nothing may follow it
+fi
+echo "$code" >"$engine/code"
+carry once "$kept"
+rm -rf "$kept" /tmp/trainer-"$SLURM_JOB_ID".log
+exit "$code"
