@@ -10,13 +10,17 @@ import pytest
 
 from trainer.job import curves
 from trainer.run_folder import lives
-from trainer.run_folder.lives import Life
+from trainer.run_folder.lives import LifeRecord
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
 
 def test_each_life_after_the_first_is_a_line_in_every_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = (Life(1, "", how="killed"), Life(2, "", how="lost", first=20), Life(3, "", how="failed", first=20))
+    before = (
+        LifeRecord(1, "", how="killed"),
+        LifeRecord(2, "", how="lost", first=20),
+        LifeRecord(3, "", how="failed", first=20),
+    )
     lives.begin(tmp_path, before, 30, 1, "x")
     points = ({"step": n, "metrics": {"train/loss": 1.0 / n, "train/acc1": 0.5, "lr": 0.1}} for n in range(1, 50))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.host import files
 from trainer.run_folder import lives
-from trainer.run_folder.lives import Life
+from trainer.run_folder.lives import LifeRecord
 from trainer.run_folder.reset_files import copy_points
 
 
@@ -48,7 +48,7 @@ def test_a_life_that_was_killed_is_told_of_by_its_status(tmp_path: Path, state: 
 
 
 def test_a_life_that_came_to_nothing_takes_no_end_from_the_one_before(tmp_path: Path) -> None:
-    lives.begin(tmp_path, (Life(1, "2001-01-01T00:00:00+00:00", how="killed", last=30),), 20, 1, "x")
+    lives.begin(tmp_path, (LifeRecord(1, "2001-01-01T00:00:00+00:00", how="killed", last=30),), 20, 1, "x")
     status(tmp_path, "running", 30, life=1, seconds=1e9)
     assert [(life.how, life.last, life.ended) for life in lives.past(tmp_path)][1] == ("lost", 20, "")
     status(tmp_path, "killed", 30, life=1)  # by the recorder, which was there already
@@ -59,11 +59,11 @@ def test_a_life_that_came_to_nothing_takes_no_end_from_the_one_before(tmp_path: 
 def test_a_damaged_file_is_a_life_of_which_nothing_is_known(tmp_path: Path, left: str) -> None:
     (tmp_path / "lives.json").write_text(left)
     lives.end(tmp_path, "done", 3)
-    assert lives.past(tmp_path) == (Life(1, "", how="lost"),) and lives.number(tmp_path) == 1
+    assert lives.past(tmp_path) == (LifeRecord(1, "", how="lost"),) and lives.number(tmp_path) == 1
 
 
 def test_of_another_run_only_lives_before_the_checkpoint_count() -> None:
-    all_of_them = tuple(Life(n, "", first=first) for n, first in ((1, 0), (2, 80), (3, 60)))
+    all_of_them = tuple(LifeRecord(n, "", first=first) for n, first in ((1, 0), (2, 80), (3, 60)))
     assert lives.until(all_of_them, 60) == (all_of_them[0], replace(all_of_them[2], number=2))
 
 

@@ -9,21 +9,21 @@ import pytest
 from trainer.config.run_config import RunConfig
 from trainer.host import torchrun
 from trainer.run_folder import repeat
-from trainer.run_folder.lives import Life
+from trainer.run_folder.lives import LifeRecord
 
 TYPED = ["--config-dir", "mine", "+recipe=x", "hydra.run.dir=run"]
 PYTHON = ["python", "-m", "trainer"]
 
 
-def lives(*commands: str) -> list[Life]:
-    return [Life(number + 1, "", command=command) for number, command in enumerate(commands)]
+def lives(*commands: str) -> list[LifeRecord]:
+    return [LifeRecord(number + 1, "", command=command) for number, command in enumerate(commands)]
 
 
 def config(path: str | None, allow_changes: bool = False) -> RunConfig:
     return RunConfig.of({}).changed(resume={"path": path, "allow_changes": allow_changes})
 
 
-def words(path: str | None, typed: list[str], past: list[Life], allow_changes: bool = False) -> list[str]:
+def words(path: str | None, typed: list[str], past: list[LifeRecord], allow_changes: bool = False) -> list[str]:
     return repeat.words(config(path, allow_changes), typed, past, Path("run"))
 
 
@@ -42,7 +42,7 @@ def test_run_that_went_on_from_another_one_goes_on_from_there_again() -> None:
 
 
 @pytest.mark.parametrize("past", [lives("a", "a resume.allow_changes=true", "a"), lives("a", "b")])
-def test_no_single_command_repeats_lives_that_may_differ(past: list[Life]) -> None:
+def test_no_single_command_repeats_lives_that_may_differ(past: list[LifeRecord]) -> None:
     assert words("auto", [*TYPED, "resume=auto"], past, allow_changes=len(past) == 2) == []
 
 

@@ -30,7 +30,7 @@ SIDES = {
         "checks",
         "lease_requests",
         "epoch_blocks",
-        "totals",
+        "meetings",
         "saving",
         "shard",
         "sparse_table",
@@ -69,7 +69,7 @@ OTHERS = {
     ),
     "files of a checkpoint, which simulated disks stand for": (
         "server/increments",
-        "server/since_full",
+        "server/changed_rows",
         "server/ledger",
         "worker/export",
         "protocol/snapshot",
@@ -77,7 +77,7 @@ OTHERS = {
     ),
     "before a run begins, or from a run of another kind": (
         "server/saved_state_checks",
-        "server/of_workers",
+        "server/worker_checkpoint",
         "server/server_assignment",
     ),
     "the form and the place of values, and what is told of them": (

@@ -33,7 +33,7 @@ from trainer.strategies.pserver.server import (
     shard,
     sparse_table,
 )
-from trainer.strategies.pserver.server import totals as totals_module
+from trainer.strategies.pserver.server import meetings as meetings_module
 from trainer.strategies.pserver.server.request_queue import RequestQueue
 from trainer.strategies.pserver.worker import (
     async_and_ssp,
@@ -84,7 +84,7 @@ def _both(one: Defect, other: Defect) -> Iterator[None]:
 # --- the defects that were found from outside ----------------------------------------------------------------------
 
 
-@replaces(epoch_blocks.Progress, "covered")
+@replaces(epoch_blocks.Progress, "is_applied")
 def progress_is_the_greatest_end(_: Any, self: epoch_blocks.Progress, rows: np.ndarray) -> bool:
     def end(block: int) -> int:
         return max((stop for _, stop in self.applied.get(block, ())), default=0)
@@ -94,7 +94,7 @@ def progress_is_the_greatest_end(_: Any, self: epoch_blocks.Progress, rows: np.n
     )
 
 
-@replaces(epoch_blocks.Progress, "covered")
+@replaces(epoch_blocks.Progress, "is_applied")
 def pending_work_travels_with_a_block_that_is_taken_over(
     original: Any, self: epoch_blocks.Progress, rows: np.ndarray
 ) -> bool:
@@ -110,7 +110,7 @@ def _nothing_is_pushed(_: Any, self: worker.PserverWorker) -> None:
     pass
 
 
-@replaces(rules.Ssp, "covered")
+@replaces(rules.Ssp, "duplicate")
 def covered_work_does_not_advance_the_clock(_: Any, self: rules.Ssp, push: rules.Push) -> None:
     pass
 
@@ -189,16 +189,16 @@ def a_push_is_acknowledged_before_it_is_applied(
     original: Any, self: pushes.Pushes, message: Message, rule: Any, push: Any, rows: Any
 ) -> bool:
     later = _put_off(self)
-    covered = self.work.progress.covered(rows)
+    duplicate = self.work.progress.is_applied(rows)
     self.members.all[message.rank].watermark.mark(message.sequence)
     self.work.applied(rows)
     if message.flags:
         rule.signal(message)
-    elif covered:
-        rule.covered(push)
+    elif duplicate:
+        rule.duplicate(push)
     else:
         later.append(lambda: rule.push(push))
-    return not covered
+    return not duplicate
 
 
 @replaces(pushes.Pushes, "_take")
@@ -235,17 +235,17 @@ def a_step_of_sync_leaves_out_who_was_lost(original: Any, self: rules.Sync) -> N
     original(self)
 
 
-@replaces(members.Members, "admit")
+@replaces(members.Members, "why_refused")
 def a_life_that_is_fenced_goes_on(_: Any, self: members.Members, rank: int, incarnation: int) -> str:
     return ""
 
 
 @replaces(held_blocks.HeldBlocks, "acknowledged")
 def a_block_is_done_with_the_first_push_after_its_end(
-    _: Any, self: held_blocks.HeldBlocks, covered: held_blocks.Covered
+    _: Any, self: held_blocks.HeldBlocks, pushed: held_blocks.PushedBatches
 ) -> None:
-    self._under_way.subtract(covered.blocks)
-    for block in covered.blocks & self._at_their_end:
+    self._under_way.subtract(pushed.blocks)
+    for block in pushed.blocks & self._at_their_end:
         self.finished(block)
 
 
@@ -292,7 +292,7 @@ def a_copy_of_a_lease_gets_another_block(
     return original(self, message)  # type: ignore[no-any-return]
 
 
-@replaces(totals_module.Totals, "_arrive")
+@replaces(meetings_module.Totals, "_arrive")
 def a_copy_of_a_meeting_counts_twice(original: Any, self: Any, number: int, rank: int, values: np.ndarray) -> Any:
     total = self.open.get(number)
     if total is not None and total.value is None and rank in total.brought:
@@ -404,8 +404,8 @@ def pushes_of_a_life_that_is_over_are_waited_for(_: Any, self: members.Watermark
     pass
 
 
-@replaces(totals_module.Totals, "forget")
-def what_a_life_brought_to_a_stop_counts_for_the_next(_: Any, self: totals_module.Totals, rank: int) -> None:
+@replaces(meetings_module.Totals, "forget")
+def what_a_life_brought_to_a_stop_counts_for_the_next(_: Any, self: meetings_module.Totals, rank: int) -> None:
     pass
 
 

@@ -113,7 +113,7 @@ def test_tensorboard_has_every_point_once_in_the_same_folder(resumed: tuple[Path
 
 
 def test_the_tag_counts_the_lives_before_the_last_command() -> None:
-    three = [lives.Life(number, "") for number in (1, 2, 3)]
+    three = [lives.LifeRecord(number, "") for number in (1, 2, 3)]
     assert [_lived(three[:count], None) for count in range(4)] == [{}, *({"trainer.resumed": f"{n}"} for n in range(3))]
 
 

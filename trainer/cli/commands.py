@@ -111,25 +111,24 @@ def run_one(
     check_run_folder(run_dir, config.hydra.output_subdir)
     check_same_folder(config, "hydra.run.dir", run_dir)
     with contextlib.ExitStack() as stack:
-        trackers: list[RecorderProcess | None] = []
+        recorder: RecorderProcess | None = None
 
-        def passed(checked: Checked) -> None:  # the recorder imports mlflow while this process imports torch
+        def record(checked: Checked) -> None:  # it imports mlflow while this process imports torch
+            nonlocal recorder
             if checked.config.tracking.trackers:
                 from trainer.tracking.trackers import check
 
                 check(checked.config.tracking, run_dir)
-            if not (recorded := recorded_by(checked.config)):
-                trackers.append(None)
-                return
-            from trainer.tracking.client import tracking
+            if recorded := recorded_by(checked.config):
+                from trainer.tracking.client import tracking
 
-            trackers.append(stack.enter_context(tracking(recorded)))
+                recorder = stack.enter_context(tracking(recorded))
 
         if config.verbosity != "quiet":
             streams.wait_for("checking the config, the data and the model with PyTorch")
         with usual_values(app, overrides, config_name):
             whole = compose.names_whole(config, "hydra.run.dir")
-            ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), passed=passed, whole=whole)
+            ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), on_checked=record, whole=whole)
         if ready.checked.config.plan:
             return show_only(ready)
         with _noted(ready, [*flags, *overrides]):
@@ -138,8 +137,8 @@ def run_one(
             from trainer.config.schema.run import MLFLOW
             from trainer.planning.tracking_store import try_tracking
 
-            if (away := try_tracking(ready.checked.config, ready.plan)) and trackers[0] is not None:
-                trackers[0].mark_away(MLFLOW, away)
+            if (away := try_tracking(ready.checked.config, ready.plan)) and recorder is not None:
+                recorder.mark_away(MLFLOW, away)
         start = start or start_here
         if start is start_here and _agrees_with_hosts(config, ready):
             run_dir, start = _agreed_folder(ready, run_dir)
@@ -147,7 +146,7 @@ def run_one(
             run_dir = claim(run_dir, RUN_DIR in os.environ or _is_chosen(config, ready, overrides))
         ready = replace(ready.in_folder(run_dir), swept=frozenset(filter(None, os.environ.get(SWEPT, "").split(","))))
         with _noted(ready, [*flags, *overrides]):
-            result = _executed(config, ready, start, [*flags, *overrides], trackers[0])
+            result = _executed(config, ready, start, [*flags, *overrides], recorder)
     from trainer.cli.last_lines import say_result
 
     say_result(result, ready, [*flags, *overrides])

@@ -16,7 +16,7 @@ from trainer.cli.compose import plain
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
-from trainer.cli.sweep_points import Point, check_points, expand, swept_keys
+from trainer.cli.sweep_points import SweepJob, check_points, expand, swept_keys
 from trainer.config.keys import key_of
 from trainer.config.redact import command, hide, text
 from trainer.config.schema.run import MLFLOW
@@ -121,7 +121,7 @@ class Sweep:
     flags: Sequence[str]
     folder: Path
     jobs: list[list[str]]
-    points: list[Point]
+    points: list[SweepJob]
     swept: set[str]
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
@@ -243,7 +243,7 @@ class Sweep:
         swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
         return replace(job, points=tuple(elements), swept=swept, parallel=parallel)
 
-    def _job(self, point: Point) -> None:
+    def _job(self, point: SweepJob) -> None:
         """Run one job. A failure is recorded; an interruption ends the sweep."""
         overrides, where = point.overrides, str(self.folder / point.subdir)
         shown = tuple(text(override) for override in overrides)
@@ -280,7 +280,7 @@ class Sweep:
         shown = [o for o in overrides if key_of(o) in self.swept] or overrides
         Screen().print(f"\n--- job {len(self.ended)} of {len(self.jobs)}: {command(shown)}")
 
-    def _ready(self, point: Point, where: str) -> Ready:
+    def _ready(self, point: SweepJob, where: str) -> Ready:
         """Check the next job again: the machine may have changed."""
         compose.place(point.config, Path(where))
         planned = point.ready.plan

@@ -32,7 +32,7 @@ OWN_FILES = ("multirun.yaml", "sweep.csv", "metrics.jsonl", "tracking.json", "se
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepJob:
     """A point of a sweep: a job that has passed every check.
 
     Attributes:
@@ -60,13 +60,13 @@ def expand(master: DictConfig) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
-def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[Point]:
+def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[SweepJob]:
     """Check every point of a sweep, each without the overrides that only other points accept, and all together.
 
     Raises:
         UserError: a point cannot run, two are equal or share a folder, or no point accepts an override.
     """
-    points: list[Point] = []
+    points: list[SweepJob] = []
     refusals: list[dict[str, UserError]] = []
     kept = _decisive(jobs)
     for number, job in enumerate(jobs):
@@ -97,7 +97,7 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
     return points
 
 
-def check_apart(points: Sequence[Point], jobs: list[list[str]], folder: Path) -> None:
+def check_apart(points: Sequence[SweepJob], jobs: list[list[str]], folder: Path) -> None:
     """Check that all points differ, in folders of their own.
 
     Raises:
@@ -156,7 +156,7 @@ def _decisive(jobs: list[list[str]]) -> set[str]:
     return {o for o in swept if not {key_of(o).partition(".")[0], "strategy"} & groups}
 
 
-def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> Point:
+def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> SweepJob:
     """Check a job as it will run, in its own folder, whose checkpoints it may resume."""
     key = "hydra.sweep.dir"
     folder, whole = compose.named_folder(master, key), compose.names_whole(master, key)
@@ -168,7 +168,7 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
         plain = compose.plain(config)
     away = submitter_of(config) is not None
     ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole, away=away)
-    return Point(overrides, config, ready, subdir)
+    return SweepJob(overrides, config, ready, subdir)
 
 
 def _subdir(config: DictConfig, number: int) -> str:

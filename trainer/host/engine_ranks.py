@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainer.errors import RunFailed, UserError
 from trainer.host import addresses, private, torchrun
-from trainer.host.engine_tasks import COPIES, MPI, RUN_DIR, SECRET, SLURM, SUBMITTED, Task, joined_tasks
+from trainer.host.engine_tasks import COPIES, MPI, RUN_DIR, SECRET, SLURM, SUBMITTED, EngineTask, joined_tasks
 from trainer.host.first_host import first_host
 
 MEET_S = 300.0
@@ -78,7 +78,7 @@ def _names_host_0(words: Sequence[str]) -> bool:
     return any(word.startswith("launch.master_addr=") for word in words)
 
 
-def _leave_note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> Note:
+def _leave_note(task: EngineTask, environment: MutableMapping[str, str], words: Sequence[str]) -> Note:
     """Task 0: choose a port at an address that all tasks reach, and leave the note; it is removed at the end."""
     typed = next((w.partition("=")[2] for w in words if w.startswith("launch.master_addr=")), "")
     if task.size == task.here:
@@ -102,7 +102,7 @@ def _remove(path: Path, process: int) -> None:
             path.parent.rmdir()
 
 
-def _read_note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> Note:
+def _read_note(task: EngineTask, environment: MutableMapping[str, str], words: Sequence[str]) -> Note:
     """Any other task: wait for the note of a task 0 that listens."""
     path, until = _note(task, environment, words), time.monotonic() + MEET_S
     while time.monotonic() < until:
@@ -127,7 +127,7 @@ def _answers(address: str, port: int) -> bool:
     return False
 
 
-def _note(task: Task, environment: MutableMapping[str, str], words: Sequence[str]) -> Path:
+def _note(task: EngineTask, environment: MutableMapping[str, str], words: Sequence[str]) -> Path:
     """The path of the note, the same for all tasks of this command."""
     parts = [environment.get(name, "") for name in NAMES.get(task.of.engine, ())]
     step = "\0".join([task.of.launcher, *parts, os.getcwd(), *words])

@@ -147,7 +147,7 @@ ROLE, SERVER_ENDPOINTS, WORKER_ENDPOINTS = "TRAINER_ROLE", "TRAINER_SERVER_ENDPO
 
 
 @dataclass(frozen=True)
-class Task:
+class EngineTask:
     """One of several tasks that a launcher has started.
 
     Attributes:
@@ -180,7 +180,7 @@ class Task:
         return self.here is not None and self.here > 1 and self.size is not None
 
 
-def tasks_of(environment: Mapping[str, str]) -> list[Task]:
+def tasks_of(environment: Mapping[str, str]) -> list[EngineTask]:
     """List what each launcher's variables say of this process, inner launchers first.
 
     A batch script, and a shell of ``salloc``, is no task: what is counted there has not been started.
@@ -195,12 +195,12 @@ def tasks_of(environment: Mapping[str, str]) -> list[Task]:
     return found
 
 
-def joined_tasks(environment: Mapping[str, str], env: str) -> list[Task]:
+def joined_tasks(environment: Mapping[str, str], env: str) -> list[EngineTask]:
     """Of these, the tasks that join one run: of the engine that ``launch.env`` names, or of any (``auto``)."""
     return [task for task in tasks_of(environment) if task.of.engine and env in ("auto", task.of.engine)]
 
 
-def _task(one: Variables, environment: Mapping[str, str]) -> Task:
+def _task(one: Variables, environment: Mapping[str, str]) -> EngineTask:
     size, rank = number(environment, one.size), (number(environment, one.rank) or one.first) - one.first
     host, here = number(environment, one.host), number(environment, one.here)
     if one.engine == SLURM:
@@ -208,7 +208,7 @@ def _task(one: Variables, environment: Mapping[str, str]) -> Task:
     hosts = number(environment, one.hosts)
     if hosts is None and size and here:
         hosts = -(-size // here)
-    return Task(
+    return EngineTask(
         one,
         size,
         rank,

@@ -33,7 +33,7 @@ def get_ready(
     typed: Sequence[str],
     run_dir: str,
     place: str = "hydra.run.dir",
-    passed: Callable[[Checked], None] = lambda checked: None,
+    on_checked: Callable[[Checked], None] = lambda checked: None,
     above: Path | None = None,
     whole: bool = False,
     away: bool = False,
@@ -44,7 +44,7 @@ def get_ready(
         place: the key that names ``run_dir``, or the folder ``above`` of the job's sweep.
         whole: the user named the folder by its whole path.
         away: the job is for other machines than this one.
-        passed: called when the light checks are passed, before torch is imported.
+        on_checked: called when the light checks are passed, before torch is imported.
 
     Raises:
         UserError: the job cannot run.
@@ -53,7 +53,7 @@ def get_ready(
     try:
         paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
         return _get_ready(
-            Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir)), away), passed
+            Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir)), away), on_checked
         )
     except OSError as error:  # whatever is read here, the config names
         if limit := machine_limits.reached(error):
@@ -61,9 +61,9 @@ def get_ready(
         raise UserError(str(error.filename or "the config"), f"cannot be read: {error.strerror or error}") from error
 
 
-def _get_ready(command: Command, passed: Callable[[Checked], None]) -> Ready:
+def _get_ready(command: Command, on_checked: Callable[[Checked], None]) -> Ready:
     before = frozenset(sys.modules)
-    ready = plan_job(command, passed)
+    ready = plan_job(command, on_checked)
     topology = ready.plan.topology
     if len(topology.processes) > 1 or topology.least_nnodes or topology.launcher or ready.checked.searches:
         from trainer.launch.preload import imported_since

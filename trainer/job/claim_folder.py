@@ -19,7 +19,7 @@ from trainer.planning.plan import Resume
 from trainer.run_folder import lives
 from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.leftovers import clear
-from trainer.run_folder.lives import Life
+from trainer.run_folder.lives import LifeRecord
 from trainer.run_folder.reset_files import copy_points, reset_to_checkpoint
 
 PATIENCE_S = 30.0
@@ -126,7 +126,7 @@ def make_room(folder: Path, ready: Ready, overrides: Sequence[str], say: Callabl
         lives.begin(folder, before, resume.step if resume is not None else 0, plan.topology.workers, command(overrides))
 
 
-def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[Life, ...]:
+def _taken_up(run_dir: Path, resume: Resume, say: Callable[[str], None]) -> tuple[LifeRecord, ...]:
     """Reset the run's files to its checkpoint, or copy those of the run that it continues; returns its lives so far.
 
     A second call changes nothing, so a run that is killed here can be started again.

@@ -147,11 +147,11 @@ class Ready:
         return replace(fresh, imported=self.imported, swept=self.swept, later=self.later)
 
 
-def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
+def plan_job(command: Command, on_checked: Callable[[Checked], None] = lambda checked: None) -> Ready:
     """Check a command and plan its job, without regard to a checkpoint.
 
     Args:
-        passed: called when the light checks are passed, before torch is imported.
+        on_checked: called when the light checks are passed, before torch is imported.
 
     Raises:
         UserError: the job cannot run.
@@ -165,7 +165,7 @@ def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checke
 
         with checked.lacks:
             trackers.check(checked.config.tracking, Path(command.paths.run_dir))
-    passed(checked)
+    on_checked(checked)
     if checked.config.launch.nnodes > 1:
         from trainer.host.quiet_torch import import_quietly
 

@@ -23,7 +23,7 @@ from trainer.host.engine_tasks import (
     ROLE,
     SERVER_ENDPOINTS,
     WORKER_ENDPOINTS,
-    Task,
+    EngineTask,
     joined_tasks,
     number,
     tasks_of,
@@ -83,7 +83,7 @@ def _of_pod(environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _is_one_host(task: Task, launch: schema.LaunchConfig) -> bool:
+def _is_one_host(task: EngineTask, launch: schema.LaunchConfig) -> bool:
     """Whether the task is the launcher of one of several hosts; where nothing says how many, ``launch.nnodes`` does."""
     if task.size is None:
         return task.of.engine == KUBERNETES and launch.nnodes != 1
@@ -112,7 +112,7 @@ def check_alone(config: RunConfig, environment: Mapping[str, str] = os.environ) 
             raise _refused(task, environment, launch.nnodes)
 
 
-def _refused(task: Task, environment: Mapping[str, str], nnodes: int) -> UserError:
+def _refused(task: EngineTask, environment: Mapping[str, str], nnodes: int) -> UserError:
     one, size = task.of, task.size
     names = dict.fromkeys(name for name in (one.size, one.rank) if name in environment)
     what = " ".join(f"{name}={environment[name]}" for name in names)
@@ -123,7 +123,7 @@ def _refused(task: Task, environment: Mapping[str, str], nnodes: int) -> UserErr
     return UserError(what, f"{one.launcher} starts {tasks}, and {each}", _instead(task))
 
 
-def _instead(task: Task) -> str:
+def _instead(task: EngineTask) -> str:
     """What to type: the command once on one host, or once on each of several."""
     one, size, hosts = task.of, task.size, task.hosts
     own = "launch.env=none if each task is a run of its own"

@@ -18,7 +18,7 @@ REPORTED, LOST = ("done", "failed", "killed", PREEMPTED), "lost"
 
 
 @dataclass(frozen=True)
-class Life:
+class LifeRecord:
     """One life of a run: from a start or a resume to its end.
 
     Attributes:
@@ -40,10 +40,10 @@ class Life:
     why: str = ""
 
 
-def read(run_dir: Path) -> tuple[Life, ...]:
+def read(run_dir: Path) -> tuple[LifeRecord, ...]:
     """Read the lives of a run so far; () if there is no file that can be read."""
     try:
-        return tuple(Life(**life) for life in json_text.read(run_dir / FILE))
+        return tuple(LifeRecord(**life) for life in json_text.read(run_dir / FILE))
     except (OSError, ValueError, TypeError):
         return ()
 
@@ -53,14 +53,16 @@ def number(run_dir: Path) -> int:
     return max(1, len(read(run_dir)))
 
 
-def begin(run_dir: Path, before: Iterable[Life], first: int, workers: int, command: str) -> Life:
+def begin(run_dir: Path, before: Iterable[LifeRecord], first: int, workers: int, command: str) -> LifeRecord:
     """Record that another life of the run begins.
 
     Args:
         before: the earlier lives, see :func:`past`. first: the update from which it resumes.
     """
     lives = tuple(before)
-    life = Life(len(lives) + 1, _time(datetime.now(UTC)), first=first, last=first, workers=workers, command=command)
+    life = LifeRecord(
+        len(lives) + 1, _time(datetime.now(UTC)), first=first, last=first, workers=workers, command=command
+    )
     _leave(run_dir, (*lives, life))
     return life
 
@@ -82,18 +84,18 @@ def end(run_dir: Path, how: str, last: int, why: str = "") -> None:
     )
 
 
-def past(run_dir: Path) -> tuple[Life, ...]:
+def past(run_dir: Path) -> tuple[LifeRecord, ...]:
     """The lives of a run that is resumed; the end of a killed life is taken from ``status.json``."""
-    *before, life = read(run_dir) or (Life(1, ""),)
+    *before, life = read(run_dir) or (LifeRecord(1, ""),)
     return (*before, life if life.how else _ended(run_dir, life))
 
 
-def until(lives: Iterable[Life], step: int) -> tuple[Life, ...]:
+def until(lives: Iterable[LifeRecord], step: int) -> tuple[LifeRecord, ...]:
     """The lives that began at or before update ``step``, renumbered, for a run that resumes from there."""
     return tuple(replace(life, number=n) for n, life in enumerate((one for one in lives if one.first <= step), 1))
 
 
-def _ended(run_dir: Path, life: Life) -> Life:
+def _ended(run_dir: Path, life: LifeRecord) -> LifeRecord:
     """The life with its end from status.json, where the state is still ``running`` if the machine died."""
     path = run_dir / "status.json"
     try:
@@ -114,5 +116,5 @@ def _time(when: datetime) -> str:
     return when.isoformat(timespec="seconds")
 
 
-def _leave(run_dir: Path, lives: Iterable[Life]) -> None:
+def _leave(run_dir: Path, lives: Iterable[LifeRecord]) -> None:
     leave(run_dir / FILE, [asdict(life) for life in lives], private=True)

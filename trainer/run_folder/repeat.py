@@ -12,7 +12,7 @@ from trainer.config.redact import command
 from trainer.config.run_config import RunConfig
 from trainer.host import torchrun
 from trainer.host.engine_tasks import MPI, SLURM, SUBMITTED, tasks_of
-from trainer.run_folder.lives import Life
+from trainer.run_folder.lives import LifeRecord
 
 AUTO, FRESH = "auto", "resume=fresh"
 BATCH_SIZE = "data.batch_size"
@@ -44,7 +44,7 @@ def _engines_starter(overrides: Sequence[str], environment: Mapping[str, str]) -
     return [task.of.launcher, *hosts, "-n", str(task.size)]
 
 
-def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[Life], run_dir: Path) -> list[str]:
+def words(config: RunConfig, overrides: Sequence[str], lives: Sequence[LifeRecord], run_dir: Path) -> list[str]:
     """The words of the command that repeats a run; [] if its lives may have trained differently
     (``resume.allow_changes``).
 

@@ -20,7 +20,7 @@ from trainer.host import versions
 from trainer.planning.plan import Plan, Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder import repeat
-from trainer.run_folder.lives import Life
+from trainer.run_folder.lives import LifeRecord
 from trainer.tasks.contract import best_metric
 from trainer.tracking import experiment_view
 from trainer.tracking.contract import TrackedRun
@@ -61,7 +61,7 @@ def describe(
     parent: Path | None,
     digest: str,
     swept: Collection[str] = (),
-    lives: Sequence[Life] = (),
+    lives: Sequence[LifeRecord] = (),
 ) -> TrackedRun:
     """Describe a training to its trackers: its name, parameters, tags and text.
 
@@ -115,7 +115,7 @@ def secrets_of(config: RunConfig) -> list[str]:
     return sorted(values(config.plain()) | HERE.values)
 
 
-def _lived(lives: Sequence[Life], resume: Resume | None) -> dict[str, str]:
+def _lived(lives: Sequence[LifeRecord], resume: Resume | None) -> dict[str, str]:
     """Tags with the number of resumes, and with the folder of the resumed run if it is another run's."""
     resumed = {RESUMED: str(len(lives) - 1)} if lives else {}
     return {**resumed, RESUMED_FROM: resume.folder} if resume is not None and not resume.here else resumed
@@ -150,7 +150,9 @@ def _dataset(plan: Plan, digest: str) -> dict[str, str]:
     }
 
 
-def note(plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = None, lives: Sequence[Life] = ()) -> str:
+def note(
+    plan: Plan, repeats: Sequence[str], ended: Mapping[str, Any] | None = None, lives: Sequence[LifeRecord] = ()
+) -> str:
     """The MLflow run's description in Markdown: what ran, on what, with what result, and how to repeat it.
 
     Args:
@@ -210,7 +212,7 @@ def _headline(plan: Plan, ended: Mapping[str, Any] | None) -> str:
     return f"**{what} {ended['status']}{result}**"
 
 
-def _life(life: Life) -> str:
+def _life(life: LifeRecord) -> str:
     """A row of the table of lives."""
     how = f"{life.how}: {life.why[:200]}".replace("|", "\\|") if life.why else life.how or "(it runs)"
     last = life.last if life.how else "..."

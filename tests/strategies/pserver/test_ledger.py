@@ -20,7 +20,7 @@ NO_WORK = np.zeros((0, 4), dtype=np.int64)
 
 
 def push(number: int, rank: int = 0) -> Push:
-    return Push(rank, number, 1.0, None, {}, basis=0, clock=number, age=0)
+    return Push(rank=rank, sequence=number, samples=1.0, dense=None, rows={}, basis=0, clock=number, age=0)
 
 
 def live(seed: int, folder: Path) -> None:

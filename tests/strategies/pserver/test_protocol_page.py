@@ -12,7 +12,7 @@ from trainer.host import descriptors
 from trainer.launch import supervisor
 from trainer.strategies.pserver.protocol import compression, messages, shared_memory, snapshot_parts, sockets
 from trainer.strategies.pserver.protocol.messages import DTYPES, HEADER, LINE, Kind, Message, Record, Verb, pack
-from trainer.strategies.pserver.server import machine, members, part_writer, server, totals
+from trainer.strategies.pserver.server import machine, meetings, members, part_writer, server
 from trainer.strategies.pserver.worker import client, connections_contract, worker
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_text()
@@ -90,6 +90,6 @@ def test_numbers_in_the_text_are_those_of_the_code() -> None:
         f"their launcher ends them after {supervisor.LINGER_S:g} s",
         f"whose turn comes late ({machine.CHECK_S + machine.AWAY_S:g} s or more",
         f"after {part_writer.STILL_S:g} s without processor time",
-        f"the last sum of the meetings and the {({2: 'two'})[totals.KEPT]} before it",
+        f"the last sum of the meetings and the {({2: 'two'})[meetings.KEPT]} before it",
     ):
         assert said in words

@@ -177,20 +177,18 @@ class Progress:
         self.epoch = -1
         self.applied: dict[int, Intervals] = {}
 
-    def covered(self, work: np.ndarray) -> bool:
+    def is_applied(self, work: np.ndarray) -> bool:
         """Whether all batches of a push (N, 4: epoch, block, start, stop) are applied already.
 
         Raises:
             Malformed: some of it is and some is not. Such a push cannot be applied, and no worker makes one.
         """
         rows = work.tolist()
-        covered = [
-            e < self.epoch or (e == self.epoch and self._of(b).covers(start, stop)) for e, b, start, stop in rows
-        ]
-        if rows and all(covered):
+        known = [e < self.epoch or (e == self.epoch and self._of(b).covers(start, stop)) for e, b, start, stop in rows]
+        if rows and all(known):
             return True
-        for (epoch, block, start, stop), known in zip(rows, covered, strict=True):
-            if known or (epoch == self.epoch and self._of(block).touches(start, stop)):
+        for (epoch, block, start, stop), applied in zip(rows, known, strict=True):
+            if applied or (epoch == self.epoch and self._of(block).touches(start, stop)):
                 raise Malformed(
                     f"batches {start} to {stop} of block {block} are applied in part, or others of the push are not"
                 )

@@ -25,10 +25,10 @@ from trainer.strategies.lost_workers import ADMITTED, SILENT, note_of
 from trainer.strategies.pserver.protocol.messages import COMES, Kind, Malformed, Message, Record, Verb
 from trainer.strategies.pserver.server.answers import failed
 from trainer.strategies.pserver.server.epoch_blocks import Leases
+from trainer.strategies.pserver.server.meetings import Meetings
 from trainer.strategies.pserver.server.members import Member, Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.request_queue import RequestQueue
-from trainer.strategies.pserver.server.totals import Meetings
 
 ENDING_S = 3.0
 """Time for the launcher of a silent worker to end it; afterwards the worker is lost all the same."""

@@ -34,6 +34,7 @@ from trainer.strategies.pserver.server.epoch_blocks import Leases
 from trainer.strategies.pserver.server.lease_requests import LeaseRequests
 from trainer.strategies.pserver.server.ledger import Ledger
 from trainer.strategies.pserver.server.liveness import Liveness
+from trainer.strategies.pserver.server.meetings import Meetings
 from trainer.strategies.pserver.server.members import Members
 from trainer.strategies.pserver.server.parameters import Parameters
 from trainer.strategies.pserver.server.pulls import Pulls
@@ -41,7 +42,6 @@ from trainer.strategies.pserver.server.pushes import Pushes
 from trainer.strategies.pserver.server.request_queue import Outlet, RequestQueue
 from trainer.strategies.pserver.server.saving import PartWriter, Saving
 from trainer.strategies.pserver.server.server_assignment import ServersRun
-from trainer.strategies.pserver.server.totals import Meetings
 from trainer.weights.server_files import ServerFile, parts_of
 
 CHECK_S = 0.2
@@ -181,7 +181,7 @@ class Server:
         if message.verb not in self.verbs:
             self.outlet.refuse(Malformed(f"{message.verb.name} is no request"))
             return
-        if message.verb != Verb.HELLO and (why := self.members.admit(message.rank, message.incarnation)):
+        if message.verb != Verb.HELLO and (why := self.members.why_refused(message.rank, message.incarnation)):
             self.count["fenced"] += 1
             self.outlet.answer(address, message, failed(why, fenced=True))
             return

@@ -156,7 +156,7 @@ class Members:
         member = self.all[rank]
         return life in member.fenced or life in member.lives[:-1]
 
-    def admit(self, rank: int, incarnation: int) -> str:
+    def why_refused(self, rank: int, incarnation: int) -> str:
         """Why a message of that life of a worker is refused; empty: it is accepted."""
         member = self.all[rank]
         if incarnation != member.incarnation:

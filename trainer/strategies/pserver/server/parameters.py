@@ -19,10 +19,10 @@ from trainer.strategies.pserver.protocol.messages import Kind, Malformed, Messag
 from trainer.strategies.pserver.server import checks
 from trainer.strategies.pserver.server.answers import NotYet
 from trainer.strategies.pserver.server.members import Members
-from trainer.strategies.pserver.server.of_workers import saved_by_workers
 from trainer.strategies.pserver.server.rules import RULES, Async, Rule
 from trainer.strategies.pserver.server.server_assignment import ServersPlan
 from trainer.strategies.pserver.server.shard import Shard
+from trainer.strategies.pserver.server.worker_checkpoint import saved_by_workers
 from trainer.weights.server_files import ServerFile, parts_of
 
 RULE = "rule|"

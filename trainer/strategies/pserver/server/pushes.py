@@ -59,30 +59,30 @@ class Pushes:
         if self.parameters.finite_only:
             checks.finite(shard, dense, rows)
         return Push(
-            message.rank,
-            message.sequence,
-            numbers.samples,
-            dense,
-            rows,
-            numbers.basis,
-            message.clock,
-            numbers.age,
-            numbers.merged,
-            numbers.denominator,
+            rank=message.rank,
+            sequence=message.sequence,
+            samples=numbers.samples,
+            dense=dense,
+            rows=rows,
+            basis=numbers.basis,
+            clock=message.clock,
+            age=numbers.age,
+            merged=numbers.merged,
+            denominator=numbers.denominator,
         )
 
     def _take(self, message: Message, rule: Rule, push: Push, work: np.ndarray) -> bool:
         """Returns whether its values were taken. Nothing that can fail comes after the mark: what is marked is
         applied."""
-        covered = self.work.progress.covered(work)
+        duplicate = self.work.progress.is_applied(work)
         self.members.all[message.rank].watermark.mark(message.sequence)
         push.age = self.parameters.grow_older(push.age)
         self.work.applied(work)
         if message.flags:
             rule.signal(message)
-        elif covered:
+        elif duplicate:
             self.count["duplicates"] += 1
-            rule.covered(push)
+            rule.duplicate(push)
         else:
             rule.push(push)
             self.ledger(push, work)

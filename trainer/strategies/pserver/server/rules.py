@@ -6,7 +6,7 @@
 #   async  `backups`: the parameters that each worker pulled last, for delay compensation.
 #   ssp    `clocks`: steps of each worker: 0 -> 1 -> ..., or NEVER while it rests (RESTS, until WAKES or RESUMES).
 #   geo    nothing; the tables know which rows each worker holds.
-# Who moves it: `pushes.py` calls `push`, `covered` or `signal` once for each push that is new; `liveness.py` calls
+# Who moves it: `pushes.py` calls `push`, `duplicate` or `signal` once for each push that is new; `liveness.py` calls
 # `changed` and `forget` when workers come, leave or are lost.
 #
 # What must always hold:
@@ -49,7 +49,7 @@ BACKUPS = 8
 """Pulled parameters that delay compensation remembers per worker."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Push:
     """A push, decoded and checked, as a rule takes it.
 
@@ -97,7 +97,7 @@ class Rule:
         """Take a push, exactly once."""
         raise NotImplementedError
 
-    def covered(self, push: Push) -> None:
+    def duplicate(self, push: Push) -> None:
         """Take a push of work that another worker has pushed already: its values are ignored."""
 
     def signal(self, message: Message) -> None:
@@ -327,7 +327,7 @@ class Ssp(Async):
         super().push(push)
         self._came(push)
 
-    def covered(self, push: Push) -> None:
+    def duplicate(self, push: Push) -> None:
         self._came(push)
 
     def _came(self, push: Push) -> None:

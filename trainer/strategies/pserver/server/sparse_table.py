@@ -12,8 +12,8 @@ import torch
 from trainer.checkpoint import streamed
 from trainer.checkpoint.streamed import Streamed
 from trainer.strategies.pserver.server.admission import Admission, Waiting
+from trainer.strategies.pserver.server.changed_rows import ChangedRows
 from trainer.strategies.pserver.server.changes import Changes
-from trainer.strategies.pserver.server.since_full import SinceFull
 from trainer.strategies.pserver.tables.index import index_of
 from trainer.strategies.pserver.tables.kernels import Kernel
 from trainer.strategies.pserver.tables.row_arrays import gather, put
@@ -65,7 +65,7 @@ class SparseTable:
         self._ids = np.zeros(SMALLEST, dtype=np.int64)  # of each slot, while it is in use
         self._touched = np.zeros(SMALLEST, dtype=np.int64)
         self._newest = 0  # the greatest clock of a touch
-        self.since = SinceFull()
+        self.since = ChangedRows()
         self._waiting = Waiting()
         self._changes = Changes(workers)
         self._changes.grow(SMALLEST if workers else 0)

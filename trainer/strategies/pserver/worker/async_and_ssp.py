@@ -140,7 +140,7 @@ class Stale(CommonStart):
 
         self.client.until(room)
         rows = {n: parts[0] if len(parts) == 1 else summed(parts) for n, parts in self.merged_rows.items()}
-        covered = self.work.covered()
+        batches = self.work.take_computed()
         push = WholePush(
             self.merged_dense,
             rows,
@@ -148,7 +148,7 @@ class Stale(CommonStart):
             self.clock_after,
             self.age(),
             self.pulls.versions,
-            covered.records,
+            batches.records,
             self.merged,
         )
         messages = self.encoder.messages(push)
@@ -158,7 +158,7 @@ class Stale(CommonStart):
             nonlocal left
             left -= 1
             if not left:
-                self.work.acknowledged(covered)
+                self.work.acknowledged(batches)
 
         self.pushes += self.client.push(messages, acknowledged)
         self.merged, self.merged_dense, self.merged_rows, self.merged_samples = 0, [], {}, 0.0

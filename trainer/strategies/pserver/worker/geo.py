@@ -29,7 +29,7 @@ from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.ahead import wanted
 from trainer.strategies.pserver.worker.clipping import clip_factor, clip_values
 from trainer.strategies.pserver.worker.common_start import CommonStart
-from trainer.strategies.pserver.worker.held_blocks import Covered
+from trainer.strategies.pserver.worker.held_blocks import PushedBatches
 from trainer.strategies.pserver.worker.own_share import Places
 from trainer.strategies.pserver.worker.push import WholePush
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
@@ -45,7 +45,7 @@ class Exchange:
     moved: list[torch.Tensor]
     shares: list[torch.Tensor]
     rows: dict[int, tuple[np.ndarray, torch.Tensor, torch.Tensor]]
-    covered: Covered
+    batches: PushedBatches
 
 
 class PserverGeo(CommonStart):
@@ -176,12 +176,12 @@ class PserverGeo(CommonStart):
         moved = [self.dense.values(s).sub_(self.base[s]) for s in self.client.servers]
         shares = [m * share for m in moved]
         rows = {n: replica.differences(share) for n, replica in self.replicas.items()}
-        covered = self.work.covered()
+        batches = self.work.take_computed()
         pushed = {n: r[:2] for n, r in rows.items()}
-        push = WholePush(shares, pushed, self.samples, self.updater.steps, self.age(), self.cursors, covered.records)
+        push = WholePush(shares, pushed, self.samples, self.updater.steps, self.age(), self.cursors, batches.records)
         self.samples = 0
         requests = self.client.push(self.encoder.messages(push))
-        self.exchange = Exchange(requests, moved, shares, rows, covered)
+        self.exchange = Exchange(requests, moved, shares, rows, batches)
 
     def fold(self, settle: bool = False) -> None:
         """Finish an exchange: move the replica by what the servers gained beyond this worker's own share."""
@@ -202,7 +202,7 @@ class PserverGeo(CommonStart):
             ids = np.concatenate([i for i, _ in parts]) if parts else np.empty(0, dtype=np.int64)
             values = torch.cat([v for _, v in parts]) if parts else torch.empty((0, replica.dim), dtype=self.dtype)
             replica.fold(exchange.rows[number], ids, values, settle)
-        self.work.acknowledged(exchange.covered)
+        self.work.acknowledged(exchange.batches)
 
     def _fold_dense(self, server: int, moved: torch.Tensor, answer: Message, settle: bool) -> None:
         array = answer.first(Kind.DENSE)

@@ -3,8 +3,8 @@
 # States of a batch of a leased block: leased -> computed -> under way -> acknowledged by all servers.
 # States of a block: held -> at its end (its last batch is computed) -> finished (nothing of it is computed or under
 # way).
-# Who moves them: `note` (computed, at its end), `covered` (a push is made), `acknowledged` (all servers have answered
-# it).
+# Who moves them: `note` (computed, at its end), `take_computed` (a push is made), `acknowledged` (all servers have
+# answered it).
 #
 # What must always hold:
 # - A push names all batches that it covers, and a server takes it as a whole or knows it as a whole. So a push ends
@@ -47,7 +47,7 @@ class Handed:
     again: bool
 
 
-class Covered:
+class PushedBatches:
     """The batches of leased blocks that one push covers."""
 
     def __init__(self, work: list[list[int]]) -> None:
@@ -88,16 +88,16 @@ class HeldBlocks:
             self._at_their_end.add(block)
         self.must_push = index + 1 in self._cuts.get((epoch, block), ())
 
-    def covered(self) -> Covered:
+    def take_computed(self) -> PushedBatches:
         """Return the batches that a push covers now, and clear them."""
-        covered, self._computed = Covered(self._computed), []
-        self._under_way.update(covered.blocks)
-        return covered
+        pushed, self._computed = PushedBatches(self._computed), []
+        self._under_way.update(pushed.blocks)
+        return pushed
 
-    def acknowledged(self, covered: Covered) -> None:
+    def acknowledged(self, pushed: PushedBatches) -> None:
         """Note that all servers have acknowledged a push."""
-        self._under_way.subtract(covered.blocks)
-        for block in covered.blocks:
+        self._under_way.subtract(pushed.blocks)
+        for block in pushed.blocks:
             if block in self._at_their_end and not self._under_way[block] and not self._pending(block):
                 self.finished(block)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 
-class SinceFull:
+class ChangedRows:
     """Which rows of a table have changed since :meth:`begin`, a byte a slot; before that nothing is marked, at no
     cost."""
 
