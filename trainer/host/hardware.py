@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
-from dataclasses import dataclass
+from ctypes import CDLL
 from pathlib import Path
 
+from trainer.host import nvml
+from trainer.host.found_gpus import Found, joined
+from trainer.host.nvml import Driver, Load
+from trainer.host.torch_gpus import Answer, Question
+from trainer.host.visible_gpus import Gpu, Visible, hides_all, visible
 
-@dataclass(frozen=True)
-class Gpu:
-    """One visible GPU and its CUDA compute capability, e.g. (9, 0)."""
-
-    name: str
-    capability: tuple[int, int]
+CUDA_LIBRARY = "libcuda.so.1"
+NOWHERE = ("", "void", "none")
+"""Values of NVIDIA_VISIBLE_DEVICES with which a container gets no GPU."""
+_ANSWERS: list[Answer] = []
+"""Torch's answer, once it has been asked in this process."""
 
 
 def cores() -> int:
@@ -35,43 +38,104 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-@functools.cache
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that CUDA would show to this process, according to nvidia-smi."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "" or visible == "-1":
-        return ()
-    found = []
-    for name, capability in _asked_of_gpus("name,compute_cap"):
-        major, _, minor = capability.partition(".")
-        found.append(Gpu(name, (int(major), int(minor or 0))))
-    if visible is not None:
-        found = found[: len([v for v in visible.split(",") if v.strip()])]
-    return tuple(found)
+    """The NVIDIA GPUs that this process can use, in CUDA's order: by torch's answer, once it was asked, else by the
+    driver's."""
+    return found().gpus
 
 
-def gpu_loads() -> list[tuple[float, float]]:
-    """For each GPU that nvidia-smi shows: percent of the time it was busy, and MiB of its memory in use."""
+def found() -> Found:
+    """The GPUs that this process can use, and what is to be said about them."""
+    return joined(_driver(), _shown(), _ANSWERS[-1] if _ANSWERS else _remembered())
+
+
+def gpu_loads() -> list[Load]:
+    """The load of each of :func:`gpus`; empty: the driver cannot be asked."""
+    return nvml.loads([gpu.uuid for gpu in here]) if (here := gpus()) else []
+
+
+class TorchCheck:
+    """Asks torch for its GPUs, beside the command; its answer then holds for :func:`gpus` in this process.
+
+    Torch is asked once in a process, and only where there may be a GPU.
+    """
+
+    def __init__(self) -> None:
+        self.question: Question | None = None
+
+    def start(self, plan: bool) -> None:
+        """Ask torch, if it has to be asked; the answer comes seconds later.
+
+        Args:
+            plan: only a plan is asked for: what torch said to an earlier command is enough.
+        """
+        known = bool(_ANSWERS) or (plan and _remembered() is not None)
+        if self.question is None and not known and may_have_gpu():
+            self.question = Question()
+
+    def changes_gpus(self) -> bool:
+        """Wait for torch, if it was asked, and return whether a plan for its GPUs is another one."""
+        if self.question is None or _ANSWERS:
+            return False
+        before, answer = found().matters, self.question.answer()
+        learn(answer)
+        if answer.gpus:
+            from trainer.host.gpu_memo import remember_answer
+
+            remember_answer(answer, _driver())
+        return found().matters != before
+
+    def end(self) -> None:
+        """End the question, if nobody waits for it any more."""
+        if self.question is not None:
+            self.question.end()
+
+
+def learn(answer: Answer) -> None:
+    """Let torch's answer hold in this process."""
+    _ANSWERS.append(answer)
+
+
+def _device_files() -> bool:
+    """Whether the driver's device files are there: of cards, or of Windows' subsystem for Linux."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+
+
+@functools.cache
+def _driver() -> Driver:
+    return nvml.read()
+
+
+@functools.cache
+def _shown() -> Visible:
+    return visible(_driver().cards, os.environ)
+
+
+@functools.cache
+def _remembered() -> Answer | None:
+    if not _shown().gpus:
+        return None
+    from trainer.host.gpu_memo import remembered_answer  # machines without a GPU do not import it
+
+    return remembered_answer(_driver())
+
+
+def may_have_gpu() -> bool:
+    """Whether to ask torch: the driver shows a GPU, or cannot be asked and there is another sign of one.
+
+    A container with the capability ``compute`` alone has CUDA's library and the devices, and no NVML. The image of a
+    container may set NVIDIA_VISIBLE_DEVICES on a machine without any GPU; then there is no CUDA library."""
+    if _shown().gpus:
+        return True
+    if not _driver().why or hides_all(os.environ):
+        return False
+    if not _device_files() and os.environ.get("NVIDIA_VISIBLE_DEVICES", "") in NOWHERE:
+        return False
     try:
-        asked = _asked_of_gpus("utilization.gpu,memory.used") if gpus() else []
-        return [(float(busy), float(used)) for busy, used in asked]
-    except ValueError:  # some cards answer [N/A]
-        return []
-
-
-def _asked_of_gpus(properties: str) -> list[list[str]]:
-    """Query nvidia-smi for properties of each GPU; empty without a GPU."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return []
-    query = [smi, f"--query-gpu={properties}", "--format=csv,noheader,nounits"]
-    try:
-        # nvidia-smi
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout  # nosec B603
-    except (OSError, subprocess.SubprocessError):
-        return []
-    values = properties.count(",")
-    return [[value.strip() for value in line.rsplit(",", values)] for line in answer.strip().splitlines()]
+        CDLL(CUDA_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def cpp_compiler() -> str | None:

@@ -1,0 +1,169 @@
+"""Asks the NVIDIA driver's library (NVML) for the cards of this machine and their load, without CUDA and torch.
+
+The library is libnvidia-ml.so.1, which comes with the driver; ``pynvml`` (nvidia-ml-py) calls it. Containers have it
+with the capability ``utility`` alone. Drivers leave out what a card does not know, and old ones lack whole functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import CDLL
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trainer.host.visible_gpus import Card, Gpu
+
+LIBRARY = "libnvidia-ml.so.1"
+MIB = 1 << 20
+T = TypeVar("T")
+REASONS = {
+    "NVML_ERROR_NO_PERMISSION": "this user may not open the driver's devices (/dev/nvidiactl)",
+    "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA driver is not loaded",
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": (
+        "the loaded NVIDIA driver is of another version than its library (NVML: driver/library version mismatch); "
+        "a restart of the machine loads the new one"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the driver says.
+
+    Attributes:
+        cards: in the order of their PCI bus.
+        version: of the driver, e.g. 580.95.05. cuda: the newest CUDA that it is for, e.g. (13, 0). Empty: not known.
+        why: why it cannot be asked; empty: it could.
+        concern: cards that do not answer, a sentence; usually empty.
+    """
+
+    cards: tuple[Card, ...] = ()
+    version: str = ""
+    cuda: tuple[int, ...] = ()
+    why: str = ""
+    concern: str = ""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much of a GPU is in use: percent of the time, MiB of its memory; None: the card does not say ([N/A])."""
+
+    busy: float | None
+    used: float | None
+
+
+class NoDriver(Exception):
+    """The error for a driver's library that cannot be used; the message is the reason, as the rest of a sentence."""
+
+
+def read() -> Driver:
+    """Ask the driver for its cards."""
+    try:
+        with _opened() as nvml:
+            cuda = _known(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2) or 0
+            cards, silent = [], []
+            for number in range(nvml.nvmlDeviceGetCount()):
+                try:
+                    cards.append(_card(nvml, nvml.nvmlDeviceGetHandleByIndex(number)))
+                except nvml.NVMLError_NoPermission:  # another job's, in a control group: CUDA does not count it either
+                    continue
+                except nvml.NVMLError as error:
+                    silent.append(f"card {number} does not answer (NVML: {error})")
+            return Driver(
+                tuple(cards),
+                _known(nvml, nvml.nvmlSystemGetDriverVersion) or "",
+                (cuda // 1000, cuda % 1000 // 10) if cuda else (),
+                concern="; ".join(silent),
+            )
+    except NoDriver as error:
+        return Driver(why=str(error))
+
+
+def loads(uuids: Sequence[str]) -> list[Load]:
+    """The load of GPUs and MIG devices with these UUIDs, in this order; empty: the driver cannot be asked."""
+    try:
+        with _opened() as nvml:
+            return [_load(nvml, uuid) for uuid in uuids]
+    except NoDriver:
+        return []
+
+
+@contextmanager
+def _opened() -> Iterator[Any]:
+    """Context manager: yields pynvml with the library open.
+
+    Raises:
+        NoDriver: it cannot be opened, or fails.
+    """
+    try:
+        CDLL(LIBRARY)  # machines without a driver do not import pynvml, which has 8,000 lines
+    except OSError as error:
+        found = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
+        raise NoDriver(f"the driver's {LIBRARY} {found}") from None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        reasons = {getattr(pynvml, name): reason for name, reason in REASONS.items()}
+        raise NoDriver(reasons.get(error.value, f"NVML says {error} (error {error.value})")) from None
+
+
+def _known(nvml: Any, ask: Callable[[], T]) -> T | None:
+    """The driver's answer; None: it has none for this card, or its version lacks the function."""
+    try:
+        return ask()
+    except nvml.NVMLError:
+        return None
+
+
+def _card(nvml: Any, handle: Any) -> Card:
+    """Describe one card. Its name and UUID have to be known, all else need not."""
+    gpu = Gpu(
+        nvml.nvmlDeviceGetName(handle),
+        _known(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)) or (0, 0),
+        _memory(nvml, handle),
+        nvml.nvmlDeviceGetUUID(handle),
+    )
+    cores = _known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
+    clock = _known(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)) or 0
+    mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        return Card(gpu, speed=cores * clock)
+    slices, older = [], []
+    for number in range(_known(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
+        slice = _known(nvml, lambda n=number: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n))  # type: ignore[misc]
+        if slice is None:  # the numbers have gaps
+            continue
+        name = _known(nvml, lambda s=slice: nvml.nvmlDeviceGetName(s))  # type: ignore[misc]
+        uuid = nvml.nvmlDeviceGetUUID(slice)
+        slices.append(Gpu(name or f"{gpu.name} MIG", gpu.capability, _memory(nvml, slice), uuid))
+        ids = [
+            _known(nvml, lambda s=slice, ask=ask: ask(s))  # type: ignore[misc]
+            for ask in (nvml.nvmlDeviceGetGpuInstanceId, nvml.nvmlDeviceGetComputeInstanceId)
+        ]
+        older.append(f"MIG-{gpu.uuid}/{ids[0]}/{ids[1]}")
+    return Card(gpu, tuple(slices), tuple(older), cores * clock)
+
+
+def _memory(nvml: Any, handle: Any) -> int:
+    found = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    return int(found.total) if found is not None else 0
+
+
+def _load(nvml: Any, uuid: str) -> Load:
+    handle = _known(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(uuid)) if uuid else None
+    if handle is None:
+        return Load(None, None)
+    busy = _known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    # The second version counts as nvidia-smi does: without what the driver keeps for itself.
+    memory = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2))
+    memory = memory or _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    return Load(
+        None if busy is None else float(busy.gpu), None if memory is None else round(float(memory.used) / MIB, 1)
+    )
