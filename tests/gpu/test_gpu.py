@@ -1,7 +1,7 @@
 """What only a GPU shows: the device is found, bf16 and NCCL train, a resumed run is bit-identical, memory that is not
 enough is a sentence.
 
-Skipped where nvidia-smi shows no GPU; `make test-gpu` runs this folder alone.
+Skipped where the driver shows no GPU; `make test-gpu` runs this folder alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.faults.test_restarts import GATE, writes
 from tests.runs import kill, losses, points, read, trainer
 from trainer.host import hardware
 
-pytestmark = pytest.mark.skipif(not hardware.gpus(), reason="nvidia-smi shows no GPU")
+pytestmark = pytest.mark.skipif(not hardware.gpus(), reason="the driver shows no GPU")
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "execution.threads=1")
 RESNET = (

@@ -6,6 +6,7 @@ Handles are numbers: 100 x (card + 1), and of a card's MIG device that plus its 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -189,8 +190,8 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Library | None, error: str
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin as a new process does: nothing is known of any GPU."""
     monkeypatch.setattr(hardware, "_ANSWERS", [])
-    for cached in (hardware._driver, hardware._shown, hardware._remembered):
-        cached.cache_clear()
+    for name in ("_driver", "_shown", "_remembered"):
+        monkeypatch.setattr(hardware, name, functools.cache(getattr(hardware, name).__wrapped__))
 
 
 class Asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.host import pretended_driver
 from tests.host.pretended_driver import Asked, Card, Library, install, torch_fails, torch_shows
-from trainer.host import hardware
+from trainer.host import hardware, nvml
 from trainer.host.nvml import Load
 from trainer.host.torch_gpus import Answer, of_text, runs_on
 from trainer.host.visible_gpus import Gpu
@@ -66,6 +67,21 @@ def test_cards_of_other_jobs_are_not_counted_and_a_lost_one_is_named(monkeypatch
     assert [gpu.uuid for gpu in hardware.gpus()] == ["GPU-11aa"] and hardware.found().concern == ""
     install(monkeypatch, Library([replace(H100, error=pretended_driver.GPU_IS_LOST), H100]))
     assert "card 0 does not answer (NVML: GPU is lost)" in hardware.found().concern
+
+
+def test_a_driver_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Library):
+        def nvmlInitWithFlags(self, flags: int) -> int:
+            released.wait()
+            return 1
+
+    released = threading.Event()
+    install(monkeypatch, Hanging([H100]))
+    monkeypatch.setattr(nvml, "ANSWER_S", 0.01)
+    try:
+        assert hardware.found().why == "no GPU: the NVIDIA driver does not answer within 0.01 s"
+    finally:
+        released.set()
 
 
 @pytest.mark.parametrize(

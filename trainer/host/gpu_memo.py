@@ -31,8 +31,8 @@ def remembered_answer(driver: Driver) -> Answer | None:
         path = cache.cache_root() / NAME
         cache.check_data(path)
         kept = json_text.read_object(path)
-        return of_text(json.dumps(kept["answer"])) if kept.get("of") == _of(driver) else None
-    except (OSError, ValueError, KeyError, UserError, importlib.metadata.PackageNotFoundError):
+        return of_text(json.dumps(kept.get("answer"))) if kept.get("of") == _of(driver) else None
+    except (OSError, ValueError, UserError, importlib.metadata.PackageNotFoundError):
         return None
 
 

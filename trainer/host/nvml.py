@@ -6,17 +6,19 @@ with the capability ``utility`` alone. Drivers leave out what a card does not kn
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer.host.visible_gpus import Card, Gpu
 
 LIBRARY = "libnvidia-ml.so.1"
+ANSWER_S = 60.0
+"""Longest wait for the driver: 8 cards that nobody uses take up to 30 s to wake up."""
 MIB = 1 << 20
-T = TypeVar("T")
 REASONS = {
     "NVML_ERROR_NO_PERMISSION": "this user may not open the driver's devices (/dev/nvidiactl)",
     "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA driver is not loaded",
@@ -58,7 +60,30 @@ class NoDriver(Exception):
 
 
 def read() -> Driver:
-    """Ask the driver for its cards."""
+    """Ask the driver for its cards. A card that has failed may keep the driver from answering at all."""
+    try:
+        _load_library()
+    except NoDriver as error:
+        return Driver(why=str(error))
+    answers: list[Driver | Exception] = []
+    asking = threading.Thread(target=_answer, args=(answers,), daemon=True, name="nvml")
+    asking.start()
+    asking.join(ANSWER_S)
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+    return Driver(why=f"the NVIDIA driver does not answer within {ANSWER_S:g} s")
+
+
+def _answer(answers: list[Driver | Exception]) -> None:
+    try:
+        answers.append(_read())
+    except Exception as error:
+        answers.append(error)
+
+
+def _read() -> Driver:
     try:
         with _opened() as nvml:
             cuda = _known(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2) or 0
@@ -96,11 +121,7 @@ def _opened() -> Iterator[Any]:
     Raises:
         NoDriver: it cannot be opened, or fails.
     """
-    try:
-        CDLL(LIBRARY)  # machines without a driver do not import pynvml, which has 8,000 lines
-    except OSError as error:
-        found = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
-        raise NoDriver(f"the driver's {LIBRARY} {found}") from None
+    _load_library()
     import pynvml
 
     try:
@@ -114,10 +135,23 @@ def _opened() -> Iterator[Any]:
         raise NoDriver(reasons.get(error.value, f"NVML says {error} (error {error.value})")) from None
 
 
-def _known(nvml: Any, ask: Callable[[], T]) -> T | None:
-    """The driver's answer; None: it has none for this card, or its version lacks the function."""
+def _load_library() -> None:
+    """Load the driver's library. Machines without one do not import pynvml, which has 8,000 lines.
+
+    Raises:
+        NoDriver: it is not there, or cannot be loaded.
+    """
     try:
-        return ask()
+        CDLL(LIBRARY)
+    except OSError as error:
+        found = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
+        raise NoDriver(f"the driver's {LIBRARY} {found}") from None
+
+
+def _known(nvml: Any, ask: Callable[..., Any], *about: Any) -> Any:
+    """The driver's answer; None: it has none about this card, or its version lacks the function."""
+    try:
+        return ask(*about)
     except nvml.NVMLError:
         return None
 
@@ -126,44 +160,41 @@ def _card(nvml: Any, handle: Any) -> Card:
     """Describe one card. Its name and UUID have to be known, all else need not."""
     gpu = Gpu(
         nvml.nvmlDeviceGetName(handle),
-        _known(nvml, lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)) or (0, 0),
+        _known(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle) or (0, 0),
         _memory(nvml, handle),
         nvml.nvmlDeviceGetUUID(handle),
     )
-    cores = _known(nvml, lambda: nvml.nvmlDeviceGetNumGpuCores(handle)) or 0
-    clock = _known(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)) or 0
-    mode = _known(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    cores = _known(nvml, nvml.nvmlDeviceGetNumGpuCores, handle) or 0
+    clock = _known(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM) or 0
+    mode = _known(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
         return Card(gpu, speed=cores * clock)
     slices, older = [], []
-    for number in range(_known(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
-        slice = _known(nvml, lambda n=number: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, n))  # type: ignore[misc]
+    for number in range(_known(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        slice = _known(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
         if slice is None:  # the numbers have gaps
             continue
-        name = _known(nvml, lambda s=slice: nvml.nvmlDeviceGetName(s))  # type: ignore[misc]
-        uuid = nvml.nvmlDeviceGetUUID(slice)
-        slices.append(Gpu(name or f"{gpu.name} MIG", gpu.capability, _memory(nvml, slice), uuid))
-        ids = [
-            _known(nvml, lambda s=slice, ask=ask: ask(s))  # type: ignore[misc]
-            for ask in (nvml.nvmlDeviceGetGpuInstanceId, nvml.nvmlDeviceGetComputeInstanceId)
-        ]
-        older.append(f"MIG-{gpu.uuid}/{ids[0]}/{ids[1]}")
+        name = _known(nvml, nvml.nvmlDeviceGetName, slice) or f"{gpu.name} MIG"
+        slices.append(Gpu(name, gpu.capability, _memory(nvml, slice), nvml.nvmlDeviceGetUUID(slice)))
+        instances = (nvml.nvmlDeviceGetGpuInstanceId, nvml.nvmlDeviceGetComputeInstanceId)
+        ids = [str(_known(nvml, ask, slice)) for ask in instances]
+        older.append(f"MIG-{gpu.uuid}/{'/'.join(ids)}")
     return Card(gpu, tuple(slices), tuple(older), cores * clock)
 
 
 def _memory(nvml: Any, handle: Any) -> int:
-    found = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    found = _known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     return int(found.total) if found is not None else 0
 
 
 def _load(nvml: Any, uuid: str) -> Load:
-    handle = _known(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(uuid)) if uuid else None
+    handle = _known(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid) if uuid else None
     if handle is None:
         return Load(None, None)
-    busy = _known(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    busy = _known(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     # The second version counts as nvidia-smi does: without what the driver keeps for itself.
-    memory = _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2))
-    memory = memory or _known(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = _known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    memory = memory or _known(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     return Load(
         None if busy is None else float(busy.gpu), None if memory is None else round(float(memory.used) / MIB, 1)
     )

@@ -12,18 +12,19 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import first_line
 from trainer.host import json_text
-from trainer.host.visible_gpus import CARD, Gpu
+from trainer.host.visible_gpus import Gpu
 
 ANSWER_S = 120.0
 """Longest wait for torch: its import takes 4 s, and 8 cards that nobody uses take up to 30 s to wake up."""
+CHILD = "trainer.host.ask_torch"
+END_S = 5.0
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 KERNELS = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
@@ -60,23 +61,6 @@ def runs_on(kernels: str, capability: tuple[int, int]) -> bool:
     return capability >= needs and (capability[0] == needs[0] or (kind == "compute" and not letter))
 
 
-def answer_here() -> Answer:
-    """Import torch into this process and ask it. It opens CUDA, but makes no context on any GPU."""
-    import torch
-
-    version, cuda = str(torch.__version__), torch.version.cuda or ""
-    kernels = tuple(torch.cuda.get_arch_list())
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.cuda.init()
-            shown = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    except (RuntimeError, AssertionError) as error:
-        return Answer(version, cuda, kernels=kernels, error=first_line(error))
-    gpus = [Gpu(one.name, (one.major, one.minor), one.total_memory, f"{CARD}{one.uuid}") for one in shown]
-    return Answer(version, cuda, tuple(gpus), kernels)
-
-
 def as_text(answer: Answer) -> str:
     """The answer as one line of JSON."""
     return json.dumps(asdict(answer))
@@ -90,9 +74,9 @@ def of_text(text: str) -> Answer:
     """
     try:
         found: dict[str, Any] = dict(json_text.loads(text))
-        gpus = [Gpu(**{**one, "capability": tuple(one["capability"])}) for one in found.pop("gpus")]
-        return Answer(**{**found, "gpus": tuple(gpus), "kernels": tuple(found["kernels"])})
-    except (TypeError, KeyError) as error:
+        gpus = [Gpu(capability=tuple(one.pop("capability")), **one) for one in found.pop("gpus")]
+        return Answer(gpus=tuple(gpus), kernels=tuple(found.pop("kernels")), **found)
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -101,7 +85,7 @@ class Question:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
-            [sys.executable, "-m", "trainer.host.torch_gpus"],
+            [sys.executable, "-m", CHILD],
             cwd=PACKAGE_PARENT,  # `-m` puts the working directory first on the path, where a stray torch.py could lie
             env={**os.environ, "PYTHONPATH": os.pathsep.join(_path())},
             stdin=subprocess.DEVNULL,
@@ -123,17 +107,14 @@ class Question:
             self.end()
 
     def end(self) -> None:
-        """End the process, if it is still there."""
+        """End the process, if it is still there. One that hangs in the driver ends when that lets it."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
 
 def _path() -> Sequence[str]:
     return [str(PACKAGE_PARENT), *(os.path.abspath(entry) for entry in sys.path if entry)]
-
-
-if __name__ == "__main__":
-    print(as_text(answer_here()))
