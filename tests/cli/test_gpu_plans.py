@@ -11,7 +11,7 @@ import pytest
 from tests.host import pretended_driver
 from tests.host.pretended_driver import OLD_KERNELS, Asked, Card, Library, install, torch_fails, torch_shows
 from trainer import __main__
-from trainer.host import hardware
+from trainer.host import usable_gpus
 from trainer.host.torch_gpus import Answer
 from trainer.job import job
 from trainer.job.ready import Ready
@@ -30,6 +30,7 @@ BROKEN = (
 )
 NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
 NOT_FOUND = "no GPU: the driver's libnvidia-ml.so.1 was not found"
+NOT_LOADED = "no GPU: the driver's library cannot be loaded (libnvidia-ml.so.1: cannot open shared object file"
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ MACHINES = {
         refused="update the NVIDIA driver",
     ),
     "a container whose devices torch cannot open": Machine(
-        None, torch_fails(NO_DRIVER), 0, NOT_FOUND, devices=True, refused=NOT_FOUND
+        None, torch_fails(NO_DRIVER), 0, NOT_LOADED, devices=True, refused=NOT_LOADED
     ),
     "Windows' subsystem: fewer functions": Machine(
         Library([H100], lacks=["nvmlDeviceGetMigMode", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMaxClockInfo"]),
@@ -236,11 +237,9 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     described: Machine = request.param
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    install(monkeypatch, described.library, **dict(described.variables))
-    monkeypatch.setattr(hardware, "CDLL", lambda name: described.devices or pytest.fail(f"{name} was opened"))
-    monkeypatch.setattr(hardware, "_device_files", lambda: described.devices)
+    install(monkeypatch, described.library, described.devices, **dict(described.variables))
     if described.torch is None:
-        monkeypatch.setattr(hardware, "Question", lambda: pytest.fail("torch was asked"))
+        monkeypatch.setattr(usable_gpus, "Question", lambda: pytest.fail("torch was asked"))
     else:
         Asked(monkeypatch, described.torch)
     return described
@@ -330,7 +329,7 @@ def test_a_refusal_for_want_of_gpus_waits_for_torchs_answer(machine: Machine, st
 def test_torch_is_not_asked_for_the_cpu_and_for_a_refusal(
     machine: Machine, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "Question", lambda: pytest.fail("torch was asked"))
+    monkeypatch.setattr(usable_gpus, "Question", lambda: pytest.fail("torch was asked"))
     assert __main__.main(["+recipe=digits_lenet", "plan=true", *words]) == (0 if "device=cpu" in words else 2)
 
 

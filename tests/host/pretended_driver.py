@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer.host import hardware, nvml
+from trainer.host import hardware, nvml, usable_gpus
 from trainer.host.torch_gpus import Answer
 from trainer.host.visible_gpus import Gpu
 
@@ -163,21 +163,24 @@ class Library:
         return self._number(0, out)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, library: Library | None, error: str = "", **variables: str) -> None:
+def install(monkeypatch: pytest.MonkeyPatch, library: Library | None, devices: bool = False, **variables: str) -> None:
     """Let this process find this library, and nothing else of a driver.
 
     Args:
-        library: None: it cannot be loaded, with this error. variables: of the environment.
+        library: None: there is none. devices: there are CUDA's library and /dev/nvidia0. variables: of the environment.
     """
     import pynvml
 
     def loaded(name: str) -> Any:
         if name == "libnvidia-ml.so.1" and library is not None:
             return library
-        raise OSError(error or f"{name}: cannot open shared object file: No such file or directory")
+        if name == "libcuda.so.1" and devices:
+            return object()
+        raise OSError(f"{name}: cannot open shared object file: No such file or directory")
 
     for module in (nvml, hardware, pynvml):
         monkeypatch.setattr(module, "CDLL", loaded)
+    monkeypatch.setattr(hardware, "_device_files", lambda: devices)
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"):
@@ -189,9 +192,15 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Library | None, error: str
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin as a new process does: nothing is known of any GPU."""
-    monkeypatch.setattr(hardware, "_ANSWERS", [])
-    for name in ("_driver", "_shown", "_remembered"):
-        monkeypatch.setattr(hardware, name, functools.cache(getattr(hardware, name).__wrapped__))
+    monkeypatch.setattr(usable_gpus, "_ANSWERS", [])
+    for module, name in (
+        (hardware, "has_driver"),
+        (hardware, "has_cuda"),
+        (usable_gpus, "_driver"),
+        (usable_gpus, "_shown"),
+        (usable_gpus, "_remembered"),
+    ):
+        monkeypatch.setattr(module, name, functools.cache(getattr(module, name).__wrapped__))
 
 
 class Asked:
@@ -199,7 +208,7 @@ class Asked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Answer) -> None:
         self.said, self.times, self.ended = answer, 0, 0
-        monkeypatch.setattr(hardware, "Question", self.begin)
+        monkeypatch.setattr(usable_gpus, "Question", self.begin)
 
     def begin(self) -> Asked:
         self.times += 1

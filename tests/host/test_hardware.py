@@ -10,7 +10,7 @@ import pytest
 
 from tests.host import pretended_driver
 from tests.host.pretended_driver import Asked, Card, Library, install, torch_fails, torch_shows
-from trainer.host import hardware, nvml
+from trainer.host import hardware, nvml, usable_gpus
 from trainer.host.nvml import Load
 from trainer.host.torch_gpus import Answer, of_text, runs_on
 from trainer.host.visible_gpus import Gpu
@@ -64,9 +64,9 @@ def test_mig_devices_are_named_as_the_driver_names_them_since_and_before_470(mon
 def test_cards_of_other_jobs_are_not_counted_and_a_lost_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     others = replace(H100, error=pretended_driver.NO_PERMISSION)
     install(monkeypatch, Library([others, H100]), CUDA_VISIBLE_DEVICES="0")
-    assert [gpu.uuid for gpu in hardware.gpus()] == ["GPU-11aa"] and hardware.found().concern == ""
+    assert [gpu.uuid for gpu in hardware.gpus()] == ["GPU-11aa"] and usable_gpus.found().concern == ""
     install(monkeypatch, Library([replace(H100, error=pretended_driver.GPU_IS_LOST), H100]))
-    assert "card 0 does not answer (NVML: GPU is lost)" in hardware.found().concern
+    assert "card 0 does not answer (NVML: GPU is lost)" in usable_gpus.found().concern
 
 
 def test_a_driver_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_driver_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Monk
     install(monkeypatch, Hanging([H100]))
     monkeypatch.setattr(nvml, "ANSWER_S", 0.01)
     try:
-        assert hardware.found().why == "no GPU: the NVIDIA driver does not answer within 0.01 s"
+        assert usable_gpus.found().why == "no GPU: the NVIDIA driver does not answer within 0.01 s"
     finally:
         released.set()
 
@@ -112,8 +112,8 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def asked(plan: bool) -> bool:
-    check = hardware.TorchCheck()
-    check.start(plan)
+    check = usable_gpus.TorchCheck()
+    check.start(plan, hardware.has_cuda())
     return check.changes_gpus()
 
 
@@ -178,12 +178,46 @@ def test_a_cache_that_others_can_write_is_not_read(cached: Path, monkeypatch: py
     assert process.times == 2 and len(hardware.gpus()) == 1
 
 
-def test_a_machine_without_a_sign_of_a_gpu_does_not_ask_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variables in ({}, {"NVIDIA_VISIBLE_DEVICES": "all"}):  # as images set it, without CUDA's library
-        install(monkeypatch, None, **variables)
-        assert not hardware.may_have_gpu()
-    install(monkeypatch, Library([H100]), CUDA_VISIBLE_DEVICES="-1")
-    assert not hardware.may_have_gpu()
+@pytest.mark.parametrize(
+    ("library", "devices", "variables", "driver", "asks"),
+    [
+        (None, False, {}, False, False),
+        (None, False, {"NVIDIA_VISIBLE_DEVICES": "all"}, False, False),  # set by an image, without CUDA's library
+        (None, True, {}, True, True),
+        (None, True, {"NVIDIA_VISIBLE_DEVICES": "all"}, True, True),
+        (None, True, {"CUDA_VISIBLE_DEVICES": ""}, True, False),
+        (Library([H100]), True, {}, True, True),
+        (Library([H100]), True, {"CUDA_VISIBLE_DEVICES": "-1"}, True, False),
+        (Library([]), False, {}, True, False),
+        (Library(error=pretended_driver.MISMATCH), True, {}, True, True),
+        (Library(error=pretended_driver.DRIVER_NOT_LOADED), False, {}, True, False),  # a login node
+    ],
+)
+def test_torch_is_asked_where_there_may_be_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    library: Library | None,
+    devices: bool,
+    variables: dict[str, str],
+    driver: bool,
+    asks: bool,
+) -> None:
+    install(monkeypatch, library, devices, **variables)
+    process = Asked(monkeypatch, torch_fails("No CUDA GPUs are available"))
+    assert hardware.has_driver() == driver
+    if driver:
+        asked(plan=False)
+    assert process.times == asks and hardware.gpus() == ()
+
+
+def test_a_library_that_cannot_be_loaded_is_no_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError(f"{name}: wrong ELF class: ELFCLASS32")
+
+    install(monkeypatch, None)
+    for module in (hardware, nvml):
+        monkeypatch.setattr(module, "CDLL", broken)
+    why = "no GPU: the driver's library cannot be loaded (libnvidia-ml.so.1: wrong ELF class: ELFCLASS32)"
+    assert hardware.about_gpus().why == why
 
 
 def test_without_an_answer_the_drivers_gpus_are_used_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +225,7 @@ def test_without_an_answer_the_drivers_gpus_are_used_with_a_warning(monkeypatch:
     Asked(monkeypatch, Answer("", "", error="torch did not say within 120 s which GPUs it can use"))
     asked(plan=False)
     assert [gpu.uuid for gpu in hardware.gpus()] == ["GPU-11aa"]
-    assert hardware.found().concern == "torch did not say within 120 s which GPUs it can use"
+    assert usable_gpus.found().concern == "torch did not say within 120 s which GPUs it can use"
 
 
 @pytest.mark.parametrize("text", ["", "null", "7", "{}", '{"version": "2", "cuda": "", "gpus": [{}], "kernels": []}'])

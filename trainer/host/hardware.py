@@ -7,18 +7,15 @@ import os
 import shutil
 from ctypes import CDLL
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from trainer.host import nvml
-from trainer.host.found_gpus import Found, joined
-from trainer.host.nvml import Driver, Load
-from trainer.host.torch_gpus import Answer, Question
-from trainer.host.visible_gpus import Gpu, Visible, hides_all, visible
+if TYPE_CHECKING:
+    from trainer.host.nvml import Load
+    from trainer.host.visible_gpus import Gpu
 
-CUDA_LIBRARY = "libcuda.so.1"
+DRIVER, CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 NOWHERE = ("", "void", "none")
 """Values of NVIDIA_VISIBLE_DEVICES with which a container gets no GPU."""
-_ANSWERS: list[Answer] = []
-"""Torch's answer, once it has been asked in this process."""
 
 
 def cores() -> int:
@@ -38,104 +35,68 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+class AboutGpus(NamedTuple):
+    """Why this process has no GPU, ``no GPU: REASON``, and what would help; or a warning about its GPUs."""
+
+    why: str = ""
+    remedy: str = ""
+    concern: str = ""
+
+
+@functools.cache
+def has_driver() -> bool:
+    """Whether there is a trace of a driver for NVIDIA's GPUs. A machine without one imports no file about GPUs."""
+    return _loads(DRIVER) or has_cuda()
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Whether there is a sign of a GPU besides the driver's library: its device, and CUDA's library.
+
+    A container with the capability ``compute`` alone has these, and no NVML. An image may set NVIDIA_VISIBLE_DEVICES on
+    a machine without any GPU; then there is no CUDA library."""
+    wanted = _device_files() or os.environ.get("NVIDIA_VISIBLE_DEVICES", "") not in NOWHERE
+    return wanted and _loads(CUDA)
+
+
 def gpus() -> tuple[Gpu, ...]:
     """The NVIDIA GPUs that this process can use, in CUDA's order: by torch's answer, once it was asked, else by the
     driver's."""
+    if not has_driver():
+        return ()
+    from trainer.host.usable_gpus import found
+
     return found().gpus
 
 
-def found() -> Found:
-    """The GPUs that this process can use, and what is to be said about them."""
-    return joined(_driver(), _shown(), _ANSWERS[-1] if _ANSWERS else _remembered())
+def about_gpus() -> AboutGpus:
+    """Why there is no GPU, or a warning about those that there are."""
+    if not has_driver():
+        return AboutGpus(f"no GPU: the driver's {DRIVER} was not found")
+    from trainer.host.usable_gpus import found
+
+    return AboutGpus(found().why, found().remedy, found().concern)
 
 
 def gpu_loads() -> list[Load]:
     """The load of each of :func:`gpus`; empty: the driver cannot be asked."""
-    return nvml.loads([gpu.uuid for gpu in here]) if (here := gpus()) else []
+    if not (here := gpus()):
+        return []
+    from trainer.host.nvml import loads
+
+    return loads([gpu.uuid for gpu in here])
 
 
-class TorchCheck:
-    """Asks torch for its GPUs, beside the command; its answer then holds for :func:`gpus` in this process.
-
-    Torch is asked once in a process, and only where there may be a GPU.
-    """
-
-    def __init__(self) -> None:
-        self.question: Question | None = None
-
-    def start(self, plan: bool) -> None:
-        """Ask torch, if it has to be asked; the answer comes seconds later.
-
-        Args:
-            plan: only a plan is asked for: what torch said to an earlier command is enough.
-        """
-        known = bool(_ANSWERS) or (plan and _remembered() is not None)
-        if self.question is None and not known and may_have_gpu():
-            self.question = Question()
-
-    def changes_gpus(self) -> bool:
-        """Wait for torch, if it was asked, and return whether a plan for its GPUs is another one."""
-        if self.question is None or _ANSWERS:
-            return False
-        before, answer = found().matters, self.question.answer()
-        learn(answer)
-        if answer.gpus:
-            from trainer.host.gpu_memo import remember_answer
-
-            remember_answer(answer, _driver())
-        return found().matters != before
-
-    def end(self) -> None:
-        """End the question, if nobody waits for it any more."""
-        if self.question is not None:
-            self.question.end()
-
-
-def learn(answer: Answer) -> None:
-    """Let torch's answer hold in this process."""
-    _ANSWERS.append(answer)
+def _loads(library: str) -> bool:
+    try:
+        return CDLL(library) is not None
+    except OSError as error:
+        return "No such file" not in str(error)  # it is there; who needs it says what is wrong with it
 
 
 def _device_files() -> bool:
     """Whether the driver's device files are there: of cards, or of Windows' subsystem for Linux."""
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
-
-
-@functools.cache
-def _driver() -> Driver:
-    return nvml.read()
-
-
-@functools.cache
-def _shown() -> Visible:
-    return visible(_driver().cards, os.environ)
-
-
-@functools.cache
-def _remembered() -> Answer | None:
-    if not _shown().gpus:
-        return None
-    from trainer.host.gpu_memo import remembered_answer  # machines without a GPU do not import it
-
-    return remembered_answer(_driver())
-
-
-def may_have_gpu() -> bool:
-    """Whether to ask torch: the driver shows a GPU, or cannot be asked and there is another sign of one.
-
-    A container with the capability ``compute`` alone has CUDA's library and the devices, and no NVML. The image of a
-    container may set NVIDIA_VISIBLE_DEVICES on a machine without any GPU; then there is no CUDA library."""
-    if _shown().gpus:
-        return True
-    if not _driver().why or hides_all(os.environ):
-        return False
-    if not _device_files() and os.environ.get("NVIDIA_VISIBLE_DEVICES", "") in NOWHERE:
-        return False
-    try:
-        CDLL(CUDA_LIBRARY)
-    except OSError:
-        return False
-    return True
 
 
 def cpp_compiler() -> str | None:

@@ -136,7 +136,7 @@ def _opened() -> Iterator[Any]:
 
 
 def _load_library() -> None:
-    """Load the driver's library. Machines without one do not import pynvml, which has 8,000 lines.
+    """Load the driver's library.
 
     Raises:
         NoDriver: it is not there, or cannot be loaded.
@@ -144,8 +144,7 @@ def _load_library() -> None:
     try:
         CDLL(LIBRARY)
     except OSError as error:
-        found = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
-        raise NoDriver(f"the driver's {LIBRARY} {found}") from None
+        raise NoDriver(f"the driver's library cannot be loaded ({error})") from None
 
 
 def _known(nvml: Any, ask: Callable[..., Any], *about: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ from trainer.config.instantiate import for_saved_weights
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
-from trainer.errors import UserError
+from trainer.host import hardware
 from trainer.host.folder_checks import LEAST, check_folder
-from trainer.host.hardware import TorchCheck
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import single_sample
 from trainer.planning.checked_config import Checked
@@ -25,8 +25,6 @@ from trainer.planning.training_checks import check_denominator
 from trainer.planning.validate import check
 from trainer.run_folder.leftovers import check_reads
 
-ABOUT_GPUS = ("device=", "launch.nproc=")
-"""What refusals are about that may not hold with the GPUs that torch can use."""
 WEIGHTS_KEPT = 2
 """Times that a run's folder holds the weights: the last and the best."""
 
@@ -154,41 +152,21 @@ class Ready:
 def plan_job(command: Command, passed: Callable[[Checked], None] = lambda checked: None) -> Ready:
     """Check a command and plan its job, without regard to a checkpoint.
 
-    The plan begins with the GPUs that the driver shows, while another process asks torch for those that it can use.
-    Where they are others, the job is planned again.
-
     Args:
         passed: called when the light checks are passed, before torch is imported.
 
     Raises:
         UserError: the job cannot run.
     """
-    torch_check, calls = TorchCheck(), [passed]
+    if not hardware.has_driver() or command.away:
+        return _plan_job(command, passed)
+    from trainer.job.gpu_check import planned_for_usable_gpus
 
-    def passed_once(checked: Checked) -> None:
-        for call in calls:
-            call(checked)
-        calls.clear()
-
-    try:
-        try:
-            ready = _plan_job(command, torch_check, passed_once)
-        except UserError as error:
-            if not error.what.startswith(ABOUT_GPUS):
-                raise
-            torch_check.start(plan=False)
-            if not torch_check.changes_gpus():
-                raise
-        else:
-            if not torch_check.changes_gpus():
-                return ready
-        return _plan_job(command, torch_check, passed_once)
-    finally:
-        torch_check.end()
+    return planned_for_usable_gpus(partial(_plan_job, command), passed)
 
 
-def _plan_job(command: Command, torch_check: TorchCheck, passed: Callable[[Checked], None]) -> Ready:
-    """Check and plan with the GPUs that are known now. Torch is asked when the light checks are passed."""
+def _plan_job(command: Command, passed: Callable[[Checked], None]) -> Ready:
+    """Check and plan for the GPUs that are known now."""
     checked, place = check(command.config, command.typed, command.away), command.place
     with checked.lacks:
         if not checked.elsewhere:
@@ -199,8 +177,6 @@ def _plan_job(command: Command, torch_check: TorchCheck, passed: Callable[[Check
         with checked.lacks:
             trackers.check(checked.config.tracking, Path(command.paths.run_dir))
     passed(checked)
-    if checked.config.device != "cpu" and checked.config.launch.role != "server" and not command.away:
-        torch_check.start(checked.config.plan)
     if checked.config.launch.nnodes > 1:
         from trainer.host.quiet_torch import import_quietly
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config import schema
 from trainer.config.keys import is_of, spelled
@@ -13,14 +13,15 @@ from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
 from trainer.errors import UserError
 from trainer.host import hardware
-from trainer.host.visible_gpus import Gpu
+from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
+if TYPE_CHECKING:
+    from trainer.host.visible_gpus import Gpu
+
 BIG_MODEL = 1_000_000
-UNKNOWN = (0, 0)
-"""Compute capability of a GPU whose driver does not say it."""
 ONE_CORE_WORK = 1 << 25
 """Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
 CORES_FED = 8
@@ -69,23 +70,17 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs.
-
-    Attributes:
-        no_gpu: why there is no GPU. gpu_concern: a warning about those that there are. Usually empty.
-    """
+    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs."""
 
     cores: int | None
     cpu_flags: frozenset[str]
     gpus: tuple[Gpu, ...]
-    no_gpu: str = ""
-    gpu_concern: str = ""
+    about_gpus: AboutGpus = field(default_factory=AboutGpus)
 
     @staticmethod
     def here() -> Machine:
         """This machine's cores, CPU flags and GPUs."""
-        found = hardware.found()
-        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus(), found.why, found.concern)
+        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus(), hardware.about_gpus())
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ def choose(
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
     if config.device == "auto":
-        why["device"] = listed(machine.gpus) or machine.no_gpu or "no GPU"
+        why["device"] = listed(machine.gpus) or machine.about_gpus.why or "no GPU"
     precision = config.precision
     if precision == "auto":
         precision, why["precision"] = _precision(device, model, machine, workers_here)
@@ -167,8 +162,8 @@ def choose(
 
 def listed(gpus: Sequence[Gpu]) -> str:
     """The GPUs in words, in their order: ``2 x NVIDIA H100 80GB HBM3``; empty: there is none."""
-    alike = [(name, len(list(same))) for name, same in groupby(gpus, key=lambda gpu: gpu.name)]
-    return ", ".join(f"{number} x {name}" if number > 1 else name for name, number in alike)
+    alike = groupby(gpu.name for gpu in gpus)
+    return ", ".join(f"{number} x {name}" if (number := len(list(same))) > 1 else name for name, same in alike)
 
 
 def _precision(device: str, model: ModelFacts, machine: Machine, workers_here: int) -> tuple[str, str]:
@@ -177,7 +172,7 @@ def _precision(device: str, model: ModelFacts, machine: Machine, workers_here: i
         if not gpus:
             return "bf16", "assuming GPUs of compute capability 8.0 or newer"
         capability = min(gpu.capability for gpu in gpus)
-        if capability == UNKNOWN:
+        if capability == (0, 0):
             return "fp32", "the driver does not say which compute capability the GPU has"
         if capability >= (8, 0):
             return "bf16", f"compute capability {capability[0]}.{capability[1]} computes bf16 natively"

@@ -65,7 +65,7 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
-    gpus = machine.gpu_concern if checked.device == "cuda" else ""
+    gpus = machine.about_gpus.concern if checked.device == "cuda" else ""
     said = [gpus, model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
     return "; ".join(filter(None, said))
 

@@ -25,20 +25,16 @@ def choose_device(config: RunConfig) -> str:
 
 
 def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None = None) -> None:
-    """Refuse more workers on this host than it has GPUs, unless only a plan is asked for.
-
-    Raises:
-        UserError: it has too few, or none; the reason says why.
-    """
+    """Refuse more workers on this host than it has GPUs, unless only a plan is asked for."""
     if device != "cuda" or config.plan or config.launch.role == "server":
         return
-    gpus, found = len(hardware.gpus()) if gpus is None else gpus, hardware.found()
+    gpus, about = len(hardware.gpus()) if gpus is None else gpus, hardware.about_gpus()
     if gpus == 0:
-        instead = f"device=cpu (or {found.remedy})" if found.remedy else "device=cpu"
-        raise UserError("device=cuda", f"this machine shows {found.why or 'no GPU'}", instead)
+        instead = f"device=cpu (or {about.remedy})" if about.remedy else "device=cpu"
+        raise UserError("device=cuda", f"this machine shows {about.why or 'no GPU'}", instead)
     alone = config.launch.role is not None and gpus == 1  # CUDA_VISIBLE_DEVICES shows each worker its own
     if nproc > gpus and not alone:
-        concern = f" ({found.concern})" if found.concern else ""
+        concern = f" ({about.concern})" if about.concern else ""
         raise UserError(
             f"launch.nproc={nproc}",
             f"this host has {counted(gpus, 'GPU')}, and every worker needs its own{concern}",

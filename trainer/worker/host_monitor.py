@@ -13,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from trainer.host import ask_torch, hardware, json_text
+from trainer.host import hardware, json_text
 from trainer.run_folder.report import Report
 
 FIRST_S = 1.0
@@ -34,7 +34,9 @@ def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -
         every_s: seconds between two measurements, of which the first comes early.
     """
     if torch.cuda.is_initialized():  # this worker trains on a GPU, and CUDA's own order of GPUs is at hand
-        hardware.learn(ask_torch.answer_here())
+        from trainer.host import ask_torch, usable_gpus
+
+        usable_gpus.learn(ask_torch.answer_here())
     monitor = Monitor(node, nodes, store, report, every_s)
     monitor.start()
     try:
