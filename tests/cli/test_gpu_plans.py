@@ -338,5 +338,5 @@ def test_a_plan_for_other_hosts_says_that_the_gpus_are_this_ones(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert __main__.main(["+recipe=digits_lenet", "plan=true", "launch.nnodes=2", "tracking=none"]) == 0
-    why = "8 x NVIDIA H100 80GB HBM3, if the hosts are like this one"
+    why = "8 x NVIDIA H100 80GB HBM3; other hosts may differ"
     assert row(capsys.readouterr().out, "device") == f"cuda  (auto: {why})"

@@ -60,8 +60,7 @@ def has_cuda() -> bool:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that this process can use, in CUDA's order: by torch's answer, once it was asked, else by the
-    driver's."""
+    """The NVIDIA GPUs that this process can use, in CUDA's order: torch's answer if it was asked, else the driver's."""
     if not has_driver():
         return ()
     from trainer.host.usable_gpus import found

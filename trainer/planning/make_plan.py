@@ -229,7 +229,7 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
     if checked.elsewhere and "device" in why:
-        why["device"] += ", if the hosts are like this one"
+        why["device"] += "; other hosts may differ"
     if checked.searches:
         why |= {"batch_size": "the most that fits is searched for before the training; until then this is a guess"}
     if checked.auto_strategy:
