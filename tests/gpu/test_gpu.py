@@ -1,12 +1,13 @@
 """What only a GPU shows: the device is found, bf16 and NCCL train, a resumed run is bit-identical, memory that is not
 enough is a sentence.
 
-Skipped where nvidia-smi shows no GPU; `make test-gpu` runs this folder alone.
+Skipped where the driver shows no GPU; `make test-gpu` runs this folder alone.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,9 +22,10 @@ from tests.checkpoint.test_identity import ALONE, EVERYTHING, back_at, check_equ
 from tests.faults.held_up import held_up
 from tests.faults.test_restarts import GATE, writes
 from tests.runs import kill, losses, points, read, trainer
-from trainer.host import hardware
+from trainer.host import hardware, nvml, visible_gpus
+from trainer.host.torch_gpus import Question
 
-pytestmark = pytest.mark.skipif(not hardware.gpus(), reason="nvidia-smi shows no GPU")
+pytestmark = pytest.mark.skipif(not hardware.gpus(), reason="the driver shows no GPU")
 
 DIGITS = ("+recipe=digits_lenet", "tracking=none", "hydra.run.dir=run", "execution.threads=1")
 RESNET = (
@@ -249,6 +251,19 @@ def test_skipped_updates_are_counted(tmp_path: Path) -> None:
     )
     done = ended(*DIGITS, *told, "device=cuda", "on_nonfinite=skip", "limit_train_batches=10", "epochs=1", cwd=tmp_path)
     assert "2 updates skipped" in done.stdout
+
+
+@pytest.mark.parametrize("visible", [None, "0", "0,0", "0,-1", "7,0", "UUID", ""])
+def test_the_drivers_gpus_are_torchs(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cards = nvml.read().cards
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", cards[0].gpu.uuid[:12] if visible == "UUID" else visible)
+    shown, answer = visible_gpus.visible(cards, os.environ), Question().answer()
+    assert [(gpu.name, gpu.capability) for gpu in shown.gpus] == [(gpu.name, gpu.capability) for gpu in answer.gpus]
+    if shown.gpus and not shown.gpus[0].uuid.startswith("MIG-"):
+        assert [gpu.uuid for gpu in shown.gpus] == [gpu.uuid for gpu in answer.gpus]
+    assert all(0.9 < ours.memory / torchs.memory < 1.1 for ours, torchs in zip(shown.gpus, answer.gpus, strict=True))
 
 
 def test_one_gpu_is_not_shared_by_two_workers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from trainer.config import schema
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
 from trainer.host import hardware
-from trainer.host.hardware import Gpu
+from trainer.host.visible_gpus import Gpu
 from trainer.job import plan_table
 from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
@@ -413,6 +413,7 @@ def test_auto_memory() -> None:
 
 def test_what_is_given_is_taken_without_a_reason() -> None:
     given = CONFIG.changed(
+        device="cpu",
         precision="fp64",
         execution={"channels_last": True, "keep_memory": False, "threads": 5},
         data={"num_workers": 3, "prefetch": 5, "pin_memory": True},

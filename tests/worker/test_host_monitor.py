@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from tests.host.pretended_driver import Card, Library, install, torch_shows
+from trainer.host import ask_torch, hardware
+from trainer.host.nvml import Load
 from trainer.worker import host_monitor
 
 
@@ -33,3 +38,25 @@ def test_the_first_measurement_of_the_processor_has_something_to_compare_with(mo
     with host_monitor.watched(0, 1, None, report, 0.001):
         assert enough.wait(60)
     assert len(told) >= 3 and {metrics["cpu_percent"] for metrics in told} == {50.0}
+
+
+def test_gpus_have_numbers_in_cudas_order_and_what_a_card_does_not_say_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hardware, "gpu_loads", lambda: [Load(None, 12.0), Load(37.0, 1024.0)])
+    measured = host_monitor._measured()
+    assert {name: value for name, value in measured.items() if name.startswith("gpu")} == {
+        "gpu0_memory_used_mib": 12.0,
+        "gpu1_percent": 37.0,
+        "gpu1_memory_used_mib": 1024.0,
+    }
+
+
+def test_a_worker_on_a_gpu_counts_gpus_as_its_cuda_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100, v100 = Card("H100", "GPU-11"), Card("V100", "GPU-22", (7, 0), used=7, cores=99999)
+    install(monkeypatch, Library([v100, h100]))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(ask_torch, "answer_here", lambda: torch_shows(h100, v100, kernels=["sm_70", "sm_90"]))
+    report: Any = SimpleNamespace(system=lambda *more: None)
+    with host_monitor.watched(0, 1, None, report, 60):
+        assert [load.used for load in hardware.gpu_loads()] == [1024, 7]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
-from dataclasses import dataclass
+from ctypes import CDLL
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
+if TYPE_CHECKING:
+    from trainer.host.nvml import Load
+    from trainer.host.visible_gpus import Gpu
 
-@dataclass(frozen=True)
-class Gpu:
-    """One visible GPU and its CUDA compute capability, e.g. (9, 0)."""
-
-    name: str
-    capability: tuple[int, int]
+DRIVER, CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
+NOWHERE = ("", "void", "none")
+"""Values of NVIDIA_VISIBLE_DEVICES with which a container gets no GPU."""
 
 
 def cores() -> int:
@@ -35,43 +35,67 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+class AboutGpus(NamedTuple):
+    """Why this process has no GPU, ``no GPU: REASON``, and what would help; or a warning about its GPUs."""
+
+    why: str = ""
+    remedy: str = ""
+    concern: str = ""
+
+
 @functools.cache
+def has_driver() -> bool:
+    """Whether there is a trace of a driver for NVIDIA's GPUs. A machine without one imports no file about GPUs."""
+    return _loads(DRIVER) or has_cuda()
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Whether there is a sign of a GPU besides the driver's library: its device, and CUDA's library.
+
+    A container with the capability ``compute`` alone has these, and no NVML. An image may set NVIDIA_VISIBLE_DEVICES on
+    a machine without any GPU; then there is no CUDA library."""
+    wanted = _device_files() or os.environ.get("NVIDIA_VISIBLE_DEVICES", "") not in NOWHERE
+    return wanted and _loads(CUDA)
+
+
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that CUDA would show to this process, according to nvidia-smi."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == "" or visible == "-1":
+    """The NVIDIA GPUs that this process can use, in CUDA's order: torch's answer if it was asked, else the driver's."""
+    if not has_driver():
         return ()
-    found = []
-    for name, capability in _asked_of_gpus("name,compute_cap"):
-        major, _, minor = capability.partition(".")
-        found.append(Gpu(name, (int(major), int(minor or 0))))
-    if visible is not None:
-        found = found[: len([v for v in visible.split(",") if v.strip()])]
-    return tuple(found)
+    from trainer.host.usable_gpus import found
+
+    return found().gpus
 
 
-def gpu_loads() -> list[tuple[float, float]]:
-    """For each GPU that nvidia-smi shows: percent of the time it was busy, and MiB of its memory in use."""
+def about_gpus() -> AboutGpus:
+    """Why there is no GPU, or a warning about those that there are."""
+    if not has_driver():
+        return AboutGpus(f"no GPU: the driver's {DRIVER} was not found")
+    from trainer.host.usable_gpus import found
+
+    return AboutGpus(found().why, found().remedy, found().concern)
+
+
+def gpu_loads() -> list[Load]:
+    """The load of each of :func:`gpus`; empty: the driver cannot be asked."""
+    if not (here := gpus()):
+        return []
+    from trainer.host.nvml import loads
+
+    return loads([gpu.uuid for gpu in here])
+
+
+def _loads(library: str) -> bool:
     try:
-        asked = _asked_of_gpus("utilization.gpu,memory.used") if gpus() else []
-        return [(float(busy), float(used)) for busy, used in asked]
-    except ValueError:  # some cards answer [N/A]
-        return []
+        return CDLL(library) is not None
+    except OSError as error:
+        return "No such file" not in str(error)  # it is there; who needs it says what is wrong with it
 
 
-def _asked_of_gpus(properties: str) -> list[list[str]]:
-    """Query nvidia-smi for properties of each GPU; empty without a GPU."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return []
-    query = [smi, f"--query-gpu={properties}", "--format=csv,noheader,nounits"]
-    try:
-        # nvidia-smi
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout  # nosec B603
-    except (OSError, subprocess.SubprocessError):
-        return []
-    values = properties.count(",")
-    return [[value.strip() for value in line.rsplit(",", values)] for line in answer.strip().splitlines()]
+def _device_files() -> bool:
+    """Whether the driver's device files are there: of cards, or of Windows' subsystem for Linux."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def cpp_compiler() -> str | None:

@@ -20,6 +20,8 @@ DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
 IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
+WHOLE = ("batch size", "device")
+"""Rows whose reason is always shown."""
 ONE_LINE = 62
 """Characters of a cell that a terminal of 80 columns shows on one line."""
 NOT_WATCHED = "none: the only worker is this process"
@@ -66,7 +68,7 @@ def _is_detail(what: str, value: str, plan: Plan) -> bool:
 
 def _shortened(what: str, value: str, plan: Plan) -> str:
     """A cell without a long reason of ``auto``, and with paths relative to the working folder."""
-    if len(value) > ONE_LINE and what != "batch size":
+    if len(value) > ONE_LINE and what not in WHOLE:
         value = value.partition("  (auto: ")[0]
     if what == "weights" and plan.mode == "train":
         return value.replace(f"{plan.paths.run_dir}/", "")
@@ -170,6 +172,7 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     hosts = f" on {number} hosts" if spread else ", each by its own command" if plan.topology.by_role else ""
     yield "roles", ", ".join(counted(n, role) for role, n in plan.topology.roles.items()) + hosts
+    yield "device", plan.topology.device + _because(plan, "device")
     if spread and "server" in plan.topology.roles:
         per_host = Counter(plan.topology.nodes_of("server"))
         yield "servers on", ", ".join(f"host {host}: {servers}" for host, servers in sorted(per_host.items()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainer.config.instantiate import for_saved_weights
 from trainer.config.redact import values
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
+from trainer.host import hardware
 from trainer.host.folder_checks import LEAST, check_folder
 from trainer.planning.auto import Machine, ModelFacts
 from trainer.planning.batches import single_sample
@@ -156,6 +158,15 @@ def plan_job(command: Command, on_checked: Callable[[Checked], None] = lambda ch
     Raises:
         UserError: the job cannot run.
     """
+    if not hardware.has_driver() or command.away:
+        return _plan_job(command, on_checked)
+    from trainer.job.gpu_check import planned_for_usable_gpus
+
+    return planned_for_usable_gpus(partial(_plan_job, command), on_checked)
+
+
+def _plan_job(command: Command, on_checked: Callable[[Checked], None]) -> Ready:
+    """Check and plan for the GPUs that are known now."""
     checked, place = check(command.config, command.typed, command.away), command.place
     with checked.lacks:
         if not checked.elsewhere:

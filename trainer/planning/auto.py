@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config import schema
 from trainer.config.keys import is_of, spelled
@@ -12,10 +13,13 @@ from trainer.config.run_config import RunConfig
 from trainer.data.prefetch import ready_each
 from trainer.errors import UserError
 from trainer.host import hardware
-from trainer.host.hardware import Gpu
+from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
+
+if TYPE_CHECKING:
+    from trainer.host.visible_gpus import Gpu
 
 BIG_MODEL = 1_000_000
 ONE_CORE_WORK = 1 << 25
@@ -71,11 +75,12 @@ class Machine:
     cores: int | None
     cpu_flags: frozenset[str]
     gpus: tuple[Gpu, ...]
+    about_gpus: AboutGpus = field(default_factory=AboutGpus)
 
     @staticmethod
     def here() -> Machine:
         """This machine's cores, CPU flags and GPUs."""
-        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus())
+        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus(), hardware.about_gpus())
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,11 @@ def choose(
     """Choose precision, channels_last, keep_memory, threads, reading, pin_memory; also the reason for each ``auto``."""
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
+    if config.device == "auto":
+        why["device"] = listed(machine.gpus) or machine.about_gpus.why or "no GPU"
     precision = config.precision
     if precision == "auto":
-        precision, why["precision"] = _precision(device, model, machine)
+        precision, why["precision"] = _precision(device, model, machine, workers_here)
     channels_last = execution.channels_last
     if channels_last == "auto":
         channels_last = model.convolutional and precision in ("bf16", "fp16")
@@ -153,11 +160,20 @@ def choose(
     return Chosen(*values), why
 
 
-def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:
+def listed(gpus: Sequence[Gpu]) -> str:
+    """The GPUs in words, in their order: ``2 x NVIDIA H100 80GB HBM3``; empty: there is none."""
+    alike = groupby(gpu.name for gpu in gpus)
+    return ", ".join(f"{number} x {name}" if (number := len(list(same))) > 1 else name for name, same in alike)
+
+
+def _precision(device: str, model: ModelFacts, machine: Machine, workers_here: int) -> tuple[str, str]:
     if device == "cuda":
-        capability = min((gpu.capability for gpu in machine.gpus), default=(8, 0))
-        if not machine.gpus:
+        gpus = machine.gpus[:workers_here]
+        if not gpus:
             return "bf16", "assuming GPUs of compute capability 8.0 or newer"
+        capability = min(gpu.capability for gpu in gpus)
+        if capability == (0, 0):
+            return "fp32", "the driver does not say which compute capability the GPU has"
         if capability >= (8, 0):
             return "bf16", f"compute capability {capability[0]}.{capability[1]} computes bf16 natively"
         if capability >= (7, 0):

@@ -61,11 +61,12 @@ def _late_momentum(checked: Checked) -> str:
     )
 
 
-def _concern(checked: Checked, model: ModelFacts, length: Length) -> str:
+def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Length) -> str:
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
-    said = [model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
+    gpus = machine.about_gpus.concern if checked.device == "cuda" else ""
+    said = [gpus, model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
     return "; ".join(filter(None, said))
 
 
@@ -124,7 +125,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
         model=ModelPlan(model.parameters, config.weights or "", model.part),
         objective=_objective(checked, model),
         paths=replace(paths, name=config.name, tracking=_tracking_uri(config), own_code=own_code(config)),
-        remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, length)),
+        remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, machine, length)),
     )
 
 
@@ -227,6 +228,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size)
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
+    if checked.elsewhere and "device" in why:
+        why["device"] += "; other hosts may differ"
     if checked.searches:
         why |= {"batch_size": "the most that fits is searched for before the training; until then this is a guess"}
     if checked.auto_strategy:

@@ -14,6 +14,7 @@ from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.strategies.builtin import AUTO
+from trainer.wording import counted
 
 
 def choose_device(config: RunConfig) -> str:
@@ -27,14 +28,16 @@ def check_devices(config: RunConfig, device: str, nproc: int, gpus: int | None =
     """Refuse more workers on this host than it has GPUs, unless only a plan is asked for."""
     if device != "cuda" or config.plan or config.launch.role == "server":
         return
-    gpus = len(hardware.gpus()) if gpus is None else gpus
+    gpus, about = len(hardware.gpus()) if gpus is None else gpus, hardware.about_gpus()
     if gpus == 0:
-        raise UserError("device=cuda", "this machine shows no GPU", "device=cpu")
+        instead = f"device=cpu (or {about.remedy})" if about.remedy else "device=cpu"
+        raise UserError("device=cuda", f"this machine shows {about.why or 'no GPU'}", instead)
     alone = config.launch.role is not None and gpus == 1  # CUDA_VISIBLE_DEVICES shows each worker its own
     if nproc > gpus and not alone:
+        concern = f" ({about.concern})" if about.concern else ""
         raise UserError(
             f"launch.nproc={nproc}",
-            f"this host has {gpus} GPU{'s' if gpus > 1 else ''}, and every worker needs its own",
+            f"this host has {counted(gpus, 'GPU')}, and every worker needs its own{concern}",
             f"launch.nproc={gpus} (or device=cpu)",
         )
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
+import torch
 import torch.distributed as dist
 
 from trainer.host import hardware, json_text
@@ -32,6 +33,10 @@ def watched(node: int, nodes: int, store: Any, report: Report, every_s: float) -
         store: the launcher's, where the hosts meet; None: there is one host.
         every_s: seconds between two measurements, of which the first comes early.
     """
+    if torch.cuda.is_initialized():  # this worker trains on a GPU, and CUDA's own order of GPUs is at hand
+        from trainer.host import ask_torch, usable_gpus
+
+        usable_gpus.learn(ask_torch.answer_here())
     monitor = Monitor(node, nodes, store, report, every_s)
     monitor.start()
     try:
@@ -98,13 +103,14 @@ class Monitor(threading.Thread):
 
 
 def _measured() -> dict[str, float]:
-    """This host's load since the last call: percent of all cores, memory, and of each GPU that nvidia-smi shows."""
+    """This host's load since the last call: percent of all cores, memory, and of each GPU as far as its driver says."""
     memory = psutil.virtual_memory()
     found = {
         "cpu_percent": psutil.cpu_percent(),
         "memory_percent": memory.percent,
         "memory_used_mib": round((memory.total - memory.available) / MIB, 1),
     }
-    for number, (busy, used) in enumerate(hardware.gpu_loads()):
-        found |= {f"gpu{number}_percent": busy, f"gpu{number}_memory_used_mib": used}
+    for number, load in enumerate(hardware.gpu_loads()):
+        of_gpu = {f"gpu{number}_percent": load.busy, f"gpu{number}_memory_used_mib": load.used}
+        found |= {name: value for name, value in of_gpu.items() if value is not None}
     return found
