@@ -338,6 +338,37 @@ def test_without_an_address_it_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "launch.shared_storage=false" in said and "checkpoint.to=s3://BUCKET/RUNS" in said
 
 
+class Elsewhere(Slurm):
+    """An engine of one's own, which knows nothing of hosts without a common disk."""
+
+    runs_apart = False
+
+
+APART = ["+recipe=digits_lenet", "launch=slurm", "launch.shared_storage=false", "checkpoint.to=file:///copies"]
+
+
+def test_an_engine_that_needs_a_common_disk_refuses_to_do_without(capsys: pytest.CaptureFixture[str]) -> None:
+    own = "launch._target_=tests.launch.engines.test_copies.Elsewhere"
+    assert __main__.main([*APART, "tracking=none", "launch.dry_run=true", own]) == 2
+    assert "Elsewhere runs its jobs on hosts that share the run folder" in capsys.readouterr().err
+
+
+def test_a_tracking_store_that_ends_with_the_hosts_is_named(
+    tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fakes / "sbatch").write_text("#!/bin/bash\necho 12\n")
+    (fakes / "sbatch").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    words = [*APART[:-1], f"checkpoint.to=file://{tmp_path}/store", "hydra.run.dir=run", "launch.wait=false"]
+    assert __main__.main([*words, f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"ATTENTION: tracking.uri=sqlite:///{tmp_path}/mlflow.db is a file" in said and "http://SERVER:PORT" in said
+    assert f"Its files come to file://{tmp_path}/store/run" in said
+    assert __main__.main([*words, "tracking=none"]) == 0
+    assert "is a file" not in capsys.readouterr().out
+
+
 def test_the_files_of_config_dir_travel_with_the_job(tmp_path: Path) -> None:
     (tmp_path / "mine" / "recipe").mkdir(parents=True)
     (tmp_path / "mine" / "recipe" / "one.yaml").write_text("seed: 3")
