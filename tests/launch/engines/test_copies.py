@@ -259,6 +259,16 @@ def test_a_request_to_leave_reaches_the_script(tmp_path: Path, fakes: Path) -> N
     assert (done.returncode, asked(fakes)) == (75, "")
 
 
+def test_a_cancelled_job_waits_for_its_files_although_signals_come(tmp_path: Path, fakes: Path) -> None:
+    one, srun = job(tmp_path, fakes), fakes / "srun"
+    signals = "(for i in $(seq 30); do kill -TERM $PPID; sleep 0.1; done) >/dev/null 2>&1 &\n"
+    srun.write_text(srun.read_text() + signals)
+    Copies(one.copies, one.folder).leave()
+    end_with(fakes, 75, 75)
+    done = play(one, fakes)
+    assert (done.returncode, asked(fakes)) == (75, "")
+
+
 def test_the_error_of_another_host_is_shown(tmp_path: Path, fakes: Path) -> None:
     one = job(tmp_path, fakes)
     end_with(fakes, 1, 3)
