@@ -77,6 +77,28 @@ def test_preempted_job_of_two_nodes_is_requeued_and_ends_as_if_nothing_had_happe
 
 
 @pytest.mark.long
+def test_preempted_job_on_nodes_without_a_common_disk_ends_as_if_nothing_had_happened(
+    slurm: Cluster, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Each node writes below a folder for temporary files of its own, and what the first life has left is gone."""
+    disks = tmp_path / "disks"
+    setup = f"launch.setup='export TMPDIR={disks}/$SLURM_JOB_NODELIST.$SLURM_RESTART_COUNT; mkdir -p $TMPDIR'"
+    where = ["launch.shared_storage=false", f"checkpoint.to=file://{tmp_path}/store", setup]
+    command = started(slurm, tmp_path, *TWO, *where, "epochs=20", "hydra.run.dir=run")
+    wait(lambda: "[Epoch 2" in said(tmp_path), said(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["engine"], "the hosts see no run folder"
+    higher = slurm.run("srun", "-p", "high", "-N3", "-c2", "true", timeout=120)
+    assert higher.returncode == 0, higher.stderr
+    for disk in disks.glob("*."):  # of the first life
+        disk.rename(tmp_path / f"gone.{disk.name}")
+    assert command.wait(PATIENCE_S) == 0, said(tmp_path)
+    assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["0 75 ", "1 0 "]
+    assert weights(tmp_path / "run") == weights(undisturbed)
+    assert (tmp_path / "run" / "workerlog.1").read_text().count("[Epoch 0, batch 0]") == 1
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*")), "checkpoints stay at the address"
+
+
+@pytest.mark.long
 def test_job_goes_on_without_a_node_that_has_died(slurm: Cluster, undisturbed: Path, tmp_path: Path) -> None:
     words = [*TWO, "epochs=20", "hydra.run.dir=run", "strategy.timeout_s=10", "checkpoint.grace_s=5"]
     command = started(slurm, tmp_path, *words)

@@ -79,3 +79,14 @@ def test_so_is_what_pictures_become(override: str) -> None:
 )
 def test_places_screens_and_how_data_are_read_may_differ(base: tuple[str, ...], override: str) -> None:
     assert not differing(base, override)
+
+
+def test_all_hosts_go_on_from_one_checkpoint_wherever_it_lies() -> None:
+    with hydra_app() as app:
+        checked = check(plain(compose(app, list(BASE))))
+    plan = make_plan(checked, MODEL, MACHINE, Paths("run"))
+    found = [
+        terms(plan, checked.config, Assignment(checked.config, plan, resume=resume))["the checkpoint"]
+        for resume in ("/a/checkpoints/step-000000007", "/b/step-000000007", "/a/checkpoints/step-000000009", "")
+    ]
+    assert found == ["step-000000007", "step-000000007", "step-000000009", "none"]

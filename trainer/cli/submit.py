@@ -9,6 +9,7 @@ import shlex
 import sys
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
         return Result("planned", str(folder), mode=checked.config.mode)
     if not hand_over(job, launcher, checked.config):
         return Result("submitted", str(folder), mode=checked.config.mode)
-    return read_result(str(folder), "done", "")
+    return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 
 
 def hand_over(job: Job, launcher: Submitter, config: RunConfig) -> bool:
@@ -113,11 +114,14 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
         whole: the user named the folder by its whole path.
 
     Raises:
-        UserError: the hosts share no disk, and nothing says where their files go.
+        UserError: the hosts share no disk, which this engine needs, or nothing says where their files go.
     """
     config, options, launch = checked.config, launcher.options, checked.config.launch
     words, packed, copies = tuple(words), "", ""
     if not options.shared_storage:
+        if not launcher.runs_apart:
+            why = f"{type(launcher).__name__} runs its jobs on hosts that share the run folder"
+            raise UserError("launch.shared_storage=false", why, "launch.shared_storage=true")
         words, packed = _with_config(words)
         copies = copies_of(config, folder, whole)
     gpus = options.gpus

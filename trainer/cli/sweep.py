@@ -214,7 +214,8 @@ class Sweep:
         finally:
             for point in self.points:
                 shown = tuple(text(override) for override in point.overrides)
-                result = read_result(str(self.folder / point.subdir), "failed", "it has not ended")
+                where = str(self.folder / point.subdir)
+                result = replace(read_result(where, "failed", "it has not ended"), run_dir=where)
                 self._end(shown, result, point.ready)
 
     def _wait_for_trackers(self) -> None:

@@ -71,7 +71,8 @@ def _get_ready(command: Command, on_checked: Callable[[Checked], None]) -> Ready
         ready = replace(ready, imported=tuple(imported_since(before)))
     checked = ready.checked
     with checked.lacks:
-        folder = _checkpoint(checked.config, ready.plan)
+        apart = command.away and not checked.config.node("launch").get("shared_storage", True)
+        folder = None if apart else _checkpoint(checked.config, ready.plan)  # the hosts fetch it
         if folder is not None and checked.searches:
             ready = _as_in_checkpoint(ready, folder)
         if folder is not None:

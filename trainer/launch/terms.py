@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from trainer.config.keys import is_of, leaves
 from trainer.config.run_config import RunConfig
-from trainer.host.engine_tasks import COPIES
 from trainer.planning.launch_role import plain_launch
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
@@ -81,8 +79,7 @@ def terms(plan: Plan, config: RunConfig, assignment: Assignment) -> dict[str, An
         "precision": plan.chosen.precision,
     }
     found_terms = {**typed, **planned, **found}
-    if plan.topology.least_nnodes or COPIES in os.environ:
-        found_terms |= {"the checkpoint": Path(assignment.resume).name}
+    found_terms |= {"the checkpoint": Path(assignment.resume).name or "none"}
     if plan.topology.by_role:
         found_terms = {key: value for key, value in found_terms.items() if key not in ("launch.nnodes", "workers")}
         found_terms |= plain_launch(config.launch)

@@ -24,7 +24,6 @@ from trainer.run_folder.json_files import leave
 from trainer.strategies.lost_workers import HaltsWhileWaiting, Readmits, is_lost, was_lost
 from trainer.strategies.seat import Seat
 from trainer.worker.nonfinite import check_parameters
-from trainer.worker.parts_of_hosts import receive, send
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.shared_folder import life_of
 from trainer.worker.state import BeforeValidation, save_state
@@ -61,6 +60,7 @@ class Checkpoints:
         share it.
 
     Attributes:
+        sends: this worker sends its parts to host 0.
         updates_done: this process has done an update, so that the run can be asked to save and end. request: a signal
         that asks for this; None: no signal is taken. before: the state before the running validation; None: none runs.
         cut: this worker has left out the rest of its share of the validation. waits_at: number of the meeting at
@@ -81,10 +81,9 @@ class Checkpoints:
         clock: Callable[[], float] = time.monotonic,
         apart: Path | None = None,
     ) -> None:
-        self.apart, self.on_host_0 = apart, seat.rank == seat.local_rank
-        if apart is not None and not self.on_host_0 and seat.local_rank == 0:
-            leave(apart / "status.json", {"state": "starting"})
         self.folder, self.settings, self.seat, self.shared, self.about = folder, settings, seat, shared, about
+        self.apart, self.sends = apart, apart is not None and seat.rank != seat.local_rank
+        self._leave_status({"state": "starting"})
         self.updates, self.epochs, self.life = updates, epochs, life_of(seat)
         self.patience_s, self.clock = patience_s, clock
         self.board = seat.store.under("checkpoint")
@@ -112,8 +111,8 @@ class Checkpoints:
 
     def after_update(self, run: Training) -> None:
         """Save after an update if a checkpoint is due."""
-        if not self.updates_done and self.apart is not None and not self.on_host_0 and self.seat.local_rank == 0:
-            leave(self.apart / "status.json", {"state": "running", "life": 1})  # this host's launcher reads it
+        if not self.updates_done:
+            self._leave_status({"state": "running", "life": 1})
         self.updates_done = True
         if not run.lockstep:
             self.check_due(run)
@@ -320,7 +319,9 @@ class Checkpoints:
         """
         began, name, place = self.clock(), store.part_of(self.seat.rank), final_folder(folder)
         failed = write_part(folder, name, packed)
-        if self.apart is not None and not self.on_host_0:
+        if self.sends:
+            from trainer.worker.parts_of_hosts import send
+
             failed = send(self.seat.store, folder, name, failed, lambda: self._is_given_up(place))
         if not about:
             if failed:
@@ -329,6 +330,8 @@ class Checkpoints:
         failed = failed or run.reporting.report.unwritten()
         _try_best(lambda: self.best.seal(folder))
         if self.apart is not None:
+            from trainer.worker.parts_of_hosts import receive
+
             others = [part for part in names if self._is_of_another_host(part)]
             received = (receive(self.seat.store, folder, part, self.patience_s, self._is_gone) for part in others)
             failed = failed or next(filter(None, received), "")
@@ -358,6 +361,11 @@ class Checkpoints:
         computes the fingerprint; a first worker on another host reads it from the board."""
         data = self.board.get(DATA).decode() if self.board.check([DATA]) else ""
         return {"data": data, "run_id": tracking_file.position(self.folder.parent).id or ""}
+
+    def _leave_status(self, status: Mapping[str, Any]) -> None:
+        """Tell the launcher of this host whether there is something to save, where it does not see host 0's status."""
+        if self.apart is not None and self.sends and self.seat.local_rank == 0:
+            leave(self.apart / "status.json", status)
 
     def _is_given_up(self, place: Path) -> bool:
         return self.board.check([NOT_WRITTEN.format(place.name)]) or is_lost(self.seat.store, 0)

@@ -259,6 +259,16 @@ def test_a_request_to_leave_reaches_the_script(tmp_path: Path, fakes: Path) -> N
     assert (done.returncode, asked(fakes)) == (75, "")
 
 
+def test_a_cancelled_job_waits_for_its_files_although_signals_come(tmp_path: Path, fakes: Path) -> None:
+    one, srun = job(tmp_path, fakes), fakes / "srun"
+    signals = "(for i in $(seq 30); do kill -TERM $PPID; sleep 0.1; done) >/dev/null 2>&1 &\n"
+    srun.write_text(srun.read_text() + signals)
+    Copies(one.copies, one.folder).leave()
+    end_with(fakes, 75, 75)
+    done = play(one, fakes)
+    assert (done.returncode, asked(fakes)) == (75, "")
+
+
 def test_the_error_of_another_host_is_shown(tmp_path: Path, fakes: Path) -> None:
     one = job(tmp_path, fakes)
     end_with(fakes, 1, 3)
@@ -336,6 +346,37 @@ def test_without_an_address_it_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert __main__.main([*words, "launch.dry_run=true"]) == 2
     said = capsys.readouterr().err
     assert "launch.shared_storage=false" in said and "checkpoint.to=s3://BUCKET/RUNS" in said
+
+
+class Elsewhere(Slurm):
+    """An engine of one's own, which knows nothing of hosts without a common disk."""
+
+    runs_apart = False
+
+
+APART = ["+recipe=digits_lenet", "launch=slurm", "launch.shared_storage=false", "checkpoint.to=file:///copies"]
+
+
+def test_an_engine_that_needs_a_common_disk_refuses_to_do_without(capsys: pytest.CaptureFixture[str]) -> None:
+    own = "launch._target_=tests.launch.engines.test_copies.Elsewhere"
+    assert __main__.main([*APART, "tracking=none", "launch.dry_run=true", own]) == 2
+    assert "Elsewhere runs its jobs on hosts that share the run folder" in capsys.readouterr().err
+
+
+def test_a_tracking_store_that_ends_with_the_hosts_is_named(
+    tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fakes / "sbatch").write_text("#!/bin/bash\necho 12\n")
+    (fakes / "sbatch").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    words = [*APART[:-1], f"checkpoint.to=file://{tmp_path}/store", "hydra.run.dir=run", "launch.wait=false"]
+    assert __main__.main([*words, f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"ATTENTION: tracking.uri=sqlite:///{tmp_path}/mlflow.db is a file" in said and "http://SERVER:PORT" in said
+    assert f"Its files come to file://{tmp_path}/store/run" in said
+    assert __main__.main([*words, "tracking=none"]) == 0
+    assert "is a file" not in capsys.readouterr().out
 
 
 def test_the_files_of_config_dir_travel_with_the_job(tmp_path: Path) -> None:

@@ -180,9 +180,11 @@ class Submitter(Launcher):
 
     Attributes:
         engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``. schema: declares the keys of ``options``.
+        runs_apart: it runs a job with :attr:`Job.copies`, whose hosts share no disk.
     """
 
     engine = ""
+    runs_apart = False
     schema: type[SubmitLaunch] = SubmitLaunch
     options: SubmitLaunch
 

@@ -90,6 +90,7 @@ class Kubernetes(Submitter):
     """launch=kubernetes: fields of a pod's spec are ``launch.options``."""
 
     engine = KUBERNETES
+    runs_apart = True
     schema = KubernetesLaunch
     options: KubernetesLaunch
 

@@ -81,6 +81,7 @@ class Mpi(Submitter):
     """launch=mpi: mpirun's own options are ``launch.options``."""
 
     engine = MPI
+    runs_apart = True
     schema = MpiLaunch
     options: MpiLaunch
 

@@ -37,6 +37,7 @@ class Ray(Submitter):
     """launch=ray: custom resources of a host are ``launch.options``."""
 
     engine = RAY
+    runs_apart = True
     schema = RayLaunch
     options: RayLaunch
 

@@ -69,6 +69,7 @@ class Slurm(Submitter):
     """launch=slurm: sbatch's own options are ``launch.options``."""
 
     engine = SLURM
+    runs_apart = True
 
     def render(self, job: Job) -> str:
         return rendered(job)

@@ -120,7 +120,8 @@ srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
     cd "$0" 2>/dev/null || cd /
     "$@"' {started_in} {command} -m trainer.launch.engines.carried &"""
 AWAY_SETTLE = """\
-touch "$kept/over.tmp" && wait "$carrier" # it copies once more
+touch "$kept/over.tmp" # it copies once more
+while kill -0 "$carrier" 2>/dev/null; do wait "$carrier"; done # a signal ends a wait
 """
 AWAY_CODE = """\
 carry once "$kept"

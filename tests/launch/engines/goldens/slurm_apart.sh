@@ -50,7 +50,8 @@ while kill -0 "$step" 2>/dev/null; do
     fi
 done
 wait "$step"
-touch "$kept/over.tmp" && wait "$carrier" # it copies once more
+touch "$kept/over.tmp" # it copies once more
+while kill -0 "$carrier" 2>/dev/null; do wait "$carrier"; done # a signal ends a wait
 
 lost= number=0
 for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
