@@ -1,0 +1,130 @@
+"""``python -m tests.null_gpu.count``: trains on a null GPU, and prints its waits and kernels as JSON.
+
+The question is ``{"workers": N, "overrides": [...]}``. The answer has for each phase (``start``: the first update,
+``update``: ten further ones, ``line``, ``validation``, ``validation of the average``, ``checkpoint``) how often it
+came, its waits, each ``[kind, line, count]``, and its kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.composed import ready
+from tests.null_gpu import fakes
+from tests.null_gpu.waits import Waits
+from trainer.config.instantiate import locate
+from trainer.host import hardware
+from trainer.host.notes_board import SealedBoard
+from trainer.run_folder.report import Report
+from trainer.strategies.seat import Seat
+from trainer.worker import build, loop
+from trainer.worker.settings import settings
+from trainer.worker.train import seated
+
+UPDATES = 10
+GPU = hardware.Gpu("NVIDIA H100 80GB HBM3", (9, 0))
+
+
+class Phases:
+    """Counts how often each phase came, and names the present one for the counter of waits."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.waits, self.times = waits, dict[str, int]()
+
+    @contextlib.contextmanager
+    def phase(self, name: str, times: int = 1) -> Iterator[None]:
+        """Context manager: what happens belongs to this phase."""
+        before, self.waits.phase = self.waits.phase, name
+        self.times[name] = self.times.get(name, 0) + times
+        try:
+            yield
+        finally:
+            self.waits.phase = before
+
+    def around(self, name: str, call: Any) -> Any:
+        """The function, as a phase of its own."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(name):
+                return call(*args, **kwargs)
+
+        return counted
+
+
+def count(workers: int, overrides: list[str]) -> dict[str, Any]:
+    """Train some updates with a plan for so many GPUs, of which this process has the first."""
+    folder = Path(tempfile.mkdtemp())
+    with patch.object(hardware, "gpus", lambda: (GPU,) * workers):
+        job = ready(*overrides, "device=cuda", "tracking=none", run_dir=str(folder))
+    config, plan = job.assignment.config, job.assignment.plan
+    board = SealedBoard(dist.HashStore(), b"x" * 32)
+    seat = Seat("worker", 0, workers, 0, workers, "cuda:0", board, group_store=dist.HashStore())
+    seat = seated(seat, config, plan)
+    waits = Waits()
+    phases = Phases(waits)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(fakes.in_place(workers))
+        stack.enter_context(patch.object(loop, "log_training", phases.around("line", loop.log_training)))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(waits)
+        stack.enter_context(settings(config, plan, seat))
+        strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
+        run = build.build(config, plan, seat, strategy, Report(folder, plan.length.total_steps))
+        total = run.schedule
+        run.schedule = replace(total, total_steps=1)
+        with phases.phase("start"):
+            loop.train_epoch(run, 0)
+        run.schedule = replace(total, total_steps=1 + UPDATES)
+        with phases.phase("update", UPDATES):
+            loop.train_epoch(run, 0)
+        _end(run, phases, folder)
+    return {
+        "device": torch.cuda.get_device_name(0),
+        "precision": plan.chosen.precision,
+        "phases": {
+            name: {
+                "times": times,
+                "waits": [[kind, where, n] for (p, kind, where), n in waits.found.items() if p == name],
+                "kernels": sum(n for (p, _), n in waits.kernels.items() if p == name),
+                "lines": {where: n for (p, where), n in waits.kernels.most_common() if p == name},
+            }
+            for name, times in phases.times.items()
+        },
+    }
+
+
+def _end(run: Any, phases: Phases, folder: Path) -> None:
+    """What comes beside the updates: the copy for a checkpoint, and a validation."""
+    from trainer.checkpoint.tensor_tree import Packed
+    from trainer.worker.nonfinite import check_parameters
+    from trainer.worker.state import save_state
+    from trainer.worker.validation import _measure_ema, measure_split
+
+    with phases.phase("checkpoint"):
+        check_parameters(run)
+        Packed(vars(save_state(run, run.strategy.save(folder), 0, True)))
+    with phases.phase("validation"), torch.no_grad():
+        run.model.eval()
+        run.task.summary(measure_split(run, run.strategy.synchronize)[0])
+    if run.watchers.ema is not None:
+        with phases.phase("validation of the average"), torch.no_grad():
+            run.task.summary(_measure_ema(run, run.watchers.ema)[0])
+
+
+if __name__ == "__main__":
+    with contextlib.redirect_stdout(io.StringIO()):
+        answer = count(**json.loads(sys.argv[1]))
+    print(json.dumps(answer))

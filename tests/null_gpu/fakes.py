@@ -1,0 +1,85 @@
+"""What a null GPU cannot do, and what takes its place. Every exception that the gate makes from the real path is here.
+
+- Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1.
+- Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place.
+- The process group is torch's fake one: a collective call returns at once, and DDP's hook hands its bucket back. DDP
+  keeps its first buckets, because new ones are made by addresses.
+- The random state of the GPU is zeros. Memory cannot be pinned, so ``pin_memory`` returns its tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer.strategies import collective, process_group
+
+
+def _apply(self: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
+    for child in self.children():
+        child._apply(change)
+    for name, parameter in list(self._parameters.items()):
+        if parameter is not None:
+            with torch.no_grad():
+                moved = change(parameter)
+            self._parameters[name] = nn.Parameter(moved, requires_grad=parameter.requires_grad)
+    for name, buffer in list(self._buffers.items()):
+        if buffer is not None:
+            self._buffers[name] = change(buffer)
+    return self
+
+
+def _handed_back(state: Any, bucket: Any) -> Any:
+    done: Any = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+_handed_back.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP checks
+
+
+class _FirstBuckets:
+    """DDP's reducer, which keeps its first buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self.__dict__["reducer"] = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: False) if name == "_rebuild_buckets" else getattr(self.reducer, name)
+
+
+def _register(ddp: Any, options: Any) -> None:
+    ddp.register_comm_hook(None, _handed_back)
+    ddp.reducer = _FirstBuckets(ddp.reducer)
+
+
+@contextmanager
+def in_place(workers: int) -> Iterator[None]:
+    """Context manager: the exceptions of this page."""
+    start, tensor = dist.init_process_group, torch.tensor
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        start("fake", store=FakeStore(), rank=0, world_size=workers)
+
+    def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return tensor(data, **kwargs) if device is None else tensor(data, **kwargs).to(device, non_blocking=True)
+
+    with ExitStack() as stack:
+        for place, name, fake in (
+            (nn.Module, "_apply", _apply),
+            (torch, "tensor", made),
+            (torch.Tensor, "pin_memory", lambda self, *args: self),
+            (torch.cuda, "get_rng_state", lambda *args: torch.zeros(16, dtype=torch.uint8)),
+            (dist, "init_process_group", begin),
+            (process_group.ProcessGroup, "_wait_until_all_have_joined", lambda self: None),
+            (collective, "register", _register),
+        ):
+            stack.enter_context(patch.object(place, name, fake))
+        yield
