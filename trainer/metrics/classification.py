@@ -151,6 +151,6 @@ class ClassExam:
         self.tally.add(outputs, labels, numbers)
 
     def sums(self) -> torch.Tensor:
-        """Return the vector of loss, denominator, hits, hits; the tally; samples. It is on the device of the outputs."""
+        """Return the vector of loss, denominator, hits, hits; the tally; samples; on the device of the outputs."""
         whole = self.meter.sums() if self.sum is None else self.sum
         return torch.cat([whole[:HEAD], self.tally.vector(), whole[HEAD:]])
