@@ -108,6 +108,7 @@ def count(workers: int, overrides: list[str]) -> dict[str, Any]:
 
 def _end(run: Any, phases: Phases, folder: Path) -> None:
     """What comes beside the updates: the copy for a checkpoint, and a validation."""
+    from trainer.checkpoint.pinned import PinnedMemory
     from trainer.checkpoint.tensor_tree import Packed
     from trainer.worker.nonfinite import check_parameters
     from trainer.worker.state import save_state
@@ -115,7 +116,7 @@ def _end(run: Any, phases: Phases, folder: Path) -> None:
 
     with phases.phase("checkpoint"):
         check_parameters(run)
-        Packed(vars(save_state(run, run.strategy.save(folder), 0, True)))
+        Packed(vars(save_state(run, run.strategy.save(folder), 0, True)), PinnedMemory())
     with phases.phase("validation"), torch.no_grad():
         run.model.eval()
         run.task.summary(measure_split(run, run.strategy.synchronize)[0])

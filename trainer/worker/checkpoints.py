@@ -14,6 +14,7 @@ import torch
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
 from trainer.checkpoint.durable_folder import final_folder, life_folder
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -89,6 +90,7 @@ class Checkpoints:
         self.saved = self.saved_after = -1
         self.saved_at = clock()
         self.writer = BackgroundWriter(settings.background)
+        self.pinned = PinnedMemory()
         self.best = BestOfCheckpoints()
         self.reported_at = -REPORT_EVERY_S
         self.given_up: list[Path] = []
@@ -289,7 +291,7 @@ class Checkpoints:
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
-            packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)))
+            packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)), self.pinned)
         except TypeError as error:  # raised by the state of a user's callback
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""
