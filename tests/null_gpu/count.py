@@ -1,8 +1,8 @@
 """``python -m tests.null_gpu.count``: trains on a null GPU, and prints its waits and kernels as JSON.
 
-The question is ``{"workers": N, "overrides": [...]}``. The answer has for each phase (``start``: the first update,
-``update``: ten further ones, ``line``, ``validation``, ``validation of the average``, ``checkpoint``) how often it
-came, its waits, each ``[kind, line, count]``, and its kernels.
+The question is ``{"workers": N, "overrides": [...]}``. The answer has for each phase how often it came, its waits, each
+``[kind, line, count]``, and its kernels: ``start`` (the first update), ``update`` (ten further ones), ``line``,
+``checkpoint`` (with the wait for the line before it), ``validation``, ``validation of the average``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,14 +25,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.composed import ready
 from tests.null_gpu import fakes
 from tests.null_gpu.waits import Waits
+from trainer.checkpoint.pinned import PinnedMemory
+from trainer.checkpoint.tensor_tree import Packed
 from trainer.config.instantiate import locate
 from trainer.host import hardware
 from trainer.host.notes_board import SealedBoard
 from trainer.run_folder.report import Report
 from trainer.strategies.seat import Seat
-from trainer.worker import build, loop
+from trainer.worker import build, loop, validation
+from trainer.worker.nonfinite import check_parameters
 from trainer.worker.settings import settings
+from trainer.worker.state import save_state
 from trainer.worker.train import seated
+from trainer.worker.training import Training
+from trainer.worker.training_log import read_line
 
 UPDATES = 10
 GPU = hardware.Gpu("NVIDIA H100 80GB HBM3", (9, 0))
@@ -76,20 +82,18 @@ def count(workers: int, overrides: list[str]) -> dict[str, Any]:
     waits = Waits()
     phases = Phases(waits)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(fakes.in_place(workers))
+        stack.enter_context(fakes.in_place(workers, waits))
         stack.enter_context(patch.object(loop, "log_training", phases.around("line", loop.log_training)))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(waits)
         stack.enter_context(settings(config, plan, seat))
         strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
         run = build.build(config, plan, seat, strategy, Report(folder, plan.length.total_steps))
-        total = run.schedule
-        run.schedule = replace(total, total_steps=1)
-        with phases.phase("start"):
-            loop.train_epoch(run, 0)
-        run.schedule = replace(total, total_steps=1 + UPDATES)
-        with phases.phase("update", UPDATES):
-            loop.train_epoch(run, 0)
+        updates = run.feed.updates
+        for phase, times in (("start", 1), ("update", UPDATES)):
+            run.feed.updates = lambda epoch, first, times=times: islice(updates(epoch, first), times)
+            with phases.phase(phase, times):
+                loop.train_epoch(run, 0)
         _end(run, phases, folder)
     return {
         "device": torch.cuda.get_device_name(0),
@@ -106,23 +110,35 @@ def count(workers: int, overrides: list[str]) -> dict[str, Any]:
     }
 
 
-def _end(run: Any, phases: Phases, folder: Path) -> None:
+def _end(run: Training, phases: Phases, folder: Path) -> None:
     """What comes beside the updates: the copy for a checkpoint, and a validation."""
-    from trainer.checkpoint.pinned import PinnedMemory
-    from trainer.checkpoint.tensor_tree import Packed
-    from trainer.worker.nonfinite import check_parameters
-    from trainer.worker.state import save_state
-    from trainer.worker.validation import _measure_ema, measure_split
-
     with phases.phase("checkpoint"):
+        read_line(run)
         check_parameters(run)
         Packed(vars(save_state(run, run.strategy.save(folder), 0, True)), PinnedMemory())
-    with phases.phase("validation"), torch.no_grad():
-        run.model.eval()
-        run.task.summary(measure_split(run, run.strategy.synchronize)[0])
-    if run.watchers.ema is not None:
-        with phases.phase("validation of the average"), torch.no_grad():
-            run.task.summary(_measure_ema(run, run.watchers.ema)[0])
+    run.watchers.checkpoints, run.watchers.save_best = Leavable(), lambda: None
+    average = validation._measure_ema
+    with (
+        patch.object(validation, "_measure_ema", phases.around("validation of the average", average)),
+        phases.phase("validation"),
+    ):
+        validation.validate(run)
+
+
+class Leavable:
+    """What a validation asks of checkpoints. No worker leaves it."""
+
+    def validating(self, run: Training) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def breaks_off(self, run: Training) -> bool:
+        return False
+
+    def after_share(self, run: Training) -> torch.Tensor:
+        return torch.zeros(1, dtype=torch.float64)
+
+    def after_shares(self, run: Training, cut: torch.Tensor) -> None:
+        assert cut.device.type == "cpu", "which does not wait"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """What a null GPU cannot do, and what takes its place. Every exception that the gate makes from the real path is here.
 
-- Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1.
+- Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1. What has come
+  to the host by ``Arriving`` is ones, and metrics are computed of them without the mode.
 - Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place.
 - The process group is torch's fake one: a collective call returns at once, and DDP's hook hands its bucket back. DDP
   keeps its first buckets, because new ones are made by addresses.
-- The random state of the GPU is zeros. Memory cannot be pinned, so ``pin_memory`` returns its tensor.
+- The random state of the GPU is zeros. Memory cannot be pinned: ``pin_memory`` returns its tensor, which then counts as
+  pinned. Events are counted, see ``waits.py``.
+- The best model is not written, because its tensors have no values.
 """
 
 from __future__ import annotations
@@ -17,8 +20,17 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
+from tests.null_gpu.waits import Waits
+from trainer.host import transfers
+from trainer.metrics.binary import BinaryExam, BinaryMeter, BinaryObjective
+from trainer.metrics.classification import ClassObjective
+from trainer.metrics.label_rankings import RankingsShown
+from trainer.metrics.sums import SumsObjective
 from trainer.strategies import collective, process_group
 
 
@@ -60,22 +72,61 @@ def _register(ddp: Any, options: Any) -> None:
     ddp.reducer = _FirstBuckets(ddp.reducer)
 
 
+def _arrived(arriving: transfers.Arriving, read: Any) -> list[torch.Tensor]:
+    read(arriving)
+    with _disable_current_modes():
+        return [
+            torch.ones(one.shape, dtype=one.dtype) if isinstance(one, FakeTensor) else one for one in arriving.tensors
+        ]
+
+
+OF_HOST = (
+    *((of, name) for of in (ClassObjective, SumsObjective, BinaryObjective) for name in ("summary", "validation")),
+    (BinaryObjective, "add"),
+    (BinaryObjective, "over_workers"),
+    (BinaryExam, "_rank"),
+    (BinaryMeter, "ranked"),
+    (RankingsShown, "_see"),
+)
+"""What is computed on the host, of numbers that have come from a GPU."""
+
+
+def on_host(call: Any) -> Any:
+    """The function, without modes where its tensors have values. With tensors of a GPU it waits, and is counted."""
+
+    def called(*args: Any) -> Any:
+        if any(isinstance(one, FakeTensor) for one in tree_leaves(args)):
+            return call(*args)
+        with _disable_current_modes():
+            return call(*args)
+
+    return called
+
+
 @contextmanager
-def in_place(workers: int) -> Iterator[None]:
+def in_place(workers: int, waits: Waits) -> Iterator[None]:
     """Context manager: the exceptions of this page."""
+    read = transfers.Arriving.read
     start, tensor = dist.init_process_group, torch.tensor
 
     def begin(*args: Any, **kwargs: Any) -> None:
         start("fake", store=FakeStore(), rank=0, world_size=workers)
 
     def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        return tensor(data, **kwargs) if device is None else tensor(data, **kwargs).to(device, non_blocking=True)
+        return tensor(data, **kwargs) if device is None else tensor(data, **kwargs).to(device)
 
     with ExitStack() as stack:
         for place, name, fake in (
             (nn.Module, "_apply", _apply),
             (torch, "tensor", made),
-            (torch.Tensor, "pin_memory", lambda self, *args: self),
+            (torch.Tensor, "pin_memory", lambda self, *args: waits.pin(self)),
+            (torch.cuda.Event, "record", lambda self, stream=None: waits.record(self)),
+            (torch.cuda.Event, "query", lambda self: waits.query(self)),
+            (torch.cuda.Event, "synchronize", lambda self: waits.synchronize(self)),
+            (torch.cuda, "synchronize", lambda device=None: waits.wait("synchronize")),
+            (torch.cuda.Stream, "synchronize", lambda self: waits.wait("synchronize")),
+            (transfers.Arriving, "read", lambda self: _arrived(self, read)),
+            *((place, name, on_host(getattr(place, name))) for place, name in OF_HOST),
             (torch.cuda, "get_rng_state", lambda *args: torch.zeros(16, dtype=torch.uint8)),
             (dist, "init_process_group", begin),
             (process_group.ProcessGroup, "_wait_until_all_have_joined", lambda self: None),

@@ -1,4 +1,8 @@
-"""Counts what makes the host wait for a GPU, and the kernels of each phase of a run, by the product's own line."""
+"""Counts what makes the host wait for a GPU, and the kernels of each phase of a run, by the product's own line.
+
+The null GPU is as far behind as can be: nothing is done before the host waits for it. So an event is done when the host
+has waited for it or for something later, and ``Event.query`` says no before.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +56,34 @@ class Waits(TorchDispatchMode):
         self.phase = ""
         self.found: Counter[tuple[str, str, str]] = Counter()
         self.kernels: Counter[tuple[str, str]] = Counter()
+        self.asked = self.done = 0  # events so far, and those of them that the host knows to be done
+        self.pinned: dict[int, torch.Tensor] = {}
 
     def wait(self, kind: str) -> None:
-        """Count a wait of this kind."""
+        """Count a wait of this kind, after which all is done that the GPU was asked for."""
         self.found[self.phase, kind, line()] += 1
+        self.done = self.asked
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Remember that a tensor's memory is pinned."""
+        self.pinned[tensor.untyped_storage()._cdata] = tensor  # kept, so that no other storage gets the address
+        return tensor
+
+    def record(self, event: Any, stream: Any = None) -> None:
+        """``Event.record``."""
+        self.asked += 1
+        event.number = self.asked
+
+    def query(self, event: Any) -> bool:
+        """``Event.query``."""
+        return bool(event.number <= self.done)
+
+    def synchronize(self, event: Any) -> None:
+        """``Event.synchronize``."""
+        if not self.query(event):
+            asked, self.asked = self.asked, event.number  # what came later is not waited for
+            self.wait("event")
+            self.asked = asked
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -77,7 +105,8 @@ class Waits(TorchDispatchMode):
         if name in COPIES:
             self._copy(name, args, kwargs)
         try:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            return self.pin(made) if kwargs.get("pin_memory") else made
         except (DataDependentOutputException, DynamicOutputShapeException):
             return _of_some_size(name, args, kwargs)
 
@@ -86,11 +115,13 @@ class Waits(TorchDispatchMode):
         if name == "aten::copy_":
             to, source = args[0].device.type, args[1].device.type
             blocks = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
+            host = args[0] if to == "cpu" else args[1]
         else:
             source = args[0].device.type
             to = torch.device(kwargs.get("device") or source).type
-            blocks = not kwargs.get("non_blocking")
-        if source != to and blocks:
+            blocks = not kwargs.get("non_blocking") or to == "cpu"  # into memory that is not pinned
+            host = args[0]
+        if source != to and (blocks or host.untyped_storage()._cdata not in self.pinned):
             self.wait(f"copy {source} to {to}")
 
 
