@@ -1,8 +1,9 @@
 """``python -m tests.null_gpu.count``: trains on a null GPU, and prints its waits and kernels as JSON.
 
-The question is ``{"workers": N, "overrides": [...]}``. The answer has for each phase how often it came, its waits, each
-``[kind, line, count]``, and its kernels: ``start`` (the first update), ``update`` (ten further ones), ``line``,
-``checkpoint`` (with the wait for the line before it), ``validation``, ``validation of the average``.
+The question is ``{"workers": N, "overrides": [...], "config_dir": PATH or null}``. The answer has for each phase how
+often it came, its waits, each ``[kind, line, count]``, and its kernels: ``start`` (the first update), ``update`` (ten
+further ones), ``line``, ``checkpoint`` (with the wait for the line before it), ``validation``, ``validation of the
+average``.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class Phases:
         return counted
 
 
-def count(workers: int, overrides: list[str]) -> dict[str, Any]:
+def count(workers: int, overrides: list[str], config_dir: str | None = None) -> dict[str, Any]:
     """Train some updates with a plan for so many GPUs, of which this process has the first."""
     folder = Path(tempfile.mkdtemp())
     with patch.object(hardware, "gpus", lambda: (GPU,) * workers):
-        job = ready(*overrides, "device=cuda", "tracking=none", run_dir=str(folder))
+        job = ready(*overrides, "device=cuda", "tracking=none", run_dir=str(folder), config_dir=config_dir)
     config, plan = job.assignment.config, job.assignment.plan
     board = SealedBoard(dist.HashStore(), b"x" * 32)
     seat = Seat("worker", 0, workers, 0, workers, "cuda:0", board, group_store=dist.HashStore())

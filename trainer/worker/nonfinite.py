@@ -344,5 +344,7 @@ def _greatest(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     filled = [t for t in tensors if t.numel()]
     if not filled:
         return None
-    norms = torch._foreach_norm(filled, math.inf)  # type: ignore[arg-type]
-    return torch.stack([norm.double().to(filled[0].device) for norm in norms])
+    norms = list(torch._foreach_norm(filled, math.inf))  # type: ignore[arg-type]
+    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+        norms = [norm.double().to(filled[0].device) for norm in norms]
+    return torch.stack(norms).double()
