@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(bool(machine.missing()), reason=f"a null GPU nee
 
 CONFIGS = str(Path(__file__).parents[1] / "tasks" / "conf")
 LINES = 3
-"""Lines of a case: after updates 1, 5 and 9 of 11. The first two are waited for where the next is due, the last where the
-checkpoint is."""
+"""Lines of a case: after updates 1, 5 and 9 of 11. The first two are waited for where the next is due, the last where
+the checkpoint is."""
 RUN = ["data.num_workers=0", "max_steps=12", "execution.log_every=4"]
 RESNET = ["+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "data.batches=12", "data.val_batches=2"]
 SQUARES = ["data=squares", "data.global_batch_size=32"]
@@ -57,10 +57,8 @@ OTHERS = {
     "skip": Case(2, [*RESNET, "strategy=collective", "on_nonfinite=skip"], update=3),  # to be 0
     # each worker skips by itself, and their counts are added up in each line
     "skip_local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "on_nonfinite=skip"], update=3, line=LINES),
-    "line_of_batch": Case(1, [*RESNET, "strategy=single", "execution.line_of=batch"], line=11),
-    "uneven": Case(
-        2, [*LENET, "data.labels=side", "strategy=collective", "loss.weight=[1.0,2.0]"], update=1
-    ),  # to be 0
+    "line_of_batch": Case(1, [*RESNET, "strategy=single", "execution.line_of=batch"]),
+    "uneven": Case(2, [*LENET, "data.labels=side", "strategy=collective", "loss.weight=[1.0,2.0]"]),
     "uneven_local_sgd": Case(
         2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"], update=2, validation=3
     ),  # to be 0 and 1
