@@ -22,6 +22,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.composed import ready
 from tests.null_gpu import fakes
@@ -136,7 +137,8 @@ class Leavable:
         return False
 
     def after_share(self, run: Training) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.float64)
+        with _disable_current_modes():  # it has a value
+            return torch.zeros(1, dtype=torch.float64)
 
     def after_shares(self, run: Training, cut: torch.Tensor) -> None:
         assert cut.device.type == "cpu", "which does not wait"

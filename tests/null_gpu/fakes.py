@@ -81,9 +81,14 @@ def _arrived(arriving: transfers.Arriving, read: Any) -> list[torch.Tensor]:
 
 
 OF_HOST = (
-    *((of, name) for of in (ClassObjective, SumsObjective, BinaryObjective) for name in ("summary", "validation")),
+    *(
+        (of, name)
+        for of in (ClassObjective, SumsObjective, BinaryObjective)
+        for name in ("summary", "validation", "kept")
+    ),
     (BinaryObjective, "add"),
     (BinaryObjective, "over_workers"),
+    (BinaryExam, "__init__"),
     (BinaryExam, "_rank"),
     (BinaryMeter, "ranked"),
     (RankingsShown, "_see"),

@@ -1,4 +1,4 @@
-"""A model of so many layers, each a convolution with batch norm."""
+"""Models: of so many layers, each a convolution with batch norm; and of one logit."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ class Stack(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.end(self.layers(self.begin(images)).mean((2, 3)))
         return scores
+
+
+class Logit(nn.Module):
+    """Images (N, 1, 8, 8) become logits (N,)."""
+
+    def __init__(self, num_classes: int = 2) -> None:
+        super().__init__()
+        self.end = nn.Linear(64, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.end(images.flatten(1))[:, 0]
+        return logits

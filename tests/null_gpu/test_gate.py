@@ -63,6 +63,16 @@ OTHERS = {
         2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"], update=2, validation=3
     ),  # to be 0 and 1
     "regression": Case(2, [*LENET, "data.labels=place", "strategy=collective"]),
+    # the host ranks the scores at once: what follows is computed there, in each line too
+    "binary": Case(
+        1,
+        [
+            *SQUARES,
+            *("data.labels=bright", "strategy=single", "model=lenet", "model._target_=tests.null_gpu.stack.Logit"),
+            *("~model.image_size", "~model.in_channels"),
+        ],
+        line=LINES,
+    ),
     # the host ranks the scores of each label before the workers exchange them
     "multi_label": Case(2, [*LENET, "data.labels=traits", "strategy=collective"], validation=2),
 }

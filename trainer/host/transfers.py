@@ -81,6 +81,9 @@ def recorded(device: torch.device) -> torch.cuda.Event:
 
 def on_its_way(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """Return a tensor on a device. A GPU gets the copy of a tensor on the CPU when it comes to it: nobody waits."""
-    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+    device = torch.device(device) if isinstance(device, str) else device
+    if tensor.device == device:
+        return tensor
+    if tensor.device.type == "cpu" and device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
