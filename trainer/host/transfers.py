@@ -11,6 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 
+MOST_PINNED = 32 << 20
+"""Bytes of a tensor that is copied to a GPU out of pinned memory; a larger one is waited for."""
+
+
 class Arriving:
     """Tensors of one device and type that are on their way to the host, in one copy. Those of a CPU are there.
 
@@ -80,10 +84,10 @@ def recorded(device: torch.device) -> torch.cuda.Event:
 
 
 def on_its_way(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Return a tensor on a device. A GPU gets the copy of a tensor on the CPU when it comes to it: nobody waits."""
+    """Return a tensor on a device. A GPU gets a small tensor of the CPU when it comes to it: nobody waits."""
     device = torch.device(device) if isinstance(device, str) else device
     if tensor.device == device:
         return tensor
-    if tensor.device.type == "cpu" and device.type == "cuda":
+    if tensor.device.type == "cpu" and device.type == "cuda" and tensor.nbytes <= MOST_PINNED:
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
