@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-
 MOST_PINNED = 32 << 20
 """Bytes of a tensor that is copied to a GPU out of pinned memory; a larger one is waited for."""
 

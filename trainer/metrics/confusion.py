@@ -136,7 +136,7 @@ class Tally:
         where = on_its_way(torch.from_numpy(numbers), labels.device)
         rows = torch.stack([losses.nan_to_num(torch.inf), where, labels, guesses, confidence.nan_to_num(0.0)], 1)
         # of a mistake the loss is at least log 2, so that rows of 0 come last
-        mistakes = rows[wrong] if rows.device.type == "cpu" else torch.where(wrong.unsqueeze(1), rows, 0.0)
+        mistakes = rows[wrong] if _sizes_may_vary(rows) else torch.where(wrong.unsqueeze(1), rows, 0.0)
         self.worst = _worst(torch.cat([self.worst, mistakes]))
 
     def vector(self) -> torch.Tensor:
@@ -180,13 +180,18 @@ def tally_of(classes: int, total: torch.Tensor) -> Tally:
     return tally
 
 
+def _sizes_may_vary(tensor: torch.Tensor) -> bool:
+    """Whether sizes that depend on values cost no wait; where they do not, less is computed with them."""
+    return tensor.device.type == "cpu"
+
+
 def _counted(numbers: torch.Tensor, length: int, chosen: torch.Tensor | None = None) -> torch.Tensor:
     """How often each number from 0 to ``length - 1`` is there, as float64 on the device of the numbers.
 
     Args:
         chosen: (N,) which of them count; None: all.
     """
-    if numbers.device.type == "cpu":
+    if _sizes_may_vary(numbers):
         return torch.bincount(numbers if chosen is None else numbers[chosen], minlength=length).double()
     ones = numbers.new_ones(len(numbers), dtype=torch.float64) if chosen is None else chosen.double()
     return numbers.new_zeros(length, dtype=torch.float64).index_add_(0, numbers, ones)  # exact in any order
