@@ -43,7 +43,7 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
         feed=SimpleNamespace(updates=updates),
         reporting=Reporting(
             SimpleNamespace(doing=nothing, progress=nothing),  # type: ignore[arg-type]
-            SimpleNamespace(begin_epoch=nothing, batches=0, next_log=99),  # type: ignore[arg-type]
+            SimpleNamespace(begin_epoch=nothing, batches=0, next_log=99, line=None, stop_asked=False),  # type: ignore[arg-type]
         ),
         schedule=Schedule(epochs=2, total_steps=99, log_every=99, val_every=1, val_every_steps=0),
     )

@@ -22,6 +22,9 @@ from tests.checkpoint.test_identity import ALONE, EVERYTHING, back_at, check_equ
 from tests.faults.held_up import held_up
 from tests.faults.test_restarts import GATE, writes
 from tests.runs import kill, losses, points, read, trainer
+from trainer.checkpoint import tensor_tree
+from trainer.checkpoint.pinned import PinnedMemory
+from trainer.checkpoint.tensor_tree import Packed
 from trainer.host import hardware, nvml, visible_gpus
 from trainer.host.torch_gpus import Question
 
@@ -328,3 +331,31 @@ def test_load_of_the_gpu_is_in_the_log(tmp_path: Path) -> None:
         n for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() for n in json.loads(line)["metrics"]
     }
     assert any("gpu0_memory_used_mib" in name for name in names), names
+
+
+def test_a_state_in_pinned_memory_is_that_of_the_moment(tmp_path: Path) -> None:
+    """The tensors change right after the copy was asked for, and the next copy does not change the file of this one."""
+    draw = torch.Generator("cuda").manual_seed(0)
+
+    def state() -> dict[str, torch.Tensor]:
+        return {
+            "weight": torch.randn(64, 32, 3, 3, device="cuda", generator=draw).to(memory_format=torch.channels_last),
+            "half": torch.randn(1_000_003, device="cuda", generator=draw).bfloat16(),
+            "scale": torch.tensor(65536.0, device="cuda"),
+            "rows": torch.randn(100, 8, device="cuda", generator=draw)[::3],
+        }
+
+    memory, first, second = PinnedMemory(), state(), state()
+    wanted = {name: tensor.to("cpu", copy=True) for name, tensor in first.items()}
+    packed = Packed(first, memory)
+    assert packed.events, "it was not waited for"
+    for tensor in first.values():
+        tensor.fill_(float("nan"))
+    other = Packed(second, memory)
+    packed.write(tmp_path / "first")
+    other.write(tmp_path / "second")
+    again = Packed(second, memory)
+    again.write(tmp_path / "again")
+    for name, states in {"first": wanted, "second": second, "again": second}.items():
+        found = tensor_tree.read(tmp_path / name)
+        assert all(torch.equal(found[key], tensor.cpu()) for key, tensor in states.items())

@@ -109,3 +109,15 @@ def test_perfect_guesses_leave_no_mistakes() -> None:
         "acc3": 1.0,
         "f1": 1.0,
     }
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_gpu_finds_the_same_with_tensors_of_fixed_sizes(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confusion, "MOST_CLASSES", 0 if many else 102)
+    scores, labels = drawn(11, 300, 5, 7)
+    scores[3, 2] = np.nan
+    cpu = [examined(scores, labels, 5, workers, 16).arrays() for workers in (1, 3)]
+    monkeypatch.setattr(confusion, "_sizes_may_vary", lambda tensor: False)
+    gpu = [examined(scores, labels, 5, workers, 16).arrays() for workers in (1, 3)]
+    for one, other in zip(cpu, gpu, strict=True):
+        assert set(one) == set(other) and all(np.array_equal(one[name], other[name]) for name in one)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.run_folder import report as module
 from trainer.run_folder.points import Points
-from trainer.run_folder.report import Report
+from trainer.run_folder.report import Due, Report
 
 FEED = SimpleNamespace(waited=0.0)
 
@@ -31,7 +31,7 @@ def updates(report: Report, clock: Clock, steps: range, seconds: float) -> None:
 
 
 def line(report: Report, step: int, samples: int) -> None:
-    report.training(0, step - 1, step, {"loss": 1.0}, samples, 0.1, FEED)
+    report.training(0, step - 1, step, {"loss": 1.0}, samples, 0.1, Due.now(FEED))
 
 
 def test_rate_after_a_resume_is_that_of_this_life_alone(tmp_path: Path, monkeypatch: Any) -> None:

@@ -7,8 +7,20 @@ from typing import Any
 from trainer.data.source import DataSource, Facts, Splits
 
 TRAIN, VAL = 400, 97
-NAMES = {"place": ("row", "column"), "row": ("row",), "traits": ("upper", "left", "bright"), "side": ("left", "right")}
-TASKS = {"place": "regression", "row": "regression", "traits": "multi_label", "side": "classification"}
+NAMES = {
+    "place": ("row", "column"),
+    "row": ("row",),
+    "traits": ("upper", "left", "bright"),
+    "side": ("left", "right"),
+    "bright": ("dark", "bright"),
+}
+TASKS = {
+    "place": "regression",
+    "row": "regression",
+    "traits": "multi_label",
+    "side": "classification",
+    "bright": "binary",
+}
 
 
 class Squares(DataSource):
@@ -50,5 +62,6 @@ def drawn(samples: int, seed: int, kind: str) -> Any:
         "row": (row / 5).astype(np.float32),
         "traits": np.stack([row < 3, column < 3, bright > 0.5], 1).astype(np.float32),
         "side": (column >= 3).astype(np.int64),
+        "bright": (bright > 0.5).astype(np.float32),
     }[kind]
     return torch.utils.data.TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.errors import UserError, why
 from trainer.host import json_text
 
@@ -53,14 +54,21 @@ class Packed:
 
     Args:
         state: dicts (keys: texts, numbers, tuples of them), lists and tuples of plain values, tensors and numpy arrays.
+        pinned: memory for the copies of tensors on a GPU, which :meth:`write` waits for; None: they are waited for now.
 
     Raises:
         TypeError: the state holds something else; the message says where.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: Any, pinned: PinnedMemory | None = None) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.pinned, self.events, on_gpu = pinned, list[torch.cuda.Event](), dict[str, torch.Tensor]()
+        self._later = on_gpu if pinned is not None else None
         self.text = json.dumps(self._plain(state, "", 0))
+        if pinned is not None and on_gpu:
+            copies, self.events = pinned.fill(list(on_gpu.values()))
+            self.tensors |= dict(zip(on_gpu, copies, strict=True))
+        self._later = None
 
     @property
     def size(self) -> int:
@@ -74,9 +82,14 @@ class Packed:
             OSError: the file cannot be written.
         """
         try:
+            for event in self.events:
+                event.synchronize()
             save_file(self.tensors, path, metadata={"format": "pt", "tree": self.text})
         except SafetensorError as error:  # a full disk, too
             raise OSError(why(error)) from error
+        finally:
+            if self.pinned is not None:
+                self.pinned.release()
 
     def _plain(self, node: Any, path: str, depth: int) -> Any:
         """The node as JSON; tensors are kept in ``self.tensors``."""
@@ -110,7 +123,11 @@ class Packed:
         name = _place(path).encode("ascii", "backslashreplace").decode()
         while name in self.tensors or name == "__metadata__":
             name += "'"
-        copied = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        if self._later is not None and plain.device.type == "cuda":
+            self.tensors[name] = self._later[name] = plain
+            return name
+        copied = plain.to("cpu", copy=True)
         self.tensors[name] = copied if copied.is_contiguous() else copied.contiguous()
         return name
 

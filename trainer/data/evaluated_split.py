@@ -41,18 +41,22 @@ class EvaluatedSplit:
     ) -> None:
         self.sampler, self.limit, self.place = sampler, limit, place
         self.reader = Reader(dataset, reading)
-        self.outputs = torch.tensor(outputs, dtype=torch.int64, device=place.device) if outputs else None
+        self.outputs = torch.tensor(outputs, dtype=torch.int64) if outputs else None
+        self.outputs_there = None if self.outputs is None else self.outputs.to(place.device)
 
     @property
     def has_numbers(self) -> bool:
         """Whether there are samples that can be read by their number."""
         return self.reader.dataset.dataset is not None and bool(self.sampler.num_samples)
 
-    def batches(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor]]:
-        """Yield the batches of worker ``index`` of ``count``: the samples' indices (N,), inputs and labels (N,)."""
-        for numbers, inputs, labels in self._read(index, count):
-            inputs, labels = self.place(inputs, labels)
-            yield numbers, inputs, labels if self.outputs is None else self.outputs[labels]
+    def batches(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor, torch.Tensor]]:
+        """Yield the batches of worker ``index`` of ``count``: the samples' indices (N,), inputs, labels (N,), and the
+        labels on the CPU, which need not be waited for."""
+        for numbers, inputs, read in self._read(index, count):
+            inputs, labels = self.place(inputs, read)
+            if self.outputs is not None and self.outputs_there is not None:
+                labels, read = self.outputs_there[labels], self.outputs[read]
+            yield numbers, inputs, labels, read
 
     def _read(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor]]:
         if isinstance(stream := self.reader.dataset.dataset, InOrder):

@@ -221,8 +221,8 @@ class Feed:
 
     def evaluation(self, index: int, count: int, split: str = VAL) -> Iterator[tuple[np.ndarray, Batch]]:
         """Yield the batches of worker ``index`` of ``count`` of a split, each with its samples' indices."""
-        for numbers, inputs, labels in self.evaluated[split].batches(index, count):
-            yield numbers, Batch(inputs, labels, len(numbers), denominator=self._denominator(labels))
+        for numbers, inputs, labels, read in self.evaluated[split].batches(index, count):
+            yield numbers, Batch(inputs, labels, len(numbers), denominator=self._denominator(read))
 
     def _denominator(self, labels: torch.Tensor) -> float:
         return BY_SAMPLES if self.denominator is None else self.denominator(labels.cpu())

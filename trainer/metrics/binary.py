@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.host.transfers import Arriving, Queue, on_its_way
 from trainer.metrics.best import OF_PROBABILITIES
 from trainer.metrics.contract import KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
@@ -142,9 +143,15 @@ class BinaryMeter(KeptBatches):
         """
         if not self.seen:
             return torch.zeros(HEAD + 1, dtype=torch.float64)
+        return self.ranked(*Arriving(self.numbers()).read())
+
+    def numbers(self) -> list[torch.Tensor]:
+        """Return the sums (6,), the logits (N,) and the labels (N,) of the batches, and empty the meter: float64 on the
+        device of the batches."""
         losses, outputs, labels, samples, denominators = zip(*self.seen, strict=True)
         self.seen = []
-        counts, parts = torch.tensor([samples, denominators], dtype=torch.float64, device=losses[0].device)
+        known = torch.tensor([samples, denominators], dtype=torch.float64)
+        counts, parts = on_its_way(known, losses[0].device)
         logits, wanted = torch.cat(outputs).double(), torch.cat(labels).double()
         error = logits.sigmoid() - wanted
         head = torch.stack(
@@ -157,8 +164,11 @@ class BinaryMeter(KeptBatches):
                 counts.sum(),
             ]
         )
-        scores = torch.stack([logits, (wanted > 0.5).double()]).cpu().numpy()
-        return _vector(head.cpu(), merged([ranked(scores[0], scores[1] > 0)], self.limit))
+        return [head, logits, wanted]
+
+    def ranked(self, head: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the vector of sums of what :meth:`numbers` returned, on the CPU."""
+        return _vector(head, merged([ranked(logits.numpy(), labels.numpy() > 0.5)], self.limit))
 
 
 class BinaryExam:
@@ -172,6 +182,7 @@ class BinaryExam:
         self.limit, self.waiting = limit, 0
         self.meter = BinaryMeter(limit)
         self.sum = self.meter.sums()
+        self.chunks = Queue(self._rank)
 
     def add(
         self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
@@ -180,9 +191,18 @@ class BinaryExam:
         self.meter.add(loss, outputs, labels, samples)
         self.waiting += samples
         if self.waiting >= CHUNK:
-            self.sums()
+            self._end_chunk()
 
     def sums(self) -> torch.Tensor:
-        """Return the sums over all batches so far."""
-        self.sum, self.waiting = _added(self.sum, self.meter.sums(), self.limit), 0
+        """Return the sums over all batches so far, on the CPU."""
+        self._end_chunk()
+        self.chunks.finish()
         return self.sum
+
+    def _end_chunk(self) -> None:
+        if self.waiting:
+            self.chunks.put(self.meter.numbers())
+            self.waiting = 0
+
+    def _rank(self, *numbers: torch.Tensor) -> None:
+        self.sum = _added(self.sum, self.meter.ranked(*numbers), self.limit)

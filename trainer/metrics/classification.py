@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.host.transfers import on_its_way
 from trainer.metrics.best import OF_CLASSES, best_of
 from trainer.metrics.confusion import Examination, Tally, tally_of
 from trainer.metrics.contract import KeptBatches, Loss
@@ -124,7 +125,8 @@ class ClassificationMeter(KeptBatches):
             return torch.zeros(HEAD + 1, dtype=torch.float64, device=device)
         losses, outputs, labels, samples, denominators = zip(*self.seen, strict=True)
         self.seen = []
-        count, parts = torch.tensor([samples, denominators], dtype=torch.float64, device=losses[0].device)
+        known = torch.tensor([samples, denominators], dtype=torch.float64)
+        count, parts = on_its_way(known, losses[0].device)
         ranks = ranks_of_labels(torch.cat(outputs), torch.cat(labels))
         loss = (torch.stack(losses).double() * parts).sum()
         hits = [(ranks < best).sum().double() for best in (1, self.best_of)]
@@ -136,7 +138,7 @@ class ClassExam:
 
     def __init__(self, meter: ClassificationMeter, classes: int, index: int, count: int) -> None:
         self.meter = meter
-        self.sum = meter.sums()
+        self.sum: torch.Tensor | None = None
         self.tally = Tally(classes, index, count)
 
     def add(
@@ -144,9 +146,11 @@ class ClassExam:
     ) -> None:
         """Add a validation batch, with its samples' indices (N,) in the validation data."""
         self.meter.add(loss, outputs, labels, samples)
-        self.sum += self.meter.sums().cpu()
+        sums = self.meter.sums()
+        self.sum = sums if self.sum is None else self.sum + sums
         self.tally.add(outputs, labels, numbers)
 
     def sums(self) -> torch.Tensor:
-        """Return the vector of loss, denominator, hits, hits; the tally; samples."""
-        return torch.cat([self.sum[:HEAD], self.tally.vector(), self.sum[HEAD:]])
+        """Return the vector of loss, denominator, hits, hits; the tally; samples; on the device of the outputs."""
+        whole = self.meter.sums() if self.sum is None else self.sum
+        return torch.cat([whole[:HEAD], self.tally.vector(), whole[HEAD:]])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trainer.host import json_text
+from trainer.host.transfers import on_its_way
 
 MOST_CLASSES = 102
 """Up to this number of classes, each pair of label and guess is counted; beyond, hits, labels and guesses of each
@@ -96,6 +97,9 @@ def guessed(outputs: torch.Tensor, classes: int) -> torch.Tensor:
 class Tally:
     """Counts guesses by class and keeps the worst mistakes, for one worker among several.
 
+    All is kept on the device of the outputs, in tensors of fixed sizes: a size that depends on values, such as the
+    number of mistakes, would make the host wait for a GPU.
+
     Args:
         classes: of the data.
         index, count: this worker's number, and how many there are: each has its own place for its mistakes.
@@ -105,32 +109,41 @@ class Tally:
         self.classes = classes
         self.index = index
         self.count = count
-        self.counts = torch.zeros(_counts(classes), dtype=torch.float64)
-        self.worst = torch.zeros((0, FIELDS), dtype=torch.float64)
+        self._begin(torch.device("cpu"))
+
+    def _begin(self, device: torch.device) -> None:
+        """Begin to count on a device."""
+        self.counts = torch.zeros(_counts(self.classes), dtype=torch.float64, device=device)
+        self.worst = torch.zeros((WORST, FIELDS), dtype=torch.float64, device=device)
+        self.empty = True
 
     def add(self, outputs: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> None:
         """Count a batch: outputs (N, D), labels (N,), the samples' indices in the data (N,)."""
+        if self.empty and outputs.device != self.counts.device:
+            self._begin(outputs.device)
+        self.empty = False
         guesses = guessed(outputs, self.classes)
+        wrong = guesses != labels
         if self.classes <= MOST_CLASSES:
-            cells = torch.bincount(labels * (self.classes + 1) + guesses, minlength=len(self.counts))
+            self.counts += _counted(labels * (self.classes + 1) + guesses, len(self.counts))
         else:
-            hits = torch.bincount(labels[guesses == labels], minlength=self.classes)
-            guess_counts = torch.bincount(guesses, minlength=self.classes + 1)[: self.classes]
-            cells = torch.cat([hits, torch.bincount(labels, minlength=self.classes), guess_counts])
-        self.counts += cells.double().cpu()
+            hits = _counted(labels, self.classes, ~wrong)
+            guess_counts = _counted(guesses, self.classes + 1)[: self.classes]
+            self.counts += torch.cat([hits, _counted(labels, self.classes), guess_counts])
         logs = outputs.double().log_softmax(1)
         losses = -logs.gather(1, labels.unsqueeze(1)).squeeze(1)
         confidence = logs.amax(1).exp()
-        where = torch.from_numpy(numbers).to(labels.device)
+        where = on_its_way(torch.from_numpy(numbers), labels.device)
         rows = torch.stack([losses.nan_to_num(torch.inf), where, labels, guesses, confidence.nan_to_num(0.0)], 1)
-        wrong = rows[guesses != labels].cpu()
-        self.worst = _worst(torch.cat([self.worst, wrong]))
+        # of a mistake the loss is at least log 2, so that rows of 0 come last
+        mistakes = rows[wrong] if _sizes_may_vary(rows) else torch.where(wrong.unsqueeze(1), rows, 0.0)
+        self.worst = _worst(torch.cat([self.worst, mistakes]))
 
     def vector(self) -> torch.Tensor:
         """Return the tally as a vector that adds up over workers.
         It has counts, then ``WORST`` rows of a mistake for each worker, of which this one fills its own."""
-        places = torch.zeros((self.count, WORST, FIELDS), dtype=torch.float64)
-        places[self.index, : len(self.worst)] = self.worst
+        places = self.worst.new_zeros((self.count, WORST, FIELDS))
+        places[self.index] = self.worst
         places[..., 0].clamp_(max=torch.finfo(torch.float64).max)  # a sum with infinity in it is still to be read
         return torch.cat([self.counts, places.flatten()])
 
@@ -163,8 +176,25 @@ def tally_of(classes: int, total: torch.Tensor) -> Tally:
     tally, counted = Tally(classes), _counts(classes)
     tally.counts = total[:counted].double().cpu()
     rows = total[counted:].double().cpu().reshape(-1, FIELDS)
-    tally.worst = _worst(rows[rows[:, 2] != rows[:, 3]])  # an empty place has label 0 and guess 0
+    tally.worst = _worst(rows[rows[:, 2] != rows[:, 3]])  # an empty place and a right guess have label 0 and guess 0
     return tally
+
+
+def _sizes_may_vary(tensor: torch.Tensor) -> bool:
+    """Whether sizes that depend on values cost no wait; where they do not, less is computed with them."""
+    return tensor.device.type == "cpu"
+
+
+def _counted(numbers: torch.Tensor, length: int, chosen: torch.Tensor | None = None) -> torch.Tensor:
+    """How often each number from 0 to ``length - 1`` is there, as float64 on the device of the numbers.
+
+    Args:
+        chosen: (N,) which of them count; None: all.
+    """
+    if _sizes_may_vary(numbers):
+        return torch.bincount(numbers if chosen is None else numbers[chosen], minlength=length).double()
+    ones = numbers.new_ones(len(numbers), dtype=torch.float64) if chosen is None else chosen.double()
+    return numbers.new_zeros(length, dtype=torch.float64).index_add_(0, numbers, ones)  # exact in any order
 
 
 def _counts(classes: int) -> int:

@@ -51,7 +51,10 @@ class Sums(Protocol):
         """Add a batch's loss, outputs and labels. A loss that is a tensor () is the mean over the samples."""
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the sums and empty the meter: a float64 vector, the number of samples last. See ``Objective.add``."""
+        """Return the sums and empty the meter: a float64 vector, the number of samples last. See ``Objective.add``.
+
+        Sums on a GPU are not waited for.
+        """
 
     def state(self) -> list[Any]:
         """The batches seen since the sums were last taken, for :meth:`load`."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from trainer.host.transfers import on_its_way
+
 WORD = 6
 """Bytes that travel in one float64 of a sum: whole numbers below 2^53 are exact in it."""
 Total = Callable[[torch.Tensor], torch.Tensor]
@@ -14,7 +16,7 @@ Total = Callable[[torch.Tensor], torch.Tensor]
 
 def summed(total: Total, parts: Sequence[torch.Tensor], plain: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Add up vectors over the workers in one collective call, on the device of the first part."""
-    vectors = [*parts, *(vector.to(parts[0].device) for vector in plain)]
+    vectors = [*parts, *(on_its_way(vector, parts[0].device) for vector in plain)]
     return list(total(torch.cat(vectors)).split([len(vector) for vector in vectors]))
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from trainer.host.transfers import Queue
 from trainer.metrics.ranking import COLUMNS, merged, ranked
 
 MOST_SCORES = 1 << 19
@@ -36,15 +37,20 @@ class RankingsShown:
         self.index, self.count = index, count
         self.tables = [np.zeros((0, COLUMNS)) for _ in range(labels)]
         self.seen: list[tuple[np.ndarray, np.ndarray]] = []
+        self.batches = Queue(self._see)
 
     def add(self, outputs: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> None:
         """Take in a batch: outputs (N, K) and labels (N, K) of 0 and 1."""
+        self.batches.put([outputs, labels])
+
+    def _see(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         self.seen.append((outputs.numpy(), labels.numpy() > 0.5))
         if sum(len(part) for part, _ in self.seen) >= CHUNK:
             self._rank()
 
     def vector(self) -> torch.Tensor:
         """Return the rankings in this worker's places, (1 + count * K * rows * 4,); the first number is ``count``."""
+        self.batches.finish()
         self._rank()
         places = np.zeros((self.count, len(self.tables), self.rows, COLUMNS))
         for label, table in enumerate(self.tables):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.host.transfers import on_its_way
+
 MOST = 1000
 """Samples that are shown, over all workers."""
 WORST = 24
@@ -49,7 +51,7 @@ class PointsShown:
     """Chooses the samples of one worker among several.
 
     Which are shown depends on a lot that follows from a sample's number alone, so that the choice is the same however
-    samples are shared out. Each worker fills its own places of the vector.
+    samples are shared out. Each worker fills its own places of the vector. All is on the device of the outputs.
 
     Args:
         columns: K, the numbers of a sample.
@@ -64,14 +66,14 @@ class PointsShown:
         """Take in a batch: outputs and labels (N,) or (N, K), the samples' indices in the data (N,)."""
         outputs, labels = outputs.reshape(-1, self.columns), labels.reshape(-1, self.columns)
         error = (outputs - labels).abs().amax(1, keepdim=True).nan_to_num(torch.finfo(torch.float64).max)
-        about = torch.from_numpy(np.stack([numbers + 1.0, _lots(numbers)], 1))
+        about = on_its_way(torch.from_numpy(np.stack([numbers + 1.0, _lots(numbers)], 1)), outputs.device)
         rows = torch.cat([about, error, labels, outputs.nan_to_num()], 1)
-        self.shown = _least(torch.cat([self.shown, rows]), 1, MOST)
-        self.worst = _least(torch.cat([self.worst, rows]), 2, WORST)
+        self.shown = _least(rows if not len(self.shown) else torch.cat([self.shown, rows]), 1, MOST)
+        self.worst = _least(rows if not len(self.worst) else torch.cat([self.worst, rows]), 2, WORST)
 
     def vector(self) -> torch.Tensor:
         """Return the samples in this worker's places, (count * (MOST + WORST) * (3 + 2 K),)."""
-        places = torch.zeros((self.count, MOST + WORST, 3 + 2 * self.columns), dtype=torch.float64)
+        places = self.shown.new_zeros((self.count, MOST + WORST, 3 + 2 * self.columns))
         places[self.index, : len(self.shown)] = self.shown
         places[self.index, MOST : MOST + len(self.worst)] = self.worst
         return places.flatten()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainer.host.transfers import on_its_way
 from trainer.metrics.contract import Examined, KeptBatches, Loss
 from trainer.metrics.criterion import Criterion
 from trainer.metrics.exchange import Total, summed
@@ -23,7 +24,7 @@ class Shown(Protocol):
     """Protocol of what a validation keeps besides its sums, as a vector of fixed length that adds up over workers."""
 
     def add(self, outputs: torch.Tensor, labels: torch.Tensor, numbers: np.ndarray) -> None:
-        """Take in a batch, with its samples' indices (N,) in the validation data."""
+        """Take in a batch, with its samples' indices (N,) in the validation data. On a GPU, wait for nothing."""
 
     def vector(self) -> torch.Tensor:
         """Return the vector. Each worker fills places of its own; the other places are 0."""
@@ -129,14 +130,18 @@ class SumsMeter(KeptBatches):
         self.sum, self.width = sum, width
 
     def sums(self, device: Any = "cpu") -> torch.Tensor:
-        """Return the vector of sums, and empty the meter."""
-        found = torch.zeros(HEAD + self.width + 1, dtype=torch.float64)
+        """Return the vector of sums, on the device of the batches, and empty the meter."""
         seen, self.seen = self.seen, []
+        if not seen:
+            return torch.zeros(HEAD + self.width + 1, dtype=torch.float64)
+        place = seen[0][0].device
+        found, denominators, count = torch.zeros(1 + self.width, dtype=torch.float64, device=place), 0.0, 0.0
         for loss, outputs, labels, samples, denominator in seen:
             own = self.sum(outputs.double(), labels.double() if labels.is_floating_point() else labels)
-            head = torch.tensor([loss.item() * denominator, denominator], dtype=torch.float64)
-            found += torch.cat([head, own.double().cpu(), torch.tensor([samples], dtype=torch.float64)])
-        return found
+            found += torch.cat([(loss.double() * denominator).reshape(1), own.double().to(place)])
+            denominators, count = denominators + denominator, count + samples
+        known = on_its_way(torch.tensor([denominators, count], dtype=torch.float64), place)
+        return torch.cat([found[:1], known[:1], found[1:], known[1:]])
 
 
 class SumsExam:
@@ -144,18 +149,20 @@ class SumsExam:
 
     def __init__(self, meter: SumsMeter, shown: Shown | None) -> None:
         self.meter, self.shown = meter, shown
-        self.sum = meter.sums()
+        self.sum: torch.Tensor | None = None
 
     def add(
         self, loss: Loss | torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, samples: int, numbers: np.ndarray
     ) -> None:
         """Add a validation batch, with its samples' indices (N,) in the validation data."""
         self.meter.add(loss, outputs, labels, samples)
-        self.sum += self.meter.sums()
+        sums = self.meter.sums()
+        self.sum = sums if self.sum is None else self.sum + sums
         if self.shown is not None:
-            self.shown.add(outputs.detach().double().cpu(), labels.double().cpu(), numbers)
+            self.shown.add(outputs.detach().double(), labels.double(), numbers)
 
     def sums(self) -> torch.Tensor:
         """Return the vector of the sums, with what is shown before the number of samples."""
-        rest = [] if self.shown is None else [self.shown.vector()]
-        return torch.cat([self.sum[:-1], *rest, self.sum[-1:]])
+        whole = self.meter.sums() if self.sum is None else self.sum
+        rest = [] if self.shown is None else [on_its_way(self.shown.vector(), whole.device)]
+        return torch.cat([whole[:-1], *rest, whole[-1:]])

@@ -62,7 +62,7 @@ class OwnMetrics:
             return
         self.samples += len(labels)
         likely = self.scores(wide(outputs))
-        on_cpu = likely.cpu(), labels.cpu()
+        on_cpu = (likely, labels) if all(self.moved.values()) else (likely.cpu(), labels.cpu())  # which waits for a GPU
         for name, metric in self.made.items():
             self._call(name, metric.update, *((likely, labels) if self.moved[name] else on_cpu))
 

@@ -75,9 +75,9 @@ class AveragedWeights:
         both = list(zip(self.average, self.live(), strict=True))
         floating = [(average, live) for average, live in both if live.is_floating_point()]
         torch._foreach_lerp_([average for average, _ in floating], [live for _, live in floating], weight)
-        for average, live in both:
-            if not live.is_floating_point():
-                average.copy_(live)
+        copied = [(average, live) for average, live in both if not live.is_floating_point()]
+        if copied:
+            torch._foreach_copy_([average for average, _ in copied], [live for _, live in copied])
         self.step = step
 
     @torch.no_grad()

@@ -120,7 +120,7 @@ class Updater:
             "optimizer": self.optimizer.state_dict(),
             "made_with": self.made_with,
             "names": self.names,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "scaler": None if self.scaler is None else _scaler_state(self.scaler),
             "plateau": None if self.plateau is None else self.plateau.state(),
         }
 
@@ -143,7 +143,8 @@ class Updater:
         same = load_by_name(self.optimizer, self.names, kind, optimizer, names)
         self._take_settings(groups_by_name(optimizer, names), made_with, same)
         if self.scaler is not None and scaler is not None:
-            self.scaler.load_state_dict(scaler)
+            known = {"scale": float(scaler["scale"]), "_growth_tracker": int(scaler["_growth_tracker"])}
+            self.scaler.load_state_dict({**scaler, **known})
         if self.plateau is not None and plateau is not None:
             self.plateau.load(**plateau)
 
@@ -181,6 +182,19 @@ class Updater:
             clip_norm(self.parameters, limit)
         else:
             nn.utils.clip_grad_norm_(self.parameters, limit)
+
+
+def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """The scaler's state_dict, of which tensors stay tensors: as numbers they would be waited for, one by one."""
+    scale, tracker = scaler._scale, scaler._growth_tracker
+    if scale is None or tracker is None:  # no loss was scaled yet
+        return scaler.state_dict()
+    fixed = {
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }
+    return {"scale": scale, **fixed, "_growth_tracker": tracker}
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -32,6 +32,20 @@ class Waits(Protocol):
     waited: float
 
 
+class Due(NamedTuple):
+    """When a line was due, which may be printed later: ``time.perf_counter``, the time of its point in ms, and the
+    seconds of waiting for data until then."""
+
+    clock: float
+    time_ms: int
+    waited: float
+
+    @staticmethod
+    def now(feed: Waits) -> Due:
+        """A line that is due now."""
+        return Due(time.perf_counter(), int(time.time() * 1000), feed.waited)
+
+
 class Window(NamedTuple):
     """The state at the start of a line's measurements.
 
@@ -137,7 +151,7 @@ class Report:
         metrics: Mapping[str, float],
         samples: float,
         lr: float,
-        feed: Waits,
+        due: Due,
         gauges: Mapping[str, float] | None = None,
         rest: bool = False,
     ) -> None:
@@ -151,19 +165,18 @@ class Report:
             rest: the last few batches; their rate is averaged with that of the line before.
         """
         self.samples += int(samples)
-        now = time.perf_counter()
         since = self._window_before if rest and self._window_before.step else self._window
         warm = since.step > 0 or step == self.total_steps  # the first batch includes the start
-        seconds, updates = max(now - since.time, 1e-9), max(step - since.step, 1)
+        seconds, updates = max(due.clock - since.time, 1e-9), max(step - since.step, 1)
         share = updates / max(step - since.line_step, updates)  # the updates of this life
         perf = {
             "perf/samples_per_s": (self.samples - since.samples) * share / seconds,
             "perf/step_s": seconds / updates,
-            "perf/data_wait": (feed.waited - since.waited) / seconds,
+            "perf/data_wait": (due.waited - since.waited) / seconds,
         }
-        self._window_before, self._window = self._window, Window(now, step, feed.waited, self.samples, step)
+        self._window_before, self._window = self._window, Window(due.clock, step, due.waited, self.samples, step)
         self.line_step = step
-        self.data_waited = feed.waited
+        self.data_waited = due.waited
         self.metrics |= {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **perf}
         values = ", ".join(f"{k}: {v:.5f}" for k, v in metrics.items()) or "no update"
         rate = f"{perf['perf/samples_per_s']:.1f} samples/s, data wait: {perf['perf/data_wait']:.1%}"
@@ -173,7 +186,7 @@ class Report:
                 flush=True,
             )
         point = {**{f"train/{k}": v for k, v in metrics.items()}, "lr": lr, **(perf if warm else {}), **(gauges or {})}
-        self._point(epoch, step, point)
+        self._point(epoch, step, point, due.time_ms)
 
     def of_worker(self, epoch: int, batch: int, metrics: Mapping[str, float]) -> None:
         """Print a line with this worker's own metrics."""

@@ -16,6 +16,7 @@ from torch import nn
 from trainer.config.schema import GroupStrategy
 from trainer.errors import Missing, RunFailed, first_line
 from trainer.host.notes_board import NoNote, verdict
+from trainer.host.transfers import on_its_way
 from trainer.strategies.liveness import RollCall
 from trainer.strategies.seat import Seat
 
@@ -105,7 +106,7 @@ class ProcessGroup:
         if self.seat.size == 1:
             return values
         with self.naming_the_missing("a sum over the workers"):
-            sums = values.to(self.seat.device, torch.float64, copy=True).contiguous()
+            sums = on_its_way(values, self.seat.device).to(torch.float64, copy=True).contiguous()
             dist.all_reduce(sums)
         return sums
 

@@ -45,7 +45,8 @@ class Event:
     requests: list[str] = field(repr=False)
 
     def stop(self, reason: str) -> None:
-        """Ask the run to end early; all workers end together, at the next log line or validation."""
+        """Ask the run to end early; all workers end together, at the next log line or validation. GPUs end at the log
+        line after the next one, because nobody waits for its numbers."""
         self.requests.append(str(reason))
 
 
@@ -178,11 +179,9 @@ class Callbacks:
         flags[self.rank] = float(bool(self.requests))
         return flags
 
-    def why(self, asked: torch.Tensor, step: int, total: Total) -> str:
-        """The reason why callbacks end the run, from the sum of ``asked`` over the workers, or ''.
-        The same on all workers but for ``step``."""
-        if not asked.any():
-            return ""
+    def why(self, step: int, total: Total) -> str:
+        """The reason why callbacks end the run, as the sum of ``asked`` over the workers says.
+        The same on all workers but for ``step``. A collective call."""
         request = self.requests[0] if self.requests else ""
         reasons = [reason for reason in exchanged(total, self.rank, self.size, request.encode()) if reason]
         self.agreed = f"stopped by a callback at update {step}: {reasons[0].decode() if reasons else ''}"

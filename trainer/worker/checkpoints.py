@@ -14,6 +14,7 @@ import torch
 from trainer.checkpoint import durable_folder, store
 from trainer.checkpoint.best_weights import BestOfCheckpoints
 from trainer.checkpoint.durable_folder import final_folder, life_folder
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.checkpoint.writer import BackgroundWriter, complete, write_part
 from trainer.config.schema import CheckpointConfig
@@ -28,6 +29,7 @@ from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.shared_folder import life_of
 from trainer.worker.state import BeforeValidation, save_state
 from trainer.worker.training import Training
+from trainer.worker.training_log import read_line
 
 SLOW_S = 1.0
 """Longest wait of the training for the write of the last checkpoint; after it this checkpoint is left out."""
@@ -95,6 +97,7 @@ class Checkpoints:
         self.saved = self.saved_after = -1
         self.saved_at = clock()
         self.writer = BackgroundWriter(settings.background)
+        self.pinned = PinnedMemory()
         self.best = BestOfCheckpoints()
         self.reported_at = -REPORT_EVERY_S
         self.given_up: list[Path] = []
@@ -152,15 +155,18 @@ class Checkpoints:
         self.cut = self._is_asked_to_leave()
         return self.cut
 
-    def after_share(self, run: Training) -> None:
-        """Called after a worker's share of a validation. In lockstep it is collective: all workers leave if one left
-        out a part.
+    def after_share(self, run: Training) -> torch.Tensor:
+        """Called after a worker's share of a validation, before the workers add up their sums."""
+        self.waits_at = _meetings(run) + 1
+        return torch.tensor([float(self.cut)], dtype=torch.float64)
+
+    def after_shares(self, run: Training, cut: torch.Tensor) -> None:
+        """Called with the sum over the workers. In lockstep all leave if one left out a part.
 
         Raises:
             Preempted: the run is to end now.
         """
-        self.waits_at = _meetings(run) + 1
-        if run.lockstep and run.strategy.all_reduce_sum(torch.tensor([float(self.cut)], dtype=torch.float64)).item():
+        if run.lockstep and cut.item():
             self.leaving = True
             if run.progress.step != self.saved:
                 self._take(run, run.progress.epoch)
@@ -279,6 +285,7 @@ class Checkpoints:
             self._copy(run, epoch)
 
     def _copy(self, run: Training, epoch: int) -> None:
+        read_line(run)  # its point is before the checkpoint
         check_parameters(run)
         began = self.clock()
         needed = self.leaving or not _is_first(run) or epoch == self.epochs or run.over or run.strategy.halts
@@ -293,7 +300,7 @@ class Checkpoints:
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
         try:
-            packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)))
+            packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)), self.pinned)
         except TypeError as error:  # raised by the state of a user's callback
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from trainer.data.feed import Batch
@@ -10,7 +12,7 @@ from trainer.metrics.contract import Loss
 from trainer.models.empty_batch import counting
 from trainer.strategies.lost_workers import CountsSamples
 from trainer.worker.training import Training
-from trainer.worker.training_log import log_rest, log_training
+from trainer.worker.training_log import finish_line, log_rest, log_training, show_line
 from trainer.worker.validation import poll_callbacks, validate, validation_due
 
 
@@ -18,15 +20,25 @@ def fit(run: Training) -> dict[str, float]:
     """Train to the end of the run; returns the metrics of the last validation."""
     callbacks, progress = run.watchers.callbacks, run.progress
     if not callbacks:
-        return _fit(run)
+        return _fit_showing_lines(run)
     try:
         if not progress.step:
             callbacks.train_start(run.strategy.lr)
-        metrics = _fit(run)
+        metrics = _fit_showing_lines(run)
         callbacks.train_end(progress.epoch, progress.step, progress.validated[1], run.reporting.report.ended)
         return metrics
     except (Exception, KeyboardInterrupt, Interrupted) as error:
         callbacks.exception(progress.epoch, progress.step, error)
+        raise
+
+
+def _fit_showing_lines(run: Training) -> dict[str, float]:
+    """Train; print the line before a failure as well, if a GPU has its numbers."""
+    try:
+        return _fit(run)
+    except BaseException:
+        with suppress(Exception):  # the GPU may have failed, and the disk may be full
+            show_line(run)
         raise
 
 
@@ -37,10 +49,12 @@ def _fit(run: Training) -> dict[str, float]:
             break
         progress.epoch_closed = False
         train_epoch(run, epoch)
+        due = schedule.val_every and (epoch + 1) % schedule.val_every == 0
+        if due or run.over or epoch + 1 == schedule.epochs:
+            finish_line(run)
         done = progress.step >= schedule.total_steps or (epoch + 1 == schedule.epochs and not progress.stop)
         if done or progress.stop:
             log_rest(run)
-        due = schedule.val_every and (epoch + 1) % schedule.val_every == 0
         if (due or done or progress.stop) and (run.lockstep or not progress.stop):
             _validate_or_poll(run)  # a worker that steps apart may have stopped alone: it must not wait for others
         progress.epoch_closed = True
@@ -108,12 +122,15 @@ def train_epoch(run: Training, epoch: int) -> None:
         if window.batches >= window.next_log:
             window.next_log = window.batches + run.schedule.log_every
             log_training(run)
+        if window.line is not None:
+            show_line(run)
         if watchers.callbacks and watchers.callbacks.after_update:
             watchers.callbacks.update_end(epoch, progress.step, window.lr, samples, loss)
             if not run.model.training:
                 run.forward.train()
         profile.step()
         if validation_due(run):
+            finish_line(run)
             if run.over:
                 log_rest(run)
             validate(run)

@@ -4,8 +4,8 @@
     rewind   checks losses and gradients before each step, and ends the process; the launcher resumes from a checkpoint.
     skip     checks the same, undoes the update and goes on.
 
-A loss on a GPU is not read at once, because reading waits for the device. ``stop`` reads losses when a log line waits
-anyway; ``rewind`` and ``skip`` wait before each step.
+A loss on a GPU is not read at once, because reading waits for the device. ``stop`` reads the losses of a log line whose
+own loss is not finite; ``rewind`` and ``skip`` wait before each step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,15 @@ MOST_LINES = 5
 """The first skipped updates have a line each; the others are counted in ``train/skipped``."""
 ADVICE = "A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
 SKIPPED = "train/skipped"
+
+
+class Position(NamedTuple):
+    """Position of a batch in the run, as in :class:`BatchLoss`."""
+
+    epoch: int
+    update: int
+    step: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -87,20 +96,24 @@ class Stop:
         """Keep every update."""
         return True
 
-    def after_log(self, run: Training, loss: float) -> None:
+    def unchecked(self) -> Sequence[BatchLoss]:
+        """Return the losses since the last line, and forget them."""
+        losses, self.losses = self.losses, []
+        return losses
+
+    def after_log(self, run: Training, loss: float, losses: Sequence[BatchLoss], at: Position) -> None:
         """Check the loss of a log line, which in lockstep is the mean over all workers.
 
         Raises:
             NotFinite: the loss is not finite.
         """
-        losses, self.losses = self.losses, []
         if math.isfinite(loss):
             return
         bad = _first_bad(losses)
         if bad is not None or not run.lockstep:
             error = self.report(run, losses[bad or 0 :][:1], loss=loss)
         else:
-            error = nonfinite_error(run, f"The loss is {loss}")
+            error = nonfinite_error(run, f"The loss is {loss}", at)
         if run.lockstep:
             _wait_for_report(run)
         raise error
@@ -144,7 +157,11 @@ class CheckBeforeStep(Stop):
     def after_forward(self, run: Training, batch: Batch, loss: torch.Tensor) -> None:
         self.losses.append(_batch_loss(run, loss, batch))
 
-    def after_log(self, run: Training, loss: float) -> None:
+    def unchecked(self) -> Sequence[BatchLoss]:
+        """Return none: each update checks its own."""
+        return []
+
+    def after_log(self, run: Training, loss: float, losses: Sequence[BatchLoss], at: Position) -> None:
         """Does nothing."""
 
     def find_bad(self, run: Training) -> tuple[str, int]:
@@ -276,7 +293,9 @@ def check_parameters(run: Training) -> None:
         raise nonfinite_error(run, message, report=False)
 
 
-def nonfinite_error(run: Training, message: str, at: BatchLoss | None = None, report: bool = True) -> NotFinite:
+def nonfinite_error(
+    run: Training, message: str, at: BatchLoss | Position | None = None, report: bool = True
+) -> NotFinite:
     """Make the error about a loss or gradient that is not finite.
 
     Args:
@@ -325,5 +344,7 @@ def _greatest(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     filled = [t for t in tensors if t.numel()]
     if not filled:
         return None
-    norms = torch._foreach_norm(filled, math.inf)  # type: ignore[arg-type]
-    return torch.stack([norm.double().to(filled[0].device) for norm in norms])
+    norms = list(torch._foreach_norm(filled, math.inf))  # type: ignore[arg-type]
+    if len({(norm.dtype, norm.device) for norm in norms}) > 1:
+        norms = [norm.double().to(filled[0].device) for norm in norms]
+    return torch.stack(norms).double()

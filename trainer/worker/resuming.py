@@ -104,6 +104,7 @@ def _stops(run: Training, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     anew."""
     if before.get("callbacks") != now.get("callbacks") and run.watchers.callbacks:
         run.watchers.callbacks.forget_stop()
+        run.reporting.window.stop_asked = False
     reason = run.watchers.callbacks.agreed if run.watchers.callbacks else ""
     if run.watchers.early_stop is not None and before.get("early_stop") == now.get("early_stop"):
         return run.watchers.early_stop.reason(run.progress.validated[0]) or reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from trainer.worker.callbacks import Callbacks
 if TYPE_CHECKING:
     from trainer.metrics.user_metrics import OwnMetrics
     from trainer.optim.averaged import AveragedWeights
+    from trainer.worker.nonfinite import BatchLoss, Position
+    from trainer.worker.training_log import Line
 
 T = TypeVar("T")
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -88,8 +90,15 @@ class StepHook(Protocol):
     def after_backward(self, run: Training) -> bool:
         """Called after the last backward of an update. True keeps the update, False skips its step."""
 
-    def after_log(self, run: Training, loss: float) -> None:
-        """Called after each log line with the loss of the line."""
+    def unchecked(self) -> Sequence[BatchLoss]:
+        """Return the losses that no line has checked yet, and forget them. Called when a line is due."""
+
+    def after_log(self, run: Training, loss: float, losses: Sequence[BatchLoss], at: Position) -> None:
+        """Called after each log line. On a GPU this may be an interval after the update at which the line was due.
+
+        Args:
+            loss: of the line. losses: what :meth:`unchecked` returned when it was due. at: its last batch.
+        """
 
     def metrics(self, run: Training) -> dict[str, float]:
         """Return metrics for the next log line. Collective if workers step apart."""
@@ -110,8 +119,11 @@ class CheckpointHook(Protocol):
     def breaks_off(self, run: Training) -> bool:
         """Called before each validation batch. True leaves out the rest of this worker's share."""
 
-    def after_share(self, run: Training) -> None:
-        """Called on all workers after a worker's share of a validation."""
+    def after_share(self, run: Training) -> torch.Tensor:
+        """Called on all workers after a worker's share of a validation. Returns (1,): 1.0 if it left out a part."""
+
+    def after_shares(self, run: Training, cut: torch.Tensor) -> None:
+        """Called on all workers with the sum of :meth:`after_share` over them."""
 
 
 @dataclass
@@ -166,9 +178,21 @@ class LogWindow:
         epoch_sums: sums of the epoch up to the last line, over all workers.
         carried_sums: this worker's sums of batches of an earlier epoch, which the next line includes.
         last_batch: loss, outputs, labels and samples of the last batch, with ``Schedule.log_last_batch``.
+        line: the line that waits for its numbers, of a GPU; None: none does. stop_asked: a callback asks to stop, as a
+        line has found out; the run follows where all workers are at the same update.
     """
 
-    SAVED = ("batches", "logged", "next_log", "batch_in_epoch", "lr", "last_sums", "epoch_sums", "carried_sums")
+    SAVED = (
+        "batches",
+        "logged",
+        "next_log",
+        "batch_in_epoch",
+        "lr",
+        "last_sums",
+        "epoch_sums",
+        "carried_sums",
+        "stop_asked",
+    )
     """Attributes that a checkpoint saves. The batches in ``meter`` are saved apart, because workers share them out."""
 
     def __init__(self, task: Objective) -> None:
@@ -181,6 +205,8 @@ class LogWindow:
         self.epoch_sums: torch.Tensor | None = None
         self.carried_sums: torch.Tensor | None = None
         self.last_batch: tuple[Loss, torch.Tensor, torch.Tensor, int] | None = None
+        self.line: Line | None = None
+        self.stop_asked = False
 
     def begin_epoch(self) -> None:
         """Start the sums of an epoch at zero, before its first batch."""

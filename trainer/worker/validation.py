@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainer.data.evaluated_split import VAL
+from trainer.host.transfers import Arriving
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.contract import Loss
 from trainer.strategies.contract import ObservesValidations
@@ -74,24 +75,29 @@ def measure_split(
         split: name of the split. model: module to measure; None: the trained one.
 
     Returns:
-        The task's sums over all workers, this worker's index among those who took part, and the user's metrics.
+        The task's sums over all workers, on the CPU; this worker's index among those who took part; the user's metrics.
     """
     model = model or run.model
-    user_metrics = run.watchers.user_metrics
+    user_metrics, checkpoints = run.watchers.user_metrics, run.watchers.checkpoints
 
     def measure_together(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
-        own = _measure_share(run, index, count, split, model)
-        sums = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [own])[0]
+        own, cut = _measure_share(run, index, count, split, model)
+        parts = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [own], cut)
+        sums, *cut = Arriving(parts).read()
+        if checkpoints is not None:
+            checkpoints.after_shares(run, *cut)
         if user_metrics is None:
             return sums, index, {}
-        parts = user_metrics.gathered(run.strategy.all_reduce_sum, index, count)
-        return sums, index, user_metrics.values(parts)
+        states = user_metrics.gathered(run.strategy.all_reduce_sum, index, count)
+        return sums, index, user_metrics.values(states)
 
     return run.strategy.agree(measure_together, settle)
 
 
-def _measure_share(run: Training, index: int, count: int, split: str, model: nn.Module) -> torch.Tensor:
-    """Return the task's sums over this worker's share of a split."""
+def _measure_share(
+    run: Training, index: int, count: int, split: str, model: nn.Module
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return the task's sums over this worker's share of a split, and whether it left out a part of the share."""
     exam, checkpoints, user_metrics = run.task.exam(index, count), run.watchers.checkpoints, run.watchers.user_metrics
     if user_metrics is not None:
         user_metrics.reset()
@@ -104,9 +110,8 @@ def _measure_share(run: Training, index: int, count: int, split: str, model: nn.
         exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
         if user_metrics is not None:
             user_metrics.add(outputs, batch.labels)
-    if checkpoints is not None:
-        checkpoints.after_share(run)
-    return exam.sums()
+    cut = [] if checkpoints is None else [checkpoints.after_share(run)]
+    return exam.sums(), cut
 
 
 def _measure_ema(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:
@@ -136,5 +141,5 @@ def _pass_on(run: Training, values: Mapping[str, float]) -> None:
 
 def poll_callbacks(run: Training, callbacks: Callbacks) -> None:
     """Stop the run if a callback of any worker asks for it. Collective."""
-    asked = run.strategy.all_reduce_sum(callbacks.asked())
-    run.progress.stop = run.progress.stop or callbacks.why(asked, run.progress.step, run.strategy.all_reduce_sum)
+    if run.strategy.all_reduce_sum(callbacks.asked()).any():
+        run.progress.stop = run.progress.stop or callbacks.why(run.progress.step, run.strategy.all_reduce_sum)

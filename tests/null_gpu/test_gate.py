@@ -1,0 +1,152 @@
+"""The gate: on a GPU no update waits, a log line and a validation wait once, a checkpoint's copy twice."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.null_gpu import count, machine
+from trainer.metrics.classification import ClassObjective
+from trainer.metrics.sums import SumsObjective
+
+pytestmark = pytest.mark.skipif(bool(machine.missing()), reason=f"a null GPU needs {machine.missing()}")
+
+CONFIGS = str(Path(__file__).parents[1] / "tasks" / "conf")
+LINES = 3
+"""Lines of a case: after updates 1, 5 and 9 of 11. The first two are waited for where the next is due, the last where
+the checkpoint is."""
+RUN = ["data.num_workers=0", "max_steps=12", "execution.log_every=4"]
+RESNET = ["+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "data.batches=12", "data.val_batches=2"]
+SQUARES = ["data=squares", "data.global_batch_size=32"]
+LENET = [*SQUARES, "model=lenet", "model.image_size=8"]
+EVERYTHING = ["+optimizer.fused=true", "strategy.clip_norm=1.0", "ema.decay=0.99"]
+
+
+class Case(NamedTuple):
+    """A run, and the most waits of each of its phases where they are not those of the gate.
+
+    Attributes:
+        workers, overrides: of the run. update: of one update. line: of all lines, ``checkpoint``, ``validation`` and
+        ``average`` (a validation of the averaged weights) of one.
+    """
+
+    workers: int
+    overrides: list[str]
+    update: int = 0
+    line: int = LINES - 1
+    checkpoint: int = 2
+    validation: int = 1
+    average: int = 1
+
+
+SHORT = {
+    "fp16": Case(1, [*LENET, "data.labels=side", "strategy=single", "precision=fp16", *EVERYTHING]),
+    "collective": Case(2, [*RESNET, "strategy=collective", "strategy.clip_norm=1.0"]),
+}
+"""Cases of ``make test``."""
+OTHERS = {
+    "single": Case(1, [*RESNET, "strategy=single"]),
+    "local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "strategy.k_steps=2"]),
+    "buffers": Case(2, [*RESNET, "strategy=collective", "strategy.buffers=average", "execution.log_workers=true"]),
+    "ema": Case(2, [*RESNET, "strategy=collective", *EVERYTHING], average=61),  # to be 1
+    "sync_batch_norm": Case(2, [*RESNET, "strategy=collective", "strategy.sync_batch_norm=true"], update=60),  # to be 0
+    "fp16_not_fused": Case(1, [*RESNET, "strategy=single", "precision=fp16"], update=1),  # to be 0
+    "skip": Case(2, [*RESNET, "strategy=collective", "on_nonfinite=skip"], update=3),  # to be 0
+    # each worker skips by itself, and their counts are added up in each line
+    "skip_local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "on_nonfinite=skip"], update=3, line=LINES),
+    "line_of_batch": Case(1, [*RESNET, "strategy=single", "execution.line_of=batch"]),
+    "uneven": Case(2, [*LENET, "data.labels=side", "strategy=collective", "loss.weight=[1.0,2.0]"]),
+    "uneven_local_sgd": Case(
+        2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"], update=2, validation=3
+    ),  # to be 0 and 1
+    "regression": Case(2, [*LENET, "data.labels=place", "strategy=collective"]),
+    # the host ranks the scores at once: what follows is computed there, in each line too
+    "binary": Case(
+        1,
+        [
+            *SQUARES,
+            *("data.labels=bright", "strategy=single", "model=lenet", "model._target_=tests.null_gpu.stack.Logit"),
+            *("~model.image_size", "~model.in_channels"),
+        ],
+        line=LINES,
+    ),
+    # the host ranks the scores of each label before the workers exchange them
+    "multi_label": Case(2, [*LENET, "data.labels=traits", "strategy=collective"], validation=2),
+}
+CASES = [
+    *(pytest.param(case, id=name) for name, case in SHORT.items()),
+    *(pytest.param(case, id=name, marks=pytest.mark.all) for name, case in OTHERS.items()),
+]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CUDA runtime of a null GPU."""
+    return machine.build(tmp_path_factory.mktemp("null_gpu"))
+
+
+def phases(library: Path, workers: int, overrides: list[str]) -> dict[str, Any]:
+    """What a run does in each of its phases, see :mod:`tests.null_gpu.count`."""
+    question = {"workers": workers, "overrides": [*RUN, *overrides], "config_dir": CONFIGS}
+    answer = machine.run(library, "tests.null_gpu.count", question, workers)
+    assert answer["device"] == "NVIDIA H100 80GB HBM3"
+    found: dict[str, Any] = answer["phases"]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_waits_for_the_gpu_but_what_needs_its_numbers(library: Path, case: Case) -> None:
+    found = phases(library, case.workers, case.overrides)
+    assert (found["update"]["times"], found["line"]["times"]) == (count.UPDATES, LINES)
+    most = {
+        "start": case.update,
+        "update": case.update * count.UPDATES,
+        "line": case.line,
+        "checkpoint": case.checkpoint,
+        "validation": case.validation,
+        "validation of the average": case.average,
+    }
+    too_many = {name: one["waits"] for name, one in found.items() if sum(n for *_, n in one["waits"]) > most[name]}
+    assert not too_many
+
+
+def test_a_longer_model_has_no_more_kernels_besides_its_own(library: Path) -> None:
+    """Kernels of averages, checks, metrics and lines are not launched for each tensor."""
+    options = [*SQUARES, "data.labels=side", "strategy=single", "on_nonfinite=skip", "ema.decay=0.99"]
+    model = ["model=lenet", "model._target_=tests.null_gpu.stack.Stack", "~model.image_size", "~model.in_channels"]
+    short, long = (phases(library, 1, [*options, *model, f"+model.depth={depth}"]) for depth in (2, 6))
+    for name in ("update", "line"):
+        growing = {line: n for line, n in long[name]["lines"].items() if n > short[name]["lines"].get(line, 0)}
+        assert all(_of_the_model(line) for line in growing), growing
+    assert sum(long["update"]["lines"].values()) > 1.5 * sum(short["update"]["lines"].values()), "the model's own"
+
+
+def _of_the_model(line: str) -> bool:
+    """Whether the kernels of a line are the model's forward and backward, or torch's own step of the optimizer: its
+    kernels for many tensors do not know those without values."""
+    file, _, number = line.partition(":")
+    if file in ("backward", "optim/updater.py"):
+        return True
+    forwards = {"metrics/classification.py": ClassObjective.forward, "metrics/sums.py": SumsObjective.forward}
+    if file not in forwards:
+        return False
+    lines, first = inspect.getsourcelines(forwards[file])
+    return first <= int(number) < first + len(lines)
+
+
+def test_the_null_gpu_counts_each_way_to_wait(library: Path) -> None:
+    """Otherwise the other tests could not fail."""
+    found = machine.run(library, "tests.null_gpu.waiting", None)
+    assert found == {
+        "item": 1,
+        "copy cuda to cpu": 3,  # blocking, into memory that is not pinned, and by cpu()
+        "copy cpu to cuda": 2,  # blocking, and from memory that is not pinned
+        "boolean index": 1,
+        "bincount": 1,
+        "nonzero": 1,
+        "event": 1,
+        "synchronize": 1,
+    }
