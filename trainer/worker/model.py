@@ -49,7 +49,7 @@ def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.devi
     if config.node("strategy").get("sync_batch_norm"):
         from trainer.models.sync_batch_norm import synchronised
 
-        model = synchronised(model, str(device))
+        model = synchronised(model)
     model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
     if not plan.strategy.traits.tables_at_servers:
         materialise(model, config.seed, device)
