@@ -69,7 +69,7 @@ def in_place(workers: int) -> Iterator[None]:
         start("fake", store=FakeStore(), rank=0, world_size=workers)
 
     def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        return tensor(data, **kwargs) if device is None else tensor(data, **kwargs).to(device, non_blocking=True)
+        return tensor(data, **kwargs) if device is None else tensor(data, **kwargs).to(device)
 
     with ExitStack() as stack:
         for place, name, fake in (

@@ -1,4 +1,4 @@
-"""Clips gradients by value, and by norm where one is sparse; :mod:`trainer.optim.updater` clips dense ones by norm."""
+"""Clips the gradients of an update, dense or sparse, by value or by norm, in as many kernels for any model."""
 
 from __future__ import annotations
 
