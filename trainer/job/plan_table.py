@@ -18,7 +18,7 @@ from trainer.wording import counted
 MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
-IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
+IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "fused_optimizer")
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
 ONE_LINE = 62
 """Characters of a cell that a terminal of 80 columns shows on one line."""

@@ -135,7 +135,7 @@ class _ByKernels(torch.autograd.Function):
             both = torch.cat([sum_dy, sum_dy_xmu])
             dist.all_reduce(both)
             weight = None if weight is None else weight.to(mean.dtype)
-            of_input = torch.batch_norm_backward_elemt(
+            of_input = torch.batch_norm_backward_elemt(  # type: ignore[call-arg]
                 gradient, input, mean, invstd, weight, *both.split(channels), counts
             )
             if not ctx.share:  # the statistics do not depend on these samples

@@ -13,6 +13,7 @@ from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.errors import UserError
+from trainer.optim.fused import is_fused, prepare, why_not
 from trainer.optim.layers import NORMS, layer_numbers
 
 NAMES_SHOWN = 4
@@ -122,7 +123,8 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         lr: learning rate instead of the node's (scaled to the batch).
 
     Raises:
-        UserError: the optimizer does not take these parameters, or no parameter groups.
+        UserError: the optimizer does not take these parameters, or no parameter groups; or it is fused, which these
+            parameters or its numbers do not allow.
     """
     groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
     plain = len(groups) == 1
@@ -130,6 +132,11 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
     optimizer: torch.optim.Optimizer = call_target(
         node, "optimizer", parameter_groups, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
     )
+    if is_fused(optimizer):
+        named = ((f"a parameter of shape {tuple(p.shape)}", p) for _, parameters in groups for p in parameters)
+        if why := why_not(optimizer, named):
+            raise UserError("optimizer.fused=true", why, "optimizer.fused=false execution.fused_optimizer=false")
+        prepare(optimizer)
     if plain and groups[0][0] == Rate():
         return optimizer
     for group, (rate, _) in zip(optimizer.param_groups, groups, strict=True):

@@ -48,6 +48,7 @@ class ModelFacts:
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
         part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
+        unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
     """
 
     parameters: int
@@ -62,6 +63,8 @@ class ModelFacts:
     optimizer: StateKeys | None = None
     denominator: str = "samples"
     part: str = ""
+    unfused: str = ""
+    unfused_by_auto: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Chosen:
     num_workers: int | Literal["auto"]
     prefetch: int | Literal["auto"]
     pin_memory: bool
+    fused_optimizer: bool
 
 
 def choose(
@@ -105,8 +109,16 @@ def choose(
     workers_here: int,
     slow_data: bool,
     batch_size: int = 0,
+    servers: bool = False,
 ) -> tuple[Chosen, dict[str, str]]:
-    """Choose precision, channels_last, keep_memory, threads, reading, pin_memory; also the reason for each ``auto``."""
+    """Choose how the run computes and reads; also the reason for each ``auto``.
+
+    Args:
+        servers: parameter servers make the updates.
+
+    Raises:
+        UserError: ``execution.fused_optimizer`` is not possible.
+    """
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
     precision = config.precision
@@ -149,8 +161,41 @@ def choose(
     if pin_memory == "auto":
         pin_memory = device == "cuda"
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
+    fused, why_fused = _fused_optimizer(config, device, model, servers)
+    why |= {"fused_optimizer": why_fused} if why_fused else {}
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values), why
+    return Chosen(*values, fused), why
+
+
+def _fused_optimizer(config: RunConfig, device: str, model: ModelFacts, servers: bool) -> tuple[bool, str]:
+    """Whether the optimizer is fused; with ``auto`` also why. ``optimizer.fused`` goes straight to the optimizer.
+
+    Raises:
+        UserError: it cannot be fused, or the two keys contradict each other.
+    """
+    key, asked, typed = "execution.fused_optimizer", config.execution.fused_optimizer, config.optimizer.get("fused")
+    if asked != "auto" and typed is not None and bool(typed) != asked:
+        raise UserError(f"{key}={spelled(asked)}", f"optimizer.fused={spelled(typed)} says otherwise", f"{key}=auto")
+    refused = model.unfused if config.mode == "train" and not servers else ""
+    if typed and refused:
+        raise UserError("optimizer.fused=true", refused, "optimizer.fused=false")
+    if typed is not None:
+        return bool(typed), "" if asked != "auto" else f"optimizer.fused={spelled(typed)}"
+    if asked == "auto":
+        if config.mode != "train":
+            return False, "nothing is trained"
+        if device != "cuda":
+            return False, "pays on GPUs"
+        if servers:
+            return False, "parameter servers make the updates, on CPUs"
+        why = model.unfused or model.unfused_by_auto
+        return not why, why or "one kernel moves all parameters, and skips an update without a wait in fp16"
+    if asked and servers and config.mode == "train":
+        why = "parameter servers make the updates, which take optimizer.fused"
+        raise UserError(f"{key}=true", why, f"{key}=auto +optimizer.fused=true")
+    if asked and refused:
+        raise UserError(f"{key}=true", refused, f"{key}=auto")
+    return bool(asked), ""
 
 
 def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:

@@ -37,7 +37,7 @@ class LocalSgd(Strategy):
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.group.equal_start(model)
         self.model, self.updater = model, make_updater(model)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
         return model
 
     def scatter(self, parts: list[Any] | None) -> Any:

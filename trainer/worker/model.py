@@ -72,7 +72,8 @@ class Updaters:
         found = rates(module, self.config.optimizer)
         sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.batches.lr)
+        node = {**self.config.optimizer, **({"fused": True} if self.plan.chosen.fused_optimizer else {})}
+        optimizer = optimizer_of(node, grouped(trained, found), self.plan.batches.lr)
         if sparse:
             from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 

@@ -21,6 +21,7 @@ from trainer.errors import UserError, first_line
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.criterion import SAMPLES, stand_in
 from trainer.models.embedding_tables import tables
+from trainer.optim.fused import why_not, why_not_by_auto
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
 from trainer.optim.state_loading import state_keys
 from trainer.optim.state_transfer import BETWEEN, StateKeys, named
@@ -66,6 +67,8 @@ def probe(
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
+        own = dict(model.named_parameters())
+        unfused = why_not(optimizer, [(name, own[name]) for name in names])
         if any(tables(model)):
             from trainer.optim.sparse import rule_of
 
@@ -98,6 +101,8 @@ def probe(
         shapes=shapes,
         optimizer=kept,
         part=part,
+        unfused=unfused,
+        unfused_by_auto=why_not_by_auto(optimizer, any(tables(model))),
     )
 
 
