@@ -2,8 +2,8 @@
 
 - Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1.
 - Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place.
-- The process group is torch's fake one: a collective call returns at once, and DDP's hook hands its bucket back. DDP
-  keeps its first buckets, because new ones are made by addresses.
+- The process group is torch's fake one: a collective call returns at once, and its future is done. DDP without
+  ``comm_hook`` has one that hands its bucket back, and keeps its first buckets, because new ones are made by addresses.
 - The random state of the GPU is zeros. Memory cannot be pinned, so ``pin_memory`` returns its tensor.
 """
 
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.strategies import collective, process_group
+from trainer.strategies import collective, comm_hooks, process_group
 
 
 def _apply(self: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
@@ -55,15 +55,37 @@ class _FirstBuckets:
         return (lambda: False) if name == "_rebuild_buckets" else getattr(self.reducer, name)
 
 
-def _register(ddp: Any, options: Any) -> None:
-    ddp.register_comm_hook(None, _handed_back)
+def _register(ddp: Any, options: Any) -> Any:
+    if options.comm_hook == "none":
+        ddp.register_comm_hook(None, _handed_back)
+    memory = comm_hooks.register(ddp, options)
     ddp.reducer = _FirstBuckets(ddp.reducer)
+    return memory
+
+
+class _Done:
+    """A sum of the fake process group that somebody waits for by its future, which the group's own has no value in."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def get_future(self) -> Any:
+        done: Any = torch.futures.Future()
+        done.set_result([self.tensor])
+        return done
+
+    def wait(self) -> None:
+        pass
 
 
 @contextmanager
 def in_place(workers: int) -> Iterator[None]:
     """Context manager: the exceptions of this page."""
-    start, tensor = dist.init_process_group, torch.tensor
+    start, tensor, sum_up = dist.init_process_group, torch.tensor, dist.all_reduce
+
+    def all_reduce(values: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+        sum_up(values, *args, **kwargs)
+        return _Done(values) if async_op else None
 
     def begin(*args: Any, **kwargs: Any) -> None:
         start("fake", store=FakeStore(), rank=0, world_size=workers)
@@ -78,6 +100,7 @@ def in_place(workers: int) -> Iterator[None]:
             (torch.Tensor, "pin_memory", lambda self, *args: self),
             (torch.cuda, "get_rng_state", lambda *args: torch.zeros(16, dtype=torch.uint8)),
             (dist, "init_process_group", begin),
+            (dist, "all_reduce", all_reduce),
             (process_group.ProcessGroup, "_wait_until_all_have_joined", lambda self: None),
             (collective, "register", _register),
         ):

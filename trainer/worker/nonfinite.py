@@ -136,7 +136,11 @@ class Stop:
 
 @dataclass
 class CheckBeforeStep(Stop):
-    """Checks losses and gradients of each update before its step, which waits for them."""
+    """Checks losses and gradients of each update before its step, by one read of the device.
+
+    An update could skip itself on the device. The log window, the average, the statistics of batch norm and the report
+    would then have to take back a batch after others have followed it, which is more than the wait is worth.
+    """
 
     def before_update(self, run: Training) -> None:
         self.losses = []
@@ -154,7 +158,7 @@ class CheckBeforeStep(Stop):
         flags[self.rank], flags[-1] = losses, _gradients_are_bad(run)
         if self.together and self.size > 1:
             flags = run.strategy.all_reduce_sum(flags)
-        *bad, gradients = flags.tolist()
+        *bad, gradients = flags.cpu().tolist()  # the one wait of an update
         if any(bad):
             return "loss", bad.index(1.0)
         return "gradients" if gradients else "", 0 if self.together else self.rank
@@ -326,4 +330,4 @@ def _greatest(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if not filled:
         return None
     norms = torch._foreach_norm(filled, math.inf)  # type: ignore[arg-type]
-    return torch.stack([norm.double().to(filled[0].device) for norm in norms])
+    return torch.stack([norm.to(filled[0].device) for norm in norms])
