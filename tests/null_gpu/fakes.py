@@ -1,6 +1,7 @@
 """What a null GPU cannot do, and what takes its place. Every exception that the gate makes from the real path is here.
 
 - Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1.
+- Sparse gradients have no rows and count as coalesced. On a GPU each is coalesced, which waits for it.
 - Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place.
 - The process group is torch's fake one: a collective call returns at once, and its future is done. DDP without
   ``comm_hook`` has one that hands its bucket back, and keeps its first buckets, because new ones are made by addresses.

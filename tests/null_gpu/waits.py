@@ -91,7 +91,7 @@ def _number(name: str, tensor: torch.Tensor) -> Any:
         return True
     if tensor.dtype == torch.bool:
         return True
-    if line().startswith("worker/nonfinite.py"):  # every update is finite
+    if line().startswith(("worker/nonfinite.py", "optim/updater.py")):  # every update is finite
         return 0.0
     return 1.0 if tensor.dtype.is_floating_point else 1
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.composed import ready
 from trainer.errors import UserError
 from trainer.optim.fused import is_dense, is_fused, why_not, why_not_by_auto
 from trainer.optim.groups import Rate, optimizer_of
 from trainer.optim.updater import Updater
+from trainer.worker.model import Updaters, build_model
 
 CASES: dict[str, dict[str, Any]] = {
     "sgd": {"_target_": "torch.optim.SGD", "lr": 0.1},
@@ -178,3 +180,11 @@ def test_why_an_optimizer_is_not_fused() -> None:
     assert {why_not(kind(one), named) for kind in (torchs.SGD, torchs.Adam, torchs.AdamW, torchs.Adagrad)} == {""}
     assert why_not_by_auto(torchs.Adagrad(one), False) == "it fuses SGD, Adam and AdamW of torch"
     assert "tables" in why_not_by_auto(torchs.Adam(one), True) and not why_not_by_auto(torchs.Adam(one), False)
+
+
+@pytest.mark.parametrize("typed", [[], ["execution.fused_optimizer=true"], ["+optimizer.fused=true"]])
+def test_a_run_gets_the_optimizer_that_its_plan_names(typed: list[str]) -> None:
+    run = ready("+recipe=digits_lenet", "strategy=single", "device=cpu", "optimizer=momentum", *typed).assignment
+    made = Updaters(run.config, run.plan)(build_model(run.config, run.plan, torch.device("cpu")))
+    assert is_fused(made.optimizer) == run.plan.chosen.fused_optimizer == bool(typed)
+    assert len(made.optimizer.state) == (len(made.parameters) if typed else 0)
