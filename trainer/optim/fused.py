@@ -18,15 +18,12 @@ from typing import Any
 
 import torch
 
+from trainer.optim.groups import is_fused
+
 BY_AUTO = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Classes that ``execution.fused_optimizer=auto`` fuses on GPUs."""
 OTHER_LOOPS = ("foreach", "differentiable")
 """Arguments of torch's optimizers that exclude ``fused``."""
-
-
-def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer makes its updates by fused kernels."""
-    return any(bool(group.get("fused")) for group in optimizer.param_groups)
 
 
 def why_not(optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -13,7 +13,6 @@ from torch import nn
 
 from trainer.config.instantiate import call_target
 from trainer.errors import UserError
-from trainer.optim.fused import is_fused, prepare, why_not
 from trainer.optim.layers import NORMS, layer_numbers
 
 NAMES_SHOWN = 4
@@ -123,8 +122,7 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         lr: learning rate instead of the node's (scaled to the batch).
 
     Raises:
-        UserError: the optimizer does not take these parameters, or no parameter groups; or it is fused, which these
-            parameters or its numbers do not allow.
+        UserError: the optimizer does not take these parameters, or no groups, or cannot be fused.
     """
     groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
     plain = len(groups) == 1
@@ -133,6 +131,8 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         node, "optimizer", parameter_groups, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
     )
     if is_fused(optimizer):
+        from trainer.optim.fused import prepare, why_not
+
         named = ((f"a parameter of shape {tuple(p.shape)}", p) for _, parameters in groups for p in parameters)
         if why := why_not(optimizer, named):
             raise UserError("optimizer.fused=true", why, "optimizer.fused=false execution.fused_optimizer=false")
@@ -144,6 +144,11 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         if not rate.decays and "weight_decay" in group:
             group["weight_decay"] = 0.0
     return optimizer
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer makes its updates by fused kernels, see :mod:`trainer.optim.fused`."""
+    return any(bool(group.get("fused")) for group in optimizer.param_groups)
 
 
 def _factor(aliases: list[str], factors: Mapping[str, float]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer.optim.fused import prepare
+from trainer.optim.groups import is_fused
 from trainer.optim.sparse import DenseAndSparse
 from trainer.optim.state_transfer import BETWEEN, StateKeys, StateTransfer, plan_transfer
 from trainer.optim.states import States, by_name, put
@@ -92,8 +92,11 @@ def load_by_name(
     found = states_to_load(carried, states, parameters)
     source = saved if carried.same else None
     optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
-    for part in _parts(optimizer):
-        prepare(part)
+    if is_fused(optimizer):
+        from trainer.optim.fused import prepare
+
+        for part in _parts(optimizer):
+            prepare(part)
     return carried.same
 
 

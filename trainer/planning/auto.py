@@ -111,10 +111,7 @@ def choose(
     batch_size: int = 0,
     servers: bool = False,
 ) -> tuple[Chosen, dict[str, str]]:
-    """Choose how the run computes and reads; also the reason for each ``auto``.
-
-    Args:
-        servers: parameter servers make the updates.
+    """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update.
 
     Raises:
         UserError: ``execution.fused_optimizer`` is not possible.
@@ -161,41 +158,30 @@ def choose(
     if pin_memory == "auto":
         pin_memory = device == "cuda"
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
-    fused, why_fused = _fused_optimizer(config, device, model, servers)
-    why |= {"fused_optimizer": why_fused} if why_fused else {}
+    fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values, fused), why
+    return Chosen(*values, fused), {name: reason for name, reason in why.items() if reason}
 
 
 def _fused_optimizer(config: RunConfig, device: str, model: ModelFacts, servers: bool) -> tuple[bool, str]:
-    """Whether the optimizer is fused; with ``auto`` also why. ``optimizer.fused`` goes straight to the optimizer.
-
-    Raises:
-        UserError: it cannot be fused, or the two keys contradict each other.
-    """
+    """Whether the optimizer is fused, by ``optimizer.fused`` or this key; with ``auto`` also why."""
     key, asked, typed = "execution.fused_optimizer", config.execution.fused_optimizer, config.optimizer.get("fused")
-    if asked != "auto" and typed is not None and bool(typed) != asked:
+    trains, fused = config.mode == "train", asked if typed is None else bool(typed)
+    if asked not in ("auto", fused):
         raise UserError(f"{key}={spelled(asked)}", f"optimizer.fused={spelled(typed)} says otherwise", f"{key}=auto")
-    refused = model.unfused if config.mode == "train" and not servers else ""
-    if typed and refused:
-        raise UserError("optimizer.fused=true", refused, "optimizer.fused=false")
-    if typed is not None:
-        return bool(typed), "" if asked != "auto" else f"optimizer.fused={spelled(typed)}"
-    if asked == "auto":
-        if config.mode != "train":
-            return False, "nothing is trained"
-        if device != "cuda":
-            return False, "pays on GPUs"
-        if servers:
-            return False, "parameter servers make the updates, on CPUs"
-        why = model.unfused or model.unfused_by_auto
+    if fused == "auto":
+        why = "" if trains else "nothing is trained"
+        why = why or ("" if device == "cuda" else "pays on GPUs")
+        why = why or ("parameter servers make the updates, on CPUs" if servers else "")
+        why = why or model.unfused or model.unfused_by_auto
         return not why, why or "one kernel moves all parameters, and skips an update without a wait in fp16"
-    if asked and servers and config.mode == "train":
+    if fused and trains and servers and typed is None:
         why = "parameter servers make the updates, which take optimizer.fused"
         raise UserError(f"{key}=true", why, f"{key}=auto +optimizer.fused=true")
-    if asked and refused:
-        raise UserError(f"{key}=true", refused, f"{key}=auto")
-    return bool(asked), ""
+    if fused and trains and not servers and model.unfused:
+        own, instead = (key, "auto") if typed is None else ("optimizer.fused", "false")
+        raise UserError(f"{own}=true", model.unfused, f"{own}={instead}")
+    return fused, f"optimizer.fused={spelled(typed)}" if asked == "auto" else ""
 
 
 def _precision(device: str, model: ModelFacts, machine: Machine) -> tuple[str, str]:

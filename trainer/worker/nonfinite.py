@@ -138,8 +138,7 @@ class Stop:
 class CheckBeforeStep(Stop):
     """Checks losses and gradients of each update before its step, by one read of the device.
 
-    An update could skip itself on the device. The log window, the average, the statistics of batch norm and the report
-    would then have to take back a batch after others have followed it, which is more than the wait is worth.
+    Without the read, log window, average, batch norm and report would have to take back a batch that others followed.
     """
 
     def before_update(self, run: Training) -> None:
