@@ -2,9 +2,10 @@
 
 - Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1. What has come
   to the host by ``Arriving`` is ones, and metrics are computed of them without the mode.
+- Sparse gradients have no rows and count as coalesced. On a GPU each is coalesced, which waits for it.
 - Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place.
-- The process group is torch's fake one: a collective call returns at once, and DDP's hook hands its bucket back. DDP
-  keeps its first buckets, because new ones are made by addresses.
+- The process group is torch's fake one: a collective call returns at once, and its future is done. DDP without
+  ``comm_hook`` has one that hands its bucket back, and keeps its first buckets, because new ones are made by addresses.
 - The random state of the GPU is zeros. Memory cannot be pinned: ``pin_memory`` returns its tensor, which then counts as
   pinned. Events are counted, see ``waits.py``.
 - The best model is not written, because its tensors have no values.
@@ -31,7 +32,7 @@ from trainer.metrics.binary import BinaryExam, BinaryMeter, BinaryObjective
 from trainer.metrics.classification import ClassObjective
 from trainer.metrics.label_rankings import RankingsShown
 from trainer.metrics.sums import SumsObjective
-from trainer.strategies import collective, process_group
+from trainer.strategies import collective, comm_hooks, process_group
 
 
 def _apply(self: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
@@ -67,9 +68,27 @@ class _FirstBuckets:
         return (lambda: False) if name == "_rebuild_buckets" else getattr(self.reducer, name)
 
 
-def _register(ddp: Any, options: Any) -> None:
-    ddp.register_comm_hook(None, _handed_back)
+def _register(ddp: Any, options: Any) -> Any:
+    if options.comm_hook == "none":
+        ddp.register_comm_hook(None, _handed_back)
+    memory = comm_hooks.register(ddp, options)
     ddp.reducer = _FirstBuckets(ddp.reducer)
+    return memory
+
+
+class _Done:
+    """A sum of the fake process group that somebody waits for by its future, which the group's own has no value in."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def get_future(self) -> Any:
+        done: Any = torch.futures.Future()
+        done.set_result([self.tensor])
+        return done
+
+    def wait(self) -> None:
+        pass
 
 
 def _arrived(arriving: transfers.Arriving, read: Any) -> list[torch.Tensor]:
@@ -112,7 +131,11 @@ def on_host(call: Any) -> Any:
 def in_place(workers: int, waits: Waits) -> Iterator[None]:
     """Context manager: the exceptions of this page."""
     read = transfers.Arriving.read
-    start, tensor = dist.init_process_group, torch.tensor
+    start, tensor, sum_up = dist.init_process_group, torch.tensor, dist.all_reduce
+
+    def all_reduce(values: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+        sum_up(values, *args, **kwargs)
+        return _Done(values) if async_op else None
 
     def begin(*args: Any, **kwargs: Any) -> None:
         start("fake", store=FakeStore(), rank=0, world_size=workers)
@@ -134,6 +157,7 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
             *((place, name, on_host(getattr(place, name))) for place, name in OF_HOST),
             (torch.cuda, "get_rng_state", lambda *args: torch.zeros(16, dtype=torch.uint8)),
             (dist, "init_process_group", begin),
+            (dist, "all_reduce", all_reduce),
             (process_group.ProcessGroup, "_wait_until_all_have_joined", lambda self: None),
             (collective, "register", _register),
         ):

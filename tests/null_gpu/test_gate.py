@@ -51,17 +51,15 @@ OTHERS = {
     "single": Case(1, [*RESNET, "strategy=single"]),
     "local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "strategy.k_steps=2"]),
     "buffers": Case(2, [*RESNET, "strategy=collective", "strategy.buffers=average", "execution.log_workers=true"]),
-    "ema": Case(2, [*RESNET, "strategy=collective", *EVERYTHING], average=61),  # to be 1
-    "sync_batch_norm": Case(2, [*RESNET, "strategy=collective", "strategy.sync_batch_norm=true"], update=60),  # to be 0
-    "fp16_not_fused": Case(1, [*RESNET, "strategy=single", "precision=fp16"], update=1),  # to be 0
-    "skip": Case(2, [*RESNET, "strategy=collective", "on_nonfinite=skip"], update=3),  # to be 0
+    "ema": Case(2, [*RESNET, "strategy=collective", *EVERYTHING]),
+    "sync_batch_norm": Case(2, [*RESNET, "strategy=collective", "strategy.sync_batch_norm=true"]),
+    "fp16_not_fused": Case(1, [*RESNET, "strategy=single", "precision=fp16", "optimizer=rmsprop"], update=1),
+    "skip": Case(2, [*RESNET, "strategy=collective", "on_nonfinite=skip"], update=1),
     # each worker skips by itself, and their counts are added up in each line
-    "skip_local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "on_nonfinite=skip"], update=3, line=LINES),
+    "skip_local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "on_nonfinite=skip"], update=1, line=LINES),
     "line_of_batch": Case(1, [*RESNET, "strategy=single", "execution.line_of=batch"]),
     "uneven": Case(2, [*LENET, "data.labels=side", "strategy=collective", "loss.weight=[1.0,2.0]"]),
-    "uneven_local_sgd": Case(
-        2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"], update=2, validation=3
-    ),  # to be 0 and 1
+    "uneven_local_sgd": Case(2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"]),
     "regression": Case(2, [*LENET, "data.labels=place", "strategy=collective"]),
     # the host ranks the scores at once: what follows is computed there, in each line too
     "binary": Case(

@@ -18,20 +18,6 @@ from torch.utils._pytree import tree_leaves
 READ = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 SIZED_BY_VALUES = ("aten::nonzero", "aten::bincount", "aten::masked_select", "aten::_unique2", "aten::unique_dim")
 COPIES = ("aten::_to_copy", "aten::copy_")
-VIEWS = (
-    "view",
-    "reshape",
-    "permute",
-    "expand",
-    "slice",
-    "select",
-    "detach",
-    "t",
-    "transpose",
-    "alias",
-    "split",
-    "unbind",
-)
 
 
 def line() -> str:
@@ -48,7 +34,7 @@ class Waits(TorchDispatchMode):
 
     Attributes:
         phase: what the run does now. found: waits by phase, kind and line. kernels: operators on a GPU by phase and
-        line; a view is none.
+        line; a view is none, and a question for a size neither.
     """
 
     def __init__(self) -> None:
@@ -92,7 +78,7 @@ class Waits(TorchDispatchMode):
             if isinstance(one, FakeTensor):
                 one.constant = None  # or torch would know the value of a number that was copied to the GPU
         name, on_gpu = func._schema.name, any(one.device.type == "cuda" for one in tensors)
-        if on_gpu and not func.is_view:
+        if on_gpu and _computes(func):
             self.kernels[self.phase, line()] += 1
         if name in READ:
             if on_gpu:
@@ -125,12 +111,18 @@ class Waits(TorchDispatchMode):
             self.wait(f"copy {source} to {to}")
 
 
+def _computes(func: Any) -> bool:
+    """Whether an operator computes on the device: it is no view, and no question for a size, a stride or a device."""
+    returns = func._schema.returns
+    return not func.is_view and (not returns or any("Tensor" in str(one.type) for one in returns))
+
+
 def _number(name: str, tensor: torch.Tensor) -> Any:
     if name != "aten::_local_scalar_dense":
         return True
     if tensor.dtype == torch.bool:
         return True
-    if line().startswith("worker/nonfinite.py"):  # every update is finite
+    if line().startswith(("worker/nonfinite.py", "optim/updater.py")):  # every update is finite
         return 0.0
     return 1.0 if tensor.dtype.is_floating_point else 1
 

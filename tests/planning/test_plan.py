@@ -415,11 +415,66 @@ def test_what_is_given_is_taken_without_a_reason() -> None:
     given = CONFIG.changed(
         device="cpu",
         precision="fp64",
-        execution={"channels_last": True, "keep_memory": False, "threads": 5},
+        execution={"channels_last": True, "keep_memory": False, "threads": 5, "fused_optimizer": False},
         data={"num_workers": 3, "prefetch": 5, "pin_memory": True},
     )
     chosen, why = choose(given, "cpu", BIG, Machine(2, AMX, ()), 1, True)
-    assert why == {} and chosen == Chosen("fp64", True, False, 5, 3, 5, True)
+    assert why == {} and chosen == Chosen("fp64", True, False, 5, 3, 5, True, False)
+
+
+def fused(device: str, *, model: ModelFacts = BIG, servers: bool = False, **changed: object) -> tuple[bool, str]:
+    config = CONFIG.changed(**changed)
+    chosen, why = choose(config, device, model, gpu_of(9, 0), 1, False, servers=servers)
+    return chosen.fused_optimizer, why.get("fused_optimizer", "")
+
+
+def test_optimizers_are_fused_on_gpus_and_by_request() -> None:
+    true, false = {"execution": {"fused_optimizer": True}}, {"execution": {"fused_optimizer": False}}
+    assert fused("cuda")[0] and "without a wait" in fused("cuda")[1]
+    assert fused("cpu") == (False, "pays on GPUs") and fused("cpu", **true) == (True, "")
+    assert fused("cuda", **false) == (False, "")
+    assert fused("cuda", servers=True) == (False, "parameter servers make the updates, on CPUs")
+    assert fused("cuda", mode="eval", model=ModelFacts(1, False, unfused="no kernels")) == (False, "nothing is trained")
+    assert fused("cuda", model=ModelFacts(1, False, unfused="no kernels")) == (False, "no kernels")
+    assert fused("cuda", model=ModelFacts(1, False, unfused_by_auto="not by auto")) == (False, "not by auto")
+    assert fused("cuda", model=ModelFacts(1, False, unfused_by_auto="not by auto"), **true) == (True, "")
+    assert fused("cpu", optimizer={"fused": True}) == (True, "optimizer.fused=true")
+    assert fused("cuda", optimizer={"fused": False}) == (False, "optimizer.fused=false")
+
+
+def test_optimizers_that_cannot_be_fused_are_refused() -> None:
+    lacks, asked = ModelFacts(1, False, unfused="no kernels"), {"execution": {"fused_optimizer": True}}
+    with pytest.raises(UserError, match=r"^execution.fused_optimizer=true: no kernels. Type instead: execution.f"):
+        fused("cpu", model=lacks, **asked)
+    with pytest.raises(UserError, match=r"^optimizer.fused=true: no kernels. Type instead: optimizer.fused=false"):
+        fused("cuda", model=lacks, optimizer={"fused": True})
+    with pytest.raises(UserError, match=r"parameter servers make the updates.*\+optimizer.fused=true"):
+        fused("cuda", servers=True, **asked)
+    with pytest.raises(UserError, match=r"^execution.fused_optimizer=true: optimizer.fused=false says otherwise"):
+        fused("cuda", optimizer={"fused": False}, **asked)
+
+
+def test_the_plan_says_whether_the_optimizer_is_fused_and_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: (Gpu("a GPU", (9, 0)),))
+
+    def row(*typed: str) -> str:
+        return dict(plan_table.rows(planned(DIGITS, "strategy=single", "device=cuda", *typed)))["fused_optimizer"]
+
+    for optimizer in ("sgd", "momentum", "nesterov", "adam", "adamw"):
+        assert row(f"optimizer={optimizer}").startswith("true  (auto: one kernel"), optimizer
+    assert row("optimizer=torch", "optimizer.name=adamw").startswith("true  (auto: one kernel")
+    assert row("optimizer=rmsprop") == "false  (auto: torch has no fused kernels for RMSprop)"
+    assert row("optimizer=adagrad") == "false  (auto: it fuses SGD, Adam and AdamW of torch)"
+    assert row("optimizer=adam", "+optimizer.foreach=true") == (
+        "false  (auto: optimizer.foreach=true excludes fused kernels)"
+    )
+    assert "a dampening wrongly" in row("optimizer=momentum", "+optimizer.dampening=0.1")
+    assert row("optimizer=adagrad", "execution.fused_optimizer=true") == "true"
+    assert row("optimizer=adagrad", "+optimizer.fused=true") == "true  (auto: optimizer.fused=true)"
+    with pytest.raises(UserError, match="torch has no fused kernels for RMSprop"):
+        row("optimizer=rmsprop", "execution.fused_optimizer=true")
+    with pytest.raises(UserError, match=r"^optimizer.fused=true: .*dampening"):
+        row("optimizer=momentum", "+optimizer.dampening=0.1", "+optimizer.fused=true")
 
 
 def test_reasons_are_in_the_plan() -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -24,10 +25,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.strategies import norm_kernels
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
 from trainer.launch.process import resolve
-from trainer.models.sync_batch_norm import synchronised
+from trainer.models.sync_batch_norm import SyncBatchNorm, synchronised
 from trainer.planning.launcher import Assignment
 from trainer.run_folder.report import Report
 from trainer.strategies.pserver.protocol import snapshot
@@ -348,15 +350,28 @@ def overflowing(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
         return {"changed": changed, "scale": run.strategy.updater.scaler.get_scale(), "parameters": seen[-1]}
 
 
-def normalised(seat: Seat, payload: dict[str, Any], sizes: list[int], momentum: float | None) -> dict[str, Any]:
-    """Three batches through a synchronised batch norm, each worker with its part of them; everything that comes out."""
+def normalised(
+    seat: Seat, payload: dict[str, Any], sizes: list[int], momentum: float | None, path: str
+) -> dict[str, Any]:
+    """Three batches through a synchronised batch norm, each worker with its part of them; everything that comes out.
+
+    A worker without a part has a placeholder that does not count, and no outputs.
+    """
     group = dist.PrefixStore("norms", seat.group_store)
     dist.init_process_group("gloo", store=group, rank=seat.rank, world_size=seat.size)
     try:
-        norm = synchronised(nn.Sequential(own_norm(momentum)), "cpu")
+        norm = synchronised(nn.Sequential(own_norm(momentum)))
         inputs, weights = norm_batches(sum(sizes))
         mine = slice(sum(sizes[: seat.rank]), sum(sizes[: seat.rank + 1]))
-        outputs, gradients = through(norm, inputs[:, mine], weights[:, mine])
+        norm[0].share = float(sizes[seat.rank] > 0)
+        part, wanted = inputs[:, mine], weights[:, mine]
+        if not sizes[seat.rank]:
+            part, wanted = inputs[:, :1] + 100, torch.zeros_like(weights[:, :1])
+        with patch.object(SyncBatchNorm, "forward", getattr(SyncBatchNorm, path)), norm_kernels.on_cpu():
+            outputs, gradients = through(norm, part, wanted)
+        if not sizes[seat.rank]:
+            assert not any(gradient.any() for gradient in gradients)
+            outputs, gradients = ([one[:0] for one in many] for many in (outputs, gradients))
         for parameter in norm.parameters():
             dist.all_reduce(parameter.grad)
         return {

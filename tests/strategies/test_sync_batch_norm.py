@@ -14,11 +14,13 @@ from tests.strategies.entries import norm_batches, own_norm, through
 from tests.strategies.launching import Case, launched
 from trainer.models.sync_batch_norm import synchronised
 
-SPLITS = {"even": [4, 4], "uneven": [7, 1]}
+SPLITS = {"even": [4, 4], "uneven": [7, 1], "second without samples": [8, 0], "first without samples": [0, 8]}
+PATHS = ("by_operators", "by_kernels")
 CASES = {
-    f"{split} {momentum}": Case("normalised", (), {"sizes": sizes, "momentum": momentum})
+    f"{split} {momentum} {path}": Case("normalised", (), {"sizes": sizes, "momentum": momentum, "path": path})
     for split, sizes in SPLITS.items()
     for momentum in (0.1, None)
+    for path in PATHS
 }
 NET = ("model=norm_net", "max_steps=20")
 UNEVEN = ("sampler.pad=false", "sampler.drop_last=false", "data.train_samples=37")
@@ -40,12 +42,13 @@ def assert_close(one: Any, other: Any) -> None:
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("split", SPLITS)
 def test_sync_batch_norm_equals_ordinary_on_the_whole_batch(
-    together: dict[str, list[dict[str, Any]]], split: str, momentum: float | None
+    together: dict[str, list[dict[str, Any]]], split: str, momentum: float | None, path: str
 ) -> None:
-    answers = together[f"{split} {momentum}"]
+    answers = together[f"{split} {momentum} {path}"]
     norm = nn.Sequential(own_norm(momentum))
     inputs, weights = norm_batches(8)
     outputs, gradients = through(norm, inputs, weights)
@@ -55,7 +58,7 @@ def test_sync_batch_norm_equals_ordinary_on_the_whole_batch(
     evaluated = norm.eval()(inputs[0]).detach().numpy()
     assert_close(np.concatenate([a["evaluated"] for a in answers]), evaluated)
     for answer in answers:
-        assert answer["kind"] == "GlooSyncBatchNorm"
+        assert answer["kind"] == "SyncBatchNorm"
         for mine, whole in zip(answer["parameters"], norm.parameters(), strict=True):
             assert_close(mine, whole.grad.numpy())
         assert answer["state"].keys() == norm.state_dict().keys()
@@ -80,11 +83,11 @@ def test_training_with_sync_batch_norm_equals_one_process(
 def test_synchronised_keeps_parameters_buffers_and_names() -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 1), nn.ModuleDict({"norm": nn.BatchNorm1d(3)}), nn.LayerNorm(3)).eval()
     before = model.state_dict(keep_vars=True)
-    after = synchronised(model, "cpu").state_dict(keep_vars=True)
+    after = synchronised(model).state_dict(keep_vars=True)
     assert {name: id(value) for name, value in after.items()} == {name: id(value) for name, value in before.items()}
     assert not any(module.training for module in model.modules())
 
 
 def test_without_a_process_group_it_is_torchs_own() -> None:
     inputs = torch.randn(6, 3, 4, 5, dtype=torch.float64)
-    assert torch.equal(synchronised(own_norm(0.1), "cpu")(inputs), own_norm(0.1)(inputs))
+    assert torch.equal(synchronised(own_norm(0.1))(inputs), own_norm(0.1)(inputs))

@@ -18,7 +18,7 @@ from trainer.wording import counted
 MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
-IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory")
+IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "fused_optimizer")
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
 WHOLE = ("batch size", "device")
 """Rows whose reason is always shown."""

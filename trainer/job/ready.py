@@ -186,7 +186,7 @@ def _plan_job(command: Command, on_checked: Callable[[Checked], None]) -> Ready:
     if checked.config.mode != "train":
         plain = for_saved_weights(checked.config.model)
         checked = replace(checked, config=checked.config.replaced("model", plain))
-    model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked))
+    model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked), checked.device)
     if checked.config.mode != "train":
         model = replace(model, part=_check_weights(checked.config))
     with checked.lacks:

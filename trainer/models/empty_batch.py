@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 if TYPE_CHECKING:
-    from trainer.models.sync_batch_norm import GlooSyncBatchNorm
+    from trainer.models.sync_batch_norm import SyncBatchNorm
 
 
 def counting(model: nn.Module, samples: int) -> AbstractContextManager[None]:
@@ -22,13 +22,13 @@ def counting(model: nn.Module, samples: int) -> AbstractContextManager[None]:
 def _without_statistics(model: nn.Module) -> Iterator[None]:
     """Batch norms keep their running statistics; synchronised ones take part in the all-reduce with weight 0.
 
-    torch's nn.SyncBatchNorm has no such weight: it counts the placeholder.
+    torch's nn.SyncBatchNorm, which a model may bring itself, has no such weight: it counts the placeholder.
     """
-    from trainer.models.sync_batch_norm import GlooSyncBatchNorm
+    from trainer.models.sync_batch_norm import SyncBatchNorm
 
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
-    together = [m for m in norms if isinstance(m, GlooSyncBatchNorm)]
-    alone = [m for m in norms if not isinstance(m, (GlooSyncBatchNorm, nn.SyncBatchNorm))]
+    together = [m for m in norms if isinstance(m, SyncBatchNorm)]
+    alone = [m for m in norms if not isinstance(m, (SyncBatchNorm, nn.SyncBatchNorm))]
     _count(together, alone, False)
     try:
         yield
@@ -36,7 +36,7 @@ def _without_statistics(model: nn.Module) -> Iterator[None]:
         _count(together, alone, True)
 
 
-def _count(together: list[GlooSyncBatchNorm], alone: list[_BatchNorm], counts: bool) -> None:
+def _count(together: list[SyncBatchNorm], alone: list[_BatchNorm], counts: bool) -> None:
     for synchronised in together:
         synchronised.share = float(counts)
     for norm in alone:

@@ -13,6 +13,8 @@ from trainer.config.schema import EmaConfig
 
 NOTHING = -1
 """Value of ``step`` while the average holds no weights."""
+PORTION = 1 << 23
+"""Numbers that workers average at once: 64 MiB as float64."""
 
 
 class SumsOverWorkers(Protocol):
@@ -73,11 +75,12 @@ class AveragedWeights:
             return
         weight = 1.0 if self.step == NOTHING else 1.0 - self.decay_at(step - 1)
         both = list(zip(self.average, self.live(), strict=True))
-        floating = [(average, live) for average, live in both if live.is_floating_point()]
-        torch._foreach_lerp_([average for average, _ in floating], [live for _, live in floating], weight)
-        copied = [(average, live) for average, live in both if not live.is_floating_point()]
-        if copied:
-            torch._foreach_copy_([average for average, _ in copied], [live for _, live in copied])
+        floating = [pair for pair in both if pair[0].is_floating_point()]
+        others = [pair for pair in both if not pair[0].is_floating_point()]
+        if floating:
+            torch._foreach_lerp_([average for average, _ in floating], [live for _, live in floating], weight)
+        if others:
+            torch._foreach_copy_([average for average, _ in others], [live for _, live in others])
         self.step = step
 
     @torch.no_grad()
@@ -89,24 +92,16 @@ class AveragedWeights:
         index, count = strategy.members()
         if count == 1:
             return
-        first = 0 if mean else self.buffers
-        agreed = self.average[first:]
-        if not agreed:
-            return
-        flat = torch.cat(
-            [
-                t.double().reshape(-1).cpu()
-                if place + first < self.buffers or index == 0
-                else torch.zeros(t.numel(), dtype=torch.float64)
-                for place, t in enumerate(agreed)
+        for places in _portions(self.average, 0 if mean else self.buffers):
+            tensors = [self.average[place] for place in places]
+            own = [
+                t if p < self.buffers or index == 0 else torch.zeros_like(t)
+                for p, t in zip(places, tensors, strict=True)
             ]
-        )
-        total = strategy.all_reduce_sum(flat)
-        offset = 0
-        for place, tensor in enumerate(agreed):
-            part = total[offset : offset + tensor.numel()].view(tensor.shape)
-            offset += tensor.numel()
-            tensor.copy_(part / count if place + first < self.buffers else part)
+            sums = strategy.all_reduce_sum(torch.cat([t.double().reshape(-1) for t in own]))
+            parts = sums.split([t.numel() for t in tensors])
+            agreed = [part / count if p < self.buffers else part for p, part in zip(places, parts, strict=True)]
+            torch._foreach_copy_(tensors, [part.view(t.shape) for part, t in zip(agreed, tensors, strict=True)])
 
     def state(self) -> dict[str, Any]:
         """The average, its tensors' names, and the number of updates in it, for :meth:`load`."""
@@ -136,6 +131,19 @@ class AveragedWeights:
             kept = live.clone()
             live.copy_(average)
             average.copy_(kept)
+
+
+def _portions(tensors: Sequence[torch.Tensor], first: int) -> Iterator[list[int]]:
+    """Divide the places of tensors, from the first on, into lists of about ``PORTION`` numbers."""
+    places, numbers = list[int](), 0
+    for place in range(first, len(tensors)):
+        places.append(place)
+        numbers += tensors[place].numel()
+        if numbers >= PORTION:
+            yield places
+            places, numbers = [], 0
+    if places:
+        yield places
 
 
 def averaged_weights(model: nn.Module, ema: EmaConfig) -> AveragedWeights | None:

@@ -1,4 +1,4 @@
-"""Clips gradients by value, and by norm where one is sparse; :mod:`trainer.optim.updater` clips dense ones by norm."""
+"""Clips the gradients of an update, dense or sparse, by value or by norm, in as many kernels for any model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def _values_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
     """Clip each gradient element into [-limit, limit] like ``torch.nn.utils.clip_grad_value_``, dense or sparse."""
-    for values in _values_of(parameters):
-        values.clamp_(-limit, limit)
+    if values := _values_of(parameters):
+        torch._foreach_clamp_min_(values, -limit)
+        torch._foreach_clamp_max_(values, limit)
 
 
 def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
@@ -34,8 +35,6 @@ def clip_norm(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
     values = _values_of(parameters)
     if not values:
         return torch.zeros(())
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(v) for v in values]))
-    factor = (limit / (norm + 1e-6)).clamp_max(1.0)
-    for value in values:
-        value.mul_(factor)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
+    torch._foreach_mul_(values, (limit / (norm + 1e-6)).clamp_max(1.0))
     return norm

@@ -122,7 +122,7 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         lr: learning rate instead of the node's (scaled to the batch).
 
     Raises:
-        UserError: the optimizer does not take these parameters, or no parameter groups.
+        UserError: the optimizer does not take these parameters, or no groups, or cannot be fused.
     """
     groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
     plain = len(groups) == 1
@@ -130,6 +130,13 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
     optimizer: torch.optim.Optimizer = call_target(
         node, "optimizer", parameter_groups, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
     )
+    if is_fused(optimizer):
+        from trainer.optim.fused import prepare, why_not
+
+        named = ((f"a parameter of shape {tuple(p.shape)}", p) for _, parameters in groups for p in parameters)
+        if why := why_not(optimizer, named):
+            raise UserError("optimizer.fused=true", why, "optimizer.fused=false execution.fused_optimizer=false")
+        prepare(optimizer)
     if plain and groups[0][0] == Rate():
         return optimizer
     for group, (rate, _) in zip(optimizer.param_groups, groups, strict=True):
@@ -137,6 +144,11 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         if not rate.decays and "weight_decay" in group:
             group["weight_decay"] = 0.0
     return optimizer
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer makes its updates by fused kernels, see :mod:`trainer.optim.fused`."""
+    return any(bool(group.get("fused")) for group in optimizer.param_groups)
 
 
 def _factor(aliases: list[str], factors: Mapping[str, float]) -> float:

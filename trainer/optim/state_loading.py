@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trainer.optim.groups import is_fused
 from trainer.optim.sparse import DenseAndSparse
 from trainer.optim.state_transfer import BETWEEN, StateKeys, StateTransfer, plan_transfer
 from trainer.optim.states import States, by_name, put
@@ -16,8 +17,7 @@ from trainer.optim.states import States, by_name, put
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
     """The class of an optimizer as checkpoints name it: ``Adam``, or ``Adam + SparseAdam`` with tables."""
-    parts = optimizer.parts.values() if isinstance(optimizer, DenseAndSparse) else (optimizer,)
-    return BETWEEN.join(type(part).__name__ for part in parts)
+    return BETWEEN.join(type(part).__name__ for part in _parts(optimizer))
 
 
 def state_keys(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> StateKeys:
@@ -26,7 +26,7 @@ def state_keys(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> StateK
     Args:
         names: of the parameters, in the order of the optimizer's groups.
     """
-    dense = next(iter(optimizer.parts.values())) if isinstance(optimizer, DenseAndSparse) else optimizer
+    dense = _parts(optimizer)[0]
     keys = list(_tried(dense))
     of_dense = dict(zip(names, keys, strict=False))
     tables = tuple(names[len(keys) :])
@@ -92,6 +92,11 @@ def load_by_name(
     found = states_to_load(carried, states, parameters)
     source = saved if carried.same else None
     optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
+    if is_fused(optimizer):
+        from trainer.optim.fused import prepare
+
+        for part in _parts(optimizer):
+            prepare(part)
     return carried.same
 
 
@@ -101,6 +106,11 @@ def states_to_load(carried: StateTransfer, states: States, parameters: Mapping[s
     for name, keys in carried.zeros.items():
         found[name] |= {key: torch.zeros_like(parameters[name]) for key in keys}
     return found
+
+
+def _parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers of dense parameters and of tables; without tables the one optimizer."""
+    return list(optimizer.parts.values()) if isinstance(optimizer, DenseAndSparse) else [optimizer]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

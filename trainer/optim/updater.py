@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from trainer.optim.schedules import Plateau
 from trainer.optim.state_loading import kind_of, load_by_name
@@ -90,12 +89,8 @@ class Updater:
         """Apply the gradients and clear them. A step skipped by the loss scaler still counts for the schedule."""
         if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
             self.scaler.unscale_(self.optimizer)
-        if self.clip_norm is not None:
-            self._clip(self.clip_norm)
-        if self.clip_value is not None:
-            from trainer.optim.gradient_clipping import clip_value
-
-            clip_value(self.parameters, self.clip_value)
+        if self.clip_norm is not None or self.clip_value is not None:
+            self._clip()
         factor = self.factor(self.steps)
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
@@ -175,13 +170,13 @@ class Updater:
             {k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups
         ]
 
-    def _clip(self, limit: float) -> None:
-        if any(p.grad is not None and p.grad.is_sparse for p in self.parameters):
-            from trainer.optim.gradient_clipping import clip_norm
+    def _clip(self) -> None:
+        from trainer.optim.gradient_clipping import clip_norm, clip_value
 
-            clip_norm(self.parameters, limit)
-        else:
-            nn.utils.clip_grad_norm_(self.parameters, limit)
+        if self.clip_norm is not None:
+            clip_norm(self.parameters, self.clip_norm)
+        if self.clip_value is not None:
+            clip_value(self.parameters, self.clip_value)
 
 
 def _scaler_state(scaler: torch.amp.GradScaler) -> dict[str, Any]:

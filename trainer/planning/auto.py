@@ -52,6 +52,7 @@ class ModelFacts:
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
         part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
+        unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
     """
 
     parameters: int
@@ -66,6 +67,8 @@ class ModelFacts:
     optimizer: StateKeys | None = None
     denominator: str = "samples"
     part: str = ""
+    unfused: str = ""
+    unfused_by_auto: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Chosen:
     num_workers: int | Literal["auto"]
     prefetch: int | Literal["auto"]
     pin_memory: bool
+    fused_optimizer: bool
 
 
 def choose(
@@ -110,8 +114,13 @@ def choose(
     workers_here: int,
     slow_data: bool,
     batch_size: int = 0,
+    servers: bool = False,
 ) -> tuple[Chosen, dict[str, str]]:
-    """Choose precision, channels_last, keep_memory, threads, reading, pin_memory; also the reason for each ``auto``."""
+    """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update.
+
+    Raises:
+        UserError: ``execution.fused_optimizer`` is not possible.
+    """
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
     if config.device == "auto":
@@ -156,8 +165,30 @@ def choose(
     if pin_memory == "auto":
         pin_memory = device == "cuda"
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
+    fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values), why
+    return Chosen(*values, fused), {name: reason for name, reason in why.items() if reason}
+
+
+def _fused_optimizer(config: RunConfig, device: str, model: ModelFacts, servers: bool) -> tuple[bool, str]:
+    """Whether the optimizer is fused, by ``optimizer.fused`` or this key; with ``auto`` also why."""
+    key, asked, typed = "execution.fused_optimizer", config.execution.fused_optimizer, config.optimizer.get("fused")
+    trains, fused = config.mode == "train", asked if typed is None else bool(typed)
+    if asked not in ("auto", fused):
+        raise UserError(f"{key}={spelled(asked)}", f"optimizer.fused={spelled(typed)} says otherwise", f"{key}=auto")
+    if fused == "auto":
+        why = "" if trains else "nothing is trained"
+        why = why or ("" if device == "cuda" else "pays on GPUs")
+        why = why or ("parameter servers make the updates, on CPUs" if servers else "")
+        why = why or model.unfused or model.unfused_by_auto
+        return not why, why or "one kernel moves all parameters, and skips an update without a wait in fp16"
+    if fused and trains and servers and typed is None:
+        why = "parameter servers make the updates, which take optimizer.fused"
+        raise UserError(f"{key}=true", why, f"{key}=auto +optimizer.fused=true")
+    if fused and trains and not servers and model.unfused:
+        own, instead = (key, "auto") if typed is None else ("optimizer.fused", "false")
+        raise UserError(f"{own}=true", model.unfused, f"{own}={instead}")
+    return fused, f"optimizer.fused={spelled(typed)}" if asked == "auto" else ""
 
 
 def listed(gpus: Sequence[Gpu]) -> str:

@@ -225,7 +225,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     """
     config = checked.config
     machine = replace(machine, cores=None) if checked.elsewhere else machine
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size)
+    servers = "server" in checked.declaration.entries
+    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size, servers)
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
     if checked.elsewhere and "device" in why:

@@ -57,7 +57,8 @@ class Collective(Strategy):
         """Return 1.0, or if they differ denominator * workers / all: DDP averages the workers' mean gradients."""
         if self.seat.others.even:
             return 1.0
-        everybody = self.all_reduce_sum(torch.tensor([denominator], dtype=torch.float64))[0]
+        own = torch.full((1,), denominator, dtype=torch.float64, device=self.seat.device)  # a copy would be waited for
+        everybody = self.all_reduce_sum(own)[0]
         return denominator * self.seat.size / everybody.clamp_min(torch.finfo(torch.float64).tiny)
 
     @contextmanager

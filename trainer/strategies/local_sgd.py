@@ -37,7 +37,7 @@ class LocalSgd(Strategy):
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.group.equal_start(model)
         self.model, self.updater = model, make_updater(model)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.parameters: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
         return model
 
     def scatter(self, parts: list[Any] | None) -> Any:
@@ -87,20 +87,23 @@ class LocalSgd(Strategy):
     def _average(self) -> None:
         """Replace my parameters by the mean over workers, weighted by the denominators since the last average."""
         with self.group.naming_the_missing("the average of the parameters"):
-            if self.seat.others.even:
-                share = 1.0 / self.seat.size
-            else:
-                everybody = torch.tensor([self.denominator], dtype=torch.float64, device=self.seat.device)
-                dist.all_reduce(everybody)
-                together = everybody.item()
-                share = self.denominator / together if together else 1.0 / self.seat.size
+            share = self._share_of_average()
             # In logical order: in memory the elements of channels_last weights lie otherwise, and `view` refuses them.
             weighted = torch.cat([p.reshape(-1) for p in self.parameters]).mul_(share)
             dist.all_reduce(weighted)
         parts = weighted.split([p.numel() for p in self.parameters])
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            parameter.copy_(part.view(parameter.shape))
+        mean = [part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)]
+        torch._foreach_copy_(self.parameters, mean)
         self.since, self.denominator = 0, 0.0
+
+    def _share_of_average(self) -> float | torch.Tensor:
+        """This worker's share of the mean. If shares differ, it stays on the device: reading it would wait."""
+        if self.seat.others.even:
+            return 1.0 / self.seat.size
+        own = torch.full((), self.denominator, dtype=torch.float64, device=self.seat.device)
+        everybody = own.clone()
+        dist.all_reduce(everybody)
+        return torch.where(everybody > 0, own / everybody, 1.0 / self.seat.size)
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_reduce_sum(values)

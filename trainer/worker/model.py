@@ -49,7 +49,7 @@ def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.devi
     if config.node("strategy").get("sync_batch_norm"):
         from trainer.models.sync_batch_norm import synchronised
 
-        model = synchronised(model, str(device))
+        model = synchronised(model)
     model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
     if not plan.strategy.traits.tables_at_servers:
         materialise(model, config.seed, device)
@@ -72,7 +72,8 @@ class Updaters:
         found = rates(module, self.config.optimizer)
         sparse = {id(table.weight): (table.weight, found[f"{name}.weight"].lr) for name, table in tables(module)}
         trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in sparse]
-        optimizer = optimizer_of(self.config.optimizer, grouped(trained, found), self.plan.batches.lr)
+        node = {**self.config.optimizer, **({"fused": True} if self.plan.chosen.fused_optimizer else {})}
+        optimizer = optimizer_of(node, grouped(trained, found), self.plan.batches.lr)
         if sparse:
             from trainer.optim.sparse import DenseAndSparse, rule_of, sparse_optimizer
 

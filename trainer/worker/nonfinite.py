@@ -149,7 +149,10 @@ class Stop:
 
 @dataclass
 class CheckBeforeStep(Stop):
-    """Checks losses and gradients of each update before its step, which waits for them."""
+    """Checks losses and gradients of each update before its step, by one read of the device.
+
+    Without the read, log window, average, batch norm and report would have to take back a batch that others followed.
+    """
 
     def before_update(self, run: Training) -> None:
         self.losses = []
@@ -171,7 +174,7 @@ class CheckBeforeStep(Stop):
         flags[self.rank], flags[-1] = losses, _gradients_are_bad(run)
         if self.together and self.size > 1:
             flags = run.strategy.all_reduce_sum(flags)
-        *bad, gradients = flags.tolist()
+        *bad, gradients = flags.cpu().tolist()  # the one wait of an update
         if any(bad):
             return "loss", bad.index(1.0)
         return "gradients" if gradients else "", 0 if self.together else self.rank

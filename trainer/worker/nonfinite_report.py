@@ -13,7 +13,7 @@ from torch import nn
 
 from trainer.data.feed import Batch
 from trainer.errors import first_line
-from trainer.models.sync_batch_norm import GlooSyncBatchNorm
+from trainer.models.sync_batch_norm import SyncBatchNorm
 from trainer.run_folder.json_files import leave
 from trainer.run_folder.reset_files import REPORT
 from trainer.strategies.contract import FullModel
@@ -151,7 +151,7 @@ def _watched(model: nn.Module, layers: list[tuple[str, str]]) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone(model: nn.Module) -> Iterator[None]:
     """Context manager: no batch norm of the model waits for other workers."""
-    waiting = [m for m in model.modules() if isinstance(m, (nn.SyncBatchNorm, GlooSyncBatchNorm)) and m.training]
+    waiting = [m for m in model.modules() if isinstance(m, (nn.SyncBatchNorm, SyncBatchNorm)) and m.training]
     for module in waiting:
         module.eval()
     try:

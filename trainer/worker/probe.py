@@ -43,6 +43,7 @@ def probe(
     facts: Facts | None = None,
     declaration: Declaration | None = None,
     one: SingleSample | None = None,
+    device: str = "cpu",
 ) -> ModelFacts:
     """Build everything once, to check what only torch can tell. The model is built on torch's meta device if it allows
     that.
@@ -51,6 +52,7 @@ def probe(
         facts: of the data; with them, whether the model takes its samples and tells its classes apart.
         one: a training batch of one sample, if there is one.
         declaration: of the strategy; with it, whether it can train this model with this optimizer.
+        device: ``cpu`` or ``cuda``, where the run will train.
 
     Raises:
         UserError: something cannot be built from its config node, the model has nothing to train, or it does not fit
@@ -66,6 +68,13 @@ def probe(
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
+        unfused = unfused_by_auto = ""
+        if device == "cuda" or config.execution.fused_optimizer is True or config.optimizer.get("fused"):
+            from trainer.optim.fused import why_not, why_not_by_auto
+
+            own = dict(model.named_parameters())
+            unfused = why_not(optimizer, [(name, own[name]) for name in names])
+            unfused_by_auto = why_not_by_auto(optimizer, any(tables(model)))
         if any(tables(model)):
             from trainer.optim.sparse import rule_of
 
@@ -98,6 +107,8 @@ def probe(
         shapes=shapes,
         optimizer=kept,
         part=part,
+        unfused=unfused,
+        unfused_by_auto=unfused_by_auto,
     )
 
 

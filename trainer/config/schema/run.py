@@ -183,6 +183,9 @@ class ExecutionConfig:
 
     channels_last: Any = key("auto", "images in memory as (N, H, W, C)", choices=AUTO)
     keep_memory: Any = key("auto", "keep freed memory in the process (glibc mallopt), for CPU training", choices=AUTO)
+    fused_optimizer: Any = key(
+        "auto", "one kernel for the update of all parameters (auto: SGD, Adam, AdamW on GPUs)", choices=AUTO
+    )
     deterministic: bool = key(False, "only deterministic kernels")
     compile_backend: str = key(
         "inductor",

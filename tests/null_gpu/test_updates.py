@@ -1,0 +1,79 @@
+"""Updates on GPUs: the host waits for none of them, and what surrounds them takes as many kernels for any model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.null_gpu import machine
+from tests.null_gpu.count import UPDATES
+
+pytestmark = pytest.mark.skipif(bool(machine.missing()), reason=machine.missing())
+DIGITS = ("+recipe=digits_lenet", "data.num_workers=0", "max_steps=12", "execution.log_every=100")
+IMAGES = (
+    "+recipe=resnet50_random",
+    "model=resnet18",
+    "data.batches=12",
+    "data.val_batches=2",
+    "data.batch_size=8",
+    *DIGITS[1:],
+)
+UNEVEN = ("sampler.pad=false", "sampler.drop_last=false", "data.batch_size=null", "data.global_batch_size=63")
+"""Batches of 32 and 31 samples."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return machine.build(tmp_path_factory.mktemp("null_gpu"))
+
+
+def counted(library: Path, workers: int, *overrides: str) -> dict[str, Any]:
+    """Waits and kernels of ``UPDATES`` updates."""
+    answer = machine.run(library, "tests.null_gpu.count", {"workers": workers, "overrides": overrides}, workers)
+    assert answer["phases"]["update"]["times"] == UPDATES
+    return answer["phases"]["update"]  # type: ignore[no-any-return]
+
+
+def waits(phase: dict[str, Any]) -> Counter[str]:
+    """Waits by the file that waits."""
+    found: Counter[str] = Counter()
+    for _, line, times in phase["waits"]:
+        found[line.partition(":")[0]] += times
+    return found
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("strategy=local_sgd", "strategy.k_steps=2", *UNEVEN),
+        ("strategy=collective", "precision=fp16", "strategy.clip_value=1", "ema.decay=0.9", "ema.warmup=true", *UNEVEN),
+        ("strategy=collective", "strategy.comm_hook=fp16", "strategy.gradient_merge.k_steps=2", "optimizer=adamw"),
+    ],
+    ids=["uneven local SGD", "uneven collective in fp16", "gradients sent in fp16"],
+)
+def test_no_update_waits(library: Path, typed: tuple[str, ...]) -> None:
+    found = counted(library, 2, *DIGITS, *typed)
+    assert not found["waits"] and found["kernels"]
+
+
+def test_fp16_waits_for_an_optimizer_that_is_not_fused(library: Path) -> None:
+    assert waits(counted(library, 1, *DIGITS, "precision=fp16", "optimizer=rmsprop")) == {"optim/updater.py": UPDATES}
+
+
+def test_skipping_updates_waits_once_for_each(library: Path) -> None:
+    found = counted(library, 2, *DIGITS, "strategy=collective", "on_nonfinite=skip")
+    assert waits(found) == {"worker/nonfinite.py": UPDATES}
+
+
+def test_optimizer_clipping_and_average_take_as_many_kernels_for_any_model(library: Path) -> None:
+    around = ("optim/", "worker/nonfinite.py")
+    typed = ("precision=fp16", "strategy.clip_norm=1.0", "ema.decay=0.9", "optimizer=momentum")
+    small, large = (
+        Counter({line: n for line, n in phase["lines"].items() if line.startswith(around)})
+        for phase in (counted(library, 1, *model, *typed) for model in (DIGITS, IMAGES))
+    )
+    more = large - small  # the average of buffers, of which only the larger model has some
+    assert small and sum(more.values()) <= UPDATES and all(line.startswith("optim/averaged.py") for line in more)
