@@ -32,6 +32,7 @@ from trainer.checkpoint.tensor_tree import Packed
 from trainer.config.instantiate import locate
 from trainer.host import hardware
 from trainer.host.notes_board import SealedBoard
+from trainer.host.visible_gpus import Gpu
 from trainer.run_folder.report import Report
 from trainer.strategies.seat import Seat
 from trainer.worker import build, loop, validation
@@ -43,7 +44,7 @@ from trainer.worker.training import Training
 from trainer.worker.training_log import read_line
 
 UPDATES = 10
-GPU = hardware.Gpu("NVIDIA H100 80GB HBM3", (9, 0))
+GPU = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 
 
 class Phases:
