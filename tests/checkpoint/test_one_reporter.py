@@ -40,6 +40,7 @@ def test_who_is_no_longer_the_first_stops_reporting_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "check_parameters", lambda run: None)
+    monkeypatch.setattr(module, "read_line", lambda run: None)
     monkeypatch.setattr(module, "save_state", lambda *arguments: SimpleNamespace())
     board = SealedBoard(dist.HashStore(), b"secret")
     (first, its_run), (second, other_run) = (of_worker(rank, board, tmp_path) for rank in (0, 1))

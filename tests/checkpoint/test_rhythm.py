@@ -89,6 +89,7 @@ def test_a_disk_that_is_still_writing_is_said(
     """Where workers halt for a checkpoint, as with parameter servers of sync, none is left out: the training waits."""
     kept, waits = saver(tmp_path), list[float | None]()
     monkeypatch.setattr(checkpoints, "check_parameters", lambda run: None)
+    monkeypatch.setattr(checkpoints, "read_line", lambda run: None)
     kept.writer = SimpleNamespace(wait=lambda seconds=None: waits.append(seconds) or seconds is None)  # type: ignore[assignment]
     halt = Mock(side_effect=InterruptedError)
     strategy = SimpleNamespace(halts=halts, halt=halt, members=lambda: (0,))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from trainer.data.feed import Batch
 from trainer.errors import NotFinite
 from trainer.run_folder.reset_files import REPORT
 from trainer.wording import counted
+from trainer.worker.lines import BatchLoss, Position
 from trainer.worker.model import not_finite_parameters
 from trainer.worker.training import Training
 
@@ -30,32 +31,6 @@ MOST_LINES = 5
 """The first skipped updates have a line each; the others are counted in ``train/skipped``."""
 ADVICE = "A lower optimizer.lr, a warm-up (scheduler.warmup_epochs) or strategy.clip_norm=1.0 usually helps."
 SKIPPED = "train/skipped"
-
-
-class Position(NamedTuple):
-    """Position of a batch in the run, as in :class:`BatchLoss`."""
-
-    epoch: int
-    update: int
-    step: int
-    number: int
-
-
-@dataclass(frozen=True)
-class BatchLoss:
-    """Loss of a batch, and the position of the batch in the run.
-
-    Attributes:
-        epoch, update: epoch, and update of the epoch, from 0. step: update of the run, from 1.
-        number: batch of the epoch, from 0. loss: mean loss (). batch: None: it is not kept.
-    """
-
-    epoch: int
-    update: int
-    step: int
-    number: int
-    loss: torch.Tensor
-    batch: Batch | None = None
 
 
 @dataclass

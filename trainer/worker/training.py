@@ -18,12 +18,11 @@ from trainer.metrics.contract import Loss, Objective, Sums
 from trainer.run_folder.report import Report
 from trainer.strategies.contract import Strategy
 from trainer.worker.callbacks import Callbacks
+from trainer.worker.lines import BatchLoss, Line, Position
 
 if TYPE_CHECKING:
     from trainer.metrics.user_metrics import OwnMetrics
     from trainer.optim.averaged import AveragedWeights
-    from trainer.worker.nonfinite import BatchLoss, Position
-    from trainer.worker.training_log import Line
 
 T = TypeVar("T")
 _NOTHING: AbstractContextManager[None] = nullcontext()

@@ -13,7 +13,6 @@ States of a line, and who moves it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -23,33 +22,8 @@ from trainer.host.transfers import Arriving, on_its_way
 from trainer.metrics.contract import Objective
 from trainer.run_folder.report import Due
 from trainer.strategies.contract import HasGauges
-from trainer.worker.nonfinite import BatchLoss, Position
+from trainer.worker.lines import Line, Position
 from trainer.worker.training import Training
-
-
-@dataclass
-class Line:
-    """A line whose sums are made, and of a GPU are on their way to the host.
-
-    Attributes:
-        numbers: sums of what is shown, sums of the epoch, samples since the last line; with ``own`` the sums of this
-        worker alone, and with callbacks the sum of :meth:`Callbacks.asked`.
-        due: when the line was due; None: when its numbers are there.
-        losses, at: what ``StepHook.after_log`` gets. shown, loss: it is printed, and had this loss.
-        The others: see :meth:`Report.training`.
-    """
-
-    numbers: Arriving
-    own: bool
-    due: Due | None
-    batch: int
-    lr: float
-    gauges: dict[str, float]
-    rest: bool
-    losses: Sequence[BatchLoss]
-    at: Position
-    shown: bool = False
-    loss: float | None = None
 
 
 def log_rest(run: Training) -> None:
