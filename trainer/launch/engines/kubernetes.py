@@ -50,7 +50,7 @@ from trainer.host.engine_tasks import (
 )
 from trainer.launch.engines.contract import Handle, Job, Needs, Submitter
 from trainer.launch.engines.copies import PATIENCE_S, carried
-from trainer.launch.engines.engine_folder import ask
+from trainer.launch.engines.engine_folder import ask, setup_lines
 from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
 from trainer.planning.run_secret import LEAST, VARIABLE
 
@@ -210,7 +210,7 @@ class Kubernetes(Submitter):
             variables: of this role alone.
         """
         options = self.options
-        setup = "".join(f"{line}\n" for line in job.setup)
+        setup = setup_lines(job.setup)
         names = NAMES.format(subdomain=name, first=first) if first else ""
         text = AWAY_SCRIPT if job.copies else SCRIPT
         script = text.format(setup=setup, names=names, python=options.python or "python")

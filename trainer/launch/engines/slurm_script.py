@@ -12,7 +12,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.launch.engines.contract import Job
 from trainer.launch.engines.copies import carried
-from trainer.launch.engines.engine_folder import LOG, SECRET, shell_words
+from trainer.launch.engines.engine_folder import LOG, SECRET, setup_lines, shell_words
 from trainer.launch.engines.slurm_concerns import SIGNAL_BEFORE_S
 
 SCRIPT = """\
@@ -23,8 +23,7 @@ SCRIPT = """\
 {place}
 job={number}
 life=${{SLURM_RESTART_COUNT:-0}}
-{setup}
-export TRAINER_SUBMITTED=slurm{variables}
+{setup}export TRAINER_SUBMITTED=slurm{variables}
 TRAINER_RUN_SECRET={secret} && export TRAINER_RUN_SECRET || exit 1
 [ "$life" = 0 ] || export TRAINER_RESUME=auto
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -107,9 +106,9 @@ AWAY_PLACE = """\
 {words}
 export TRAINER_CARRIED
 cd {started_in} 2>/dev/null || cd /
-kept=$(mktemp -d "${{TMPDIR:-/tmp}}/trainer.job-XXXXXX") && engine=$kept/engine || exit 1"""
+kept=$(mktemp -d "${{TMPDIR:-/tmp}}/trainer.job-XXXXXX") && engine=$kept/engine || exit 1
+carry() {{ {command} -m trainer.launch.engines.carried "$@"; }}"""
 AWAY_BEGIN = """\
-carry() {{ {command} -m trainer.launch.engines.carried "$@"; }}
 carry begin "$kept" || exit 1
 mkdir -p "$engine" && exec >>"$engine/log" 2>&1 || exit 1
 carry job "$kept" &
@@ -126,6 +125,12 @@ AWAY_CODE = """\
 carry once "$kept"
 rm -rf "$kept" {log}
 """
+FAILED = 'mkdir -p "$engine"; echo "$sentence"; echo "$life $code " >>"$engine/lives"; echo "$code" >"$engine/code"'
+"""After a failed line of ``launch.setup``."""
+AWAY_FAILED = (
+    'carry begin "$kept" && mkdir -p "$engine" && exec >>"$engine/log" 2>&1; '
+    f'{FAILED}; carry once "$kept" && rm -rf "$kept"'
+)
 DRAWN = "<drawn at the submission>"
 EARLY = "/tmp/trainer-%j.log"  # nosec B108: Slurm makes it, with the user's rights
 """What a script says on its host before it has its folder."""
@@ -156,7 +161,7 @@ def rendered(job: Job) -> str:
     limit = f'[ "$(grep -c \'^[0-9]* 75 $\' "$engine/lives")" -le {job.max_preemptions} ] && '
     return SCRIPT.format(
         directives="\n".join(f"#SBATCH {directive}" for directive in _directives(job)),
-        setup="\n".join(job.setup),
+        setup=setup_lines(job.setup, AWAY_FAILED if job.copies else FAILED),
         number="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.points else "$SLURM_JOB_ID",
         max_restarts=job.max_restarts,
         preemptions="" if job.max_preemptions is None else limit,
@@ -232,10 +237,12 @@ def _away(job: Job) -> dict[str, Any]:
     started_in, command = shlex.quote(job.started_in), shell_words(job.command)
     settings = [f"TRAINER_CARRIED={shlex.quote(one.text())}" for one in carried(job)]
     return {
-        "place": AWAY_PLACE.format(copies=job.copies, words=_by_element(job, settings), started_in=started_in),
+        "place": AWAY_PLACE.format(
+            copies=job.copies, words=_by_element(job, settings), started_in=started_in, command=command
+        ),
         "variables": f" TRAINER_LIFE=$life{f' TRAINER_SWEPT={_swept(job)}' if job.points else ''}",
         "secret": shlex.quote(DRAWN),
-        "begin": AWAY_BEGIN.format(command=command),
+        "begin": AWAY_BEGIN,
         "start": AWAY_TASK.format(started_in=started_in, command=command),
         "settle": AWAY_SETTLE,
         "grace": round(job.grace_s + COPIES_S),
