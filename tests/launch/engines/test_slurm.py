@@ -340,3 +340,36 @@ def test_workers_without_cores_are_pointed_out(
     (fakes / "partition").write_text("PartitionName=low Default=YES PreemptMode=OFF\n")
     found = Slurm().concerns(job(tmp_path, **changes))
     assert [f"launch.cores={cores}" in one for one in found] == [True] * bool(cores)
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [("64G", "64G"), ("64GB", "64G"), ("64GiB", "64G"), ("64Gi", "64G"), ("1T", "1T"), ("1.5T", "1536G")],
+)
+def test_memory_is_written_as_sbatch_takes_it(tmp_path: Path, typed: str, wanted: str) -> None:
+    assert f"#SBATCH --mem={wanted}\n" in Slurm().render(job(tmp_path, needs=Needs(memory=typed)))
+
+
+@pytest.mark.parametrize("typed", ["64", "64X", "much"])
+def test_memory_without_a_unit_is_refused(tmp_path: Path, typed: str) -> None:
+    with pytest.raises(UserError, match=f"launch.memory={typed}.* unit.*launch.memory=64G"):
+        Slurm().render(job(tmp_path, needs=Needs(memory=typed)))
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("N", "set by the job itself"),
+        ("o", "set by the job itself"),
+        ("mem", "launch.memory is set as well"),
+        ("c", "launch.cores is set as well"),
+        ("cpus-per-task", "launch.cores is set as well"),
+    ],
+)
+def test_short_and_contradicting_options_are_refused(tmp_path: Path, option: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"launch.options.{option}.*{why}"):
+        Slurm().render(job(tmp_path, options={option: 4}))
+
+
+def test_an_option_of_one_letter_is_written_as_one(tmp_path: Path) -> None:
+    assert "#SBATCH -p gpu\n" in Slurm().render(job(tmp_path, options={"p": "gpu"}))

@@ -124,6 +124,20 @@ def setup_lines(lines: Sequence[str], failed: str = "") -> str:
     )
 
 
+def memory_of(text: str, key: str = "launch.memory") -> tuple[str, str]:
+    """Number and unit (K, M, G or T: powers of 1024) of an amount such as ``64G``, ``64GB`` or ``64Gi``.
+
+    Raises:
+        UserError: it is none, or has no unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt])(?:i?[Bb]?)", str(text).strip())
+    if found is None:
+        number = re.match(r"\d+", str(text).strip())
+        why = "needs a number and a unit: K, M, G or T"
+        raise UserError(f"{key}={text}", why, f"{key}={number[0] if number else 64}G")
+    return found[1], found[2].upper()
+
+
 def read_code(folder: Path, name: str = CODE) -> int | None:
     """The exit code that a job, or one of its tasks, has left in the job's folder; None: it has not ended."""
     try:

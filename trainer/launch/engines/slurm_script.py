@@ -12,7 +12,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.launch.engines.contract import Job
 from trainer.launch.engines.copies import carried
-from trainer.launch.engines.engine_folder import LOG, SECRET, setup_lines, shell_words
+from trainer.launch.engines.engine_folder import LOG, SECRET, memory_of, setup_lines, shell_words
 from trainer.launch.engines.slurm_concerns import SIGNAL_BEFORE_S
 
 SCRIPT = """\
@@ -150,6 +150,16 @@ OWN = (
     "chdir",
 )
 """Options of sbatch that the job itself sets."""
+SHORT = {"N": "nodes", "n": "ntasks", "a": "array", "o": "output", "e": "error", "D": "chdir"}
+"""Their short forms."""
+KEYS = {
+    "nodes": "launch.nnodes",
+    "array": "sweep.parallel",
+    "mem": "launch.memory",
+    "cpus_per_task": "launch.cores",
+    "c": "launch.cores",
+}
+"""Keys of ours for options of sbatch."""
 
 
 def rendered(job: Job) -> str:
@@ -172,10 +182,13 @@ def rendered(job: Job) -> str:
 def _directives(job: Job) -> list[str]:
     """The options of sbatch: those of the job, and the user's own, which may not contradict them."""
     for name in job.options:
-        if name.replace("-", "_") in OWN:
-            instead = {"nodes": "launch.nnodes", "array": "sweep.parallel"}.get(
-                name, f"the command without launch.options.{name}"
-            )
+        long = SHORT.get(name, name.replace("-", "_"))
+        has_key = KEYS.get(long, "").removeprefix("launch.")
+        if has_key and getattr(job.needs, has_key, None) is not None:
+            why = f"{KEYS[long]} is set as well"
+            raise UserError(f"launch.options.{name}", why, f"{KEYS[long]} alone")
+        if long in OWN:
+            instead = KEYS.get(long, f"the command without launch.options.{name}")
             raise UserError(f"launch.options.{name}", "is set by the job itself", instead)
     needs = job.needs
     job.refuse_range("a job of Slurm keeps its hosts until it is requeued")
@@ -185,7 +198,7 @@ def _directives(job: Job) -> list[str]:
         "nodes": str(job.hosts),
         "ntasks-per-node": "1",
         "cpus-per-task": needs.cores,
-        "mem": needs.memory,
+        "mem": None if needs.memory is None else _memory(needs.memory),
         "gpus-per-node": needs.gpus,
         "array": _array(job),
         "output": EARLY if job.copies else f"{engine}/%a.log" if job.points else f"{engine}/{LOG}",
@@ -200,7 +213,17 @@ def _directives(job: Job) -> list[str]:
     ]
 
 
+def _memory(text: str) -> str:
+    """An amount as sbatch takes it: whole numbers alone."""
+    number, unit = memory_of(text)
+    while not float(number).is_integer() and unit != "K":
+        number, unit = str(float(number) * 1024), "KMGT"["KMGT".index(unit) - 1]
+    return f"{round(float(number))}{unit}"
+
+
 def _option(name: str, value: Any) -> str:
+    if len(name) == 1:
+        return f"-{name}" if value is True or value == "" else f"-{name} {shlex.quote(str(value))}"
     return f"--{name}" if value is True or value == "" else f"--{name}={shlex.quote(str(value))}"
 
 
