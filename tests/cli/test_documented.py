@@ -55,3 +55,18 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "photos").mkdir()
     (place / "RUN" / "checkpoints" / "step-000000080").mkdir()
     return place / "RUN"
+
+
+ENGINES = [p for p in PAGES if p.stem.startswith("engines-")]
+
+
+@pytest.mark.parametrize("page", [p for p in ENGINES if commands(p)], ids=lambda p: p.stem)
+def test_documented_commands_of_engines_pass_their_dry_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run makes all checks of a submission; without a GPU here device=cuda is refused only on the hosts."""
+    monkeypatch.chdir(tmp_path)
+    typed = [words for words in commands(page) if any(word.startswith("launch=") for word in words)]
+    for words in typed:
+        assert main([*words, "launch.dry_run=true"]) == 0, (words, capsys.readouterr().err)
+    assert typed

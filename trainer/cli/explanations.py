@@ -102,6 +102,10 @@ def _malformed_container(typed: str, name: str, value: str) -> UserError:
     plain = QUOTED_KEY.sub(r"\1\3\4", value)
     if plain != value and _is_readable(f"{name}={plain}"):
         return UserError(typed, "Hydra takes the keys of a mapping without quotes", quoted(f"{name}={plain}"))
+    lines = [part.strip().replace("\\", "\\\\").replace('"', '\\"') for part in value[1:-1].split(",")]
+    texts = ", ".join(f'"{line}"' for line in lines)
+    if value[0] == "[" and not set("[]{}'\"") & set(value[1:-1]) and _is_readable(f"{name}=[{texts}]"):
+        return UserError(typed, "texts with special characters need quotes", quoted(f"{name}=[{texts}]"))
     group, _, key = name.lstrip("+~").partition(".")
     there = f"{group}: {{{key}: {value}}}" if key else f"{group}: {value}"
     return UserError(

@@ -242,7 +242,7 @@ def test_each_pod_of_a_job_set_is_one_process_and_knows_where_all_are() -> None:
     [
         ({}, {"image": None}, "launch.image=REGISTRY/trainer:TAG"),
         ({}, {"volume": None}, "launch.volume=CLAIM"),
-        ({}, {"memory": "64GB"}, "launch.memory=64Gi"),
+        ({}, {"memory": "64"}, "launch.memory=64G"),
         ({"least_hosts": 1}, {}, "launch.nnodes=2"),
         ({"max_preemptions": 3}, {}, "launch.max_preemptions=null"),
         ({"points": (("seed=1",), ("seed=2",))}, {}, "one command for each"),

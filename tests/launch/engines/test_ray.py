@@ -458,7 +458,9 @@ def test_the_printed_text_has_the_group_the_command_and_no_secret(job: Job, monk
     text = Ray(variables=["HF_HOME"]).render(replace(job, setup=("module load cuda",)))
     plain = yaml.safe_load(text)
     assert plain["placement_group"]["bundles"] == 2 and plain["placement_group"]["each"]["GPU"] == 2
-    assert plain["command"][:4] == ["bash", "-c", 'module load cuda\nexec "$@"', "trainer"]
+    shell, flag, lines, zero = plain["command"][:4]
+    assert (shell, flag, zero) == ("bash", "-c", "trainer")
+    assert "setup='module load cuda'\n" in lines and lines.endswith('\nexec "$@"')
     assert plain["command"][-1] == "name='a $b c'"
     assert {"HF_HOME", "TRAINER_RUN_SECRET", "TRAINER_HOST"} <= plain["environment"].keys() and "hush" not in text
 

@@ -268,3 +268,108 @@ def test_array_says_which_of_its_jobs_changed(tmp_path: Path, fakes: Path) -> No
         (tmp_path / str(i) / "engine").mkdir(parents=True)
         (tmp_path / str(i) / "engine" / "code").write_text(f"{i}\n")
     assert array.state() == State("ended", "", 2)
+
+
+@pytest.mark.parametrize(
+    ("setup", "line", "code"),
+    [
+        (("module load cuda", "touch later"), "module load cuda", 127),
+        (("export SEEN=1", "source missing/env"), "source missing/env", 1),
+        (("set -e", "(exit 4)"), "(exit 4)", 4),
+        (("exit 3",), "exit 3", 3),
+        (("exit 0",), "exit 0", 1),
+    ],
+)
+def test_a_setup_line_that_fails_ends_the_job_with_the_line_and_its_code(
+    tmp_path: Path, fakes: Path, setup: tuple[str, ...], line: str, code: int
+) -> None:
+    one = job(tmp_path, setup=setup)
+    done = play(one, fakes, {0: 0, 1: 0})
+    assert done.returncode == code and not (tmp_path / "later").exists() and not (fakes / "words.0").exists()
+    assert (
+        f"error: launch.setup: this line ended with exit code {0 if line == 'exit 0' else code}: {line}"
+        in done.stdout.splitlines()
+    )
+    assert (one.engine_folder / "code").read_text() == f"{code}\n"
+    assert (one.engine_folder / "lives").read_text() == f"0 {code} \n"
+
+
+def test_a_setup_line_is_judged_as_a_whole_and_its_variables_stay(tmp_path: Path, fakes: Path) -> None:
+    (tmp_path / "env").write_text("false\ngrep -q x /dev/null\nexport SEEN=1\n")
+    check = 'if [ "$SEEN" != 1 ]; then exit 9; fi'
+    done = play(job(tmp_path, setup=(". ./env", "false || true", check)), fakes, {0: 0, 1: 0})
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_signal_in_the_setup_is_no_end_of_the_job(tmp_path: Path, fakes: Path) -> None:
+    """Slurm may requeue it: then a file "code" would say that it has ended."""
+    one = job(tmp_path, setup=("kill -TERM $$", "sleep 5"))
+    done = play(one, fakes, {0: 0, 1: 0})
+    assert done.returncode == -15 and not (one.engine_folder / "code").exists()
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_stuck"),
+    [
+        ("PartitionNodeLimit", True),
+        ("PartitionConfig", True),
+        ("JobHeldUser", True),
+        ("AssocMaxCpuPerJobLimit", True),
+        ("AssocMaxJobsLimit", False),  # passes when another job of the account ends
+        ("Resources", False),
+    ],
+)
+def test_a_reason_that_does_not_pass_by_itself_is_pointed_out(tmp_path: Path, reason: str, is_stuck: bool) -> None:
+    said = str(SlurmJob("12", tmp_path).state_of(SHOWN.format("PENDING", reason, 0, "0:0")))
+    assert reason in said and ("ATTENTION: this does not pass by itself" in said) == is_stuck
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores"),
+    [
+        ({"needs": Needs(gpus=8)}, "8"),
+        ({"needs": Needs(), "workers": 8}, "4"),
+        ({"needs": Needs(4), "workers": 8}, ""),
+        ({"needs": Needs(), "workers": 2}, ""),
+        ({"needs": Needs(), "workers": 8, "options": {"exclusive": True}}, ""),
+    ],
+)
+def test_workers_without_cores_are_pointed_out(
+    tmp_path: Path, fakes: Path, changes: dict[str, object], cores: str
+) -> None:
+    (fakes / "partition").write_text("PartitionName=low Default=YES PreemptMode=OFF\n")
+    found = Slurm().concerns(job(tmp_path, **changes))
+    assert [f"launch.cores={cores}" in one for one in found] == [True] * bool(cores)
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [("64G", "64G"), ("64GB", "64G"), ("64GiB", "64G"), ("64Gi", "64G"), ("1T", "1T"), ("1.5T", "1536G")],
+)
+def test_memory_is_written_as_sbatch_takes_it(tmp_path: Path, typed: str, wanted: str) -> None:
+    assert f"#SBATCH --mem={wanted}\n" in Slurm().render(job(tmp_path, needs=Needs(memory=typed)))
+
+
+@pytest.mark.parametrize("typed", ["64", "64X", "much"])
+def test_memory_without_a_unit_is_refused(tmp_path: Path, typed: str) -> None:
+    with pytest.raises(UserError, match=f"launch.memory={typed}.* unit.*launch.memory=64G"):
+        Slurm().render(job(tmp_path, needs=Needs(memory=typed)))
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("N", "set by the job itself"),
+        ("o", "set by the job itself"),
+        ("mem", "launch.memory is set as well"),
+        ("c", "launch.cores is set as well"),
+        ("cpus-per-task", "launch.cores is set as well"),
+    ],
+)
+def test_short_and_contradicting_options_are_refused(tmp_path: Path, option: str, why: str) -> None:
+    with pytest.raises(UserError, match=f"launch.options.{option}.*{why}"):
+        Slurm().render(job(tmp_path, options={option: 4}))
+
+
+def test_an_option_of_one_letter_is_written_as_one(tmp_path: Path) -> None:
+    assert "#SBATCH -p gpu\n" in Slurm().render(job(tmp_path, options={"p": "gpu"}))

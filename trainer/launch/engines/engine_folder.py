@@ -21,6 +21,8 @@ OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, "ended.*", "host.*.log")
 """Files of an earlier job in the same folder."""
 ASK_S = 30.0
 """Longest wait for an answer of the engine."""
+SAY = 'echo "$sentence" >&2'
+"""Prints the sentence of a failed line of ``launch.setup``."""
 CHUNK = 1 << 20
 """Bytes that are read of a log at once."""
 
@@ -90,6 +92,50 @@ def query(command: Sequence[str]) -> str:
 def _last_words(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip() and "--help" not in line]
     return re.sub(r"^\w+: (error|fatal): ", "", lines[-1].strip()) if lines else f"exit code {done.returncode}"
+
+
+def setup_lines(lines: Sequence[str], failed: str = "") -> str:
+    """The lines of ``launch.setup`` for a shell (POSIX), the first failing one of which ends it with its exit code.
+
+    Each is evaluated as a whole: what happens within a script that it reads is that script's own matter.
+
+    Args:
+        failed: what the shell does then besides printing the line, with the exit code in ``code`` and the sentence in
+            ``sentence``; it is one line.
+    """
+    if not lines:
+        return ""
+    texts = "".join(f'setup={shlex.quote(line)}\neval "$setup" || exit\n' for line in lines)
+    return (
+        "setup_failed() {\n"
+        "    code=$?\n"
+        "    set +e\n"
+        "    trap - EXIT\n"
+        '    sentence="error: launch.setup: this line ended with exit code $code: $setup"\n'
+        '    [ "$code" != 0 ] || code=1 # a line such as "exit": the command has not run\n'
+        f"    {failed or SAY}\n"
+        "    exit $code\n"
+        "}\n"
+        "trap setup_failed EXIT\n"
+        "trap 'trap - EXIT TERM; kill -TERM $$' TERM USR1 # by a signal this shell ends as any other\n"
+        f"{texts}"
+        "trap - EXIT TERM USR1\n"
+        "set +e\n"
+    )
+
+
+def memory_of(text: str, key: str = "launch.memory") -> tuple[str, str]:
+    """Number and unit (K, M, G or T: powers of 1024) of an amount such as ``64G``, ``64GB`` or ``64Gi``.
+
+    Raises:
+        UserError: it is none, or has no unit.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt])(?:i?[Bb]?)", str(text).strip())
+    if found is None:
+        number = re.match(r"\d+", str(text).strip())
+        why = "needs a number and a unit: K, M, G or T"
+        raise UserError(f"{key}={text}", why, f"{key}={number[0] if number else 64}G")
+    return found[1], found[2].upper()
 
 
 def read_code(folder: Path, name: str = CODE) -> int | None:

@@ -50,7 +50,7 @@ from trainer.host.engine_tasks import (
 )
 from trainer.launch.engines.contract import Handle, Job, Needs, Submitter
 from trainer.launch.engines.copies import PATIENCE_S, carried
-from trainer.launch.engines.engine_folder import ask
+from trainer.launch.engines.engine_folder import ask, memory_of, setup_lines
 from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
 from trainer.planning.run_secret import LEAST, VARIABLE
 
@@ -76,7 +76,6 @@ SLACK_S = 30
 """Between the end of the checkpoint's grace and the kill."""
 OWN = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds", "subdomain", "hostname")
 """Fields of a pod that the job itself sets."""
-AMOUNT = re.compile(r"\d+(\.\d+)?(Ki|Mi|Gi|Ti|k|M|G|T)?")
 BY_HAND = """\
 # {kind} {name}. launch.apply=true applies it, and follows it. By hand, first its secret, then this text:
 #   (umask 077; openssl rand -hex 32 > run.secret)
@@ -146,9 +145,8 @@ class Kubernetes(Submitter):
             raise UserError(f"launch.options.{name}", "is set by the job itself", f"the command without {name}")
         for key in ("memory", "server_memory"):
             value = getattr(options, key)
-            if value is not None and not AMOUNT.fullmatch(value):
-                why = "is no amount of memory as Kubernetes writes it"
-                raise UserError(f"launch.{key}={value}", why, f"launch.{key}=64Gi")
+            if value is not None:
+                memory_of(value, f"launch.{key}")
 
     def _metadata(self, name: str, queue: str | None = None) -> dict[str, Any]:
         space = {"namespace": self.options.namespace} if self.options.namespace else {}
@@ -211,7 +209,7 @@ class Kubernetes(Submitter):
             variables: of this role alone.
         """
         options = self.options
-        setup = "".join(f"{line}\n" for line in job.setup)
+        setup = setup_lines(job.setup)
         names = NAMES.format(subdomain=name, first=first) if first else ""
         text = AWAY_SCRIPT if job.copies else SCRIPT
         script = text.format(setup=setup, names=names, python=options.python or "python")
@@ -347,8 +345,9 @@ def _together(job: Job) -> dict[str, Any]:
 
 
 def _resources(needs: Needs) -> dict[str, Any]:
-    requests = {"cpu": needs.cores and str(needs.cores), "memory": needs.memory}
-    limits = {"memory": needs.memory, "nvidia.com/gpu": needs.gpus and str(needs.gpus)}
+    memory = None if needs.memory is None else "{}{}i".format(*memory_of(needs.memory))
+    requests = {"cpu": needs.cores and str(needs.cores), "memory": memory}
+    limits = {"memory": memory, "nvidia.com/gpu": needs.gpus and str(needs.gpus)}
     both = {"requests": requests, "limits": limits}
     kept = {kind: {name: value for name, value in amounts.items() if value} for kind, amounts in both.items()}
     return {kind: amounts for kind, amounts in kept.items() if amounts}

@@ -33,6 +33,7 @@ from trainer.launch.engines.engine_folder import (
     begin,
     failed_hosts,
     read_code,
+    setup_lines,
     shell_words,
 )
 from trainer.planning.run_secret import VARIABLE
@@ -44,7 +45,7 @@ SCRIPT = """\
 export {submitted}=mpi TRAINER_RUN_DIR={folder}
 {secret}=$(cat {secret_file}) && export {secret} || exit 1
 {words}={command} && export {words} # no command line that other users of the hosts can see
-exec {mpirun} sh -c {task} {engine}
+exec {mpirun} {shell} -c {task} {engine}
 """
 AWAY_SCRIPT = """\
 #!/bin/sh
@@ -52,19 +53,19 @@ AWAY_SCRIPT = """\
 export {submitted}=mpi
 {secret}=$(cat {secret_file}) && export {secret} || exit 1
 {words}={carried} && export {words} # no command line that other users of the hosts can see
-exec {mpirun} sh -c {task} {started_in} {command}
+exec {mpirun} {shell} -c {task} {started_in} {command}
 """
 AWAY_TASK = """\
-{setup}number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
-trap : TERM USR1
+number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
+{setup}trap : TERM USR1
 cd "$0" 2>/dev/null || cd /
 "$@" -m trainer.launch.engines.carried
 code=$?
 [ $code != 2 ] || [ "$number" = 0 ] || {{ sleep 5; exit 2; }}
 exit 0"""
 TASK = """\
-{setup}number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
-exec >>"$0/host.$number.log" 2>&1
+number=${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-${{MV2_COMM_WORLD_RANK:-0}}}}}}
+{setup}exec >>"$0/host.$number.log" 2>&1
 trap : TERM USR1 # they are for the command, whose end this shell waits for
 eval "set -- ${words}"
 unset {words}
@@ -73,6 +74,11 @@ code=$?
 echo $code >"$0/ended.$number"
 [ $code != 2 ] || [ "$number" = 0 ] || {{ sleep 5; exit 2; }}
 exit 0"""
+FAILED = (
+    'echo "$sentence" >>"$0/host.$number.log"; [ "$number" = 0 ] || echo "host $number: $sentence"; '
+    'echo "$code" >"$0/ended.$number"'
+)
+"""After a failed line of ``launch.setup``: mpirun then ends the other hosts."""
 WITHOUT = ("cores", "memory", "gpus", "max_preemptions")
 """Keys for engines that share out machines."""
 
@@ -92,8 +98,9 @@ class Mpi(Submitter):
             "secret": VARIABLE,
             "secret_file": shlex.quote(str(job.engine_folder / SECRET)),
             "mpirun": shell_words(self._mpirun(job)),
+            "shell": "bash" if job.setup else "sh",  # sh may know neither "source" nor "module"
         }
-        setup = "".join(f"{line}\n" for line in job.setup)
+        setup = setup_lines(job.setup, "" if job.copies else FAILED)
         if job.copies:
             return AWAY_SCRIPT.format(
                 **both,

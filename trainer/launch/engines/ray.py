@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import secrets
 from typing import Any
 
@@ -20,12 +19,13 @@ from trainer.config.schema import RayLaunch
 from trainer.errors import UserError, first_line
 from trainer.host.engine_tasks import HOST, RAY
 from trainer.launch.engines.contract import Handle, Job, Submitter
+from trainer.launch.engines.engine_folder import memory_of
 from trainer.launch.engines.ray_job import Bundle, RayJob, command_of, variables_of
 from trainer.planning.run_secret import LEAST, VARIABLE
 
 FORWARDED = ("TRAINER_", "MLFLOW_")
 """Variables of this command that all hosts get begin so."""
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 WITHOUT = ("ips", "role")
 """Keys by which the user says where each process is."""
 HEADER = """\
@@ -110,7 +110,5 @@ def bundle(job: Job) -> Bundle:
 
 
 def _bytes(text: str) -> int:
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B?)", str(text).strip())
-    if parts is None:
-        raise UserError(f"launch.memory={text}", "is no amount of memory", "launch.memory=64G")
-    return round(float(parts[1]) * UNITS[parts[2]])
+    number, unit = memory_of(text)
+    return round(float(number) * UNITS[unit])

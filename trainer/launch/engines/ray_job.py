@@ -32,7 +32,7 @@ from trainer.host.engine_tasks import CARRIED, HOST, HOSTS, LAUNCHER_VARIABLES, 
 from trainer.launch.engines import ray_hosts
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Handle, Job, State, Unreachable
 from trainer.launch.engines.copies import carried
-from trainer.launch.engines.engine_folder import failed_hosts
+from trainer.launch.engines.engine_folder import failed_hosts, setup_lines
 from trainer.planning.run_secret import VARIABLE
 
 PLACING, MEETING, STARTED = "placing", "meeting", "started"
@@ -46,7 +46,7 @@ CANCEL_POLL_S = 0.2
 def command_of(job: Job) -> list[str]:
     """The command that a host starts."""
     words = [*job.command, "-m", *(["trainer.launch.engines.carried"] if job.copies else ["trainer", *job.words])]
-    return ["bash", "-c", "\n".join([*job.setup, 'exec "$@"']), "trainer", *words] if job.setup else words
+    return ["bash", "-c", f'{setup_lines(job.setup)}exec "$@"', "trainer", *words] if job.setup else words
 
 
 def variables_of(job: Job, secret: str, host: int, places: Sequence[tuple[str, Any]], life: int = 0) -> dict[str, str]:

@@ -44,7 +44,7 @@ from trainer.launch.engines.contract import (
     Unreachable,
 )
 from trainer.launch.engines.engine_folder import LEAVE, LIVES, LOG, LogReader, ask, begin, clear, query, read_code
-from trainer.launch.engines.slurm_concerns import concerns, field
+from trainer.launch.engines.slurm_concerns import concerns, explained, field
 from trainer.launch.engines.slurm_script import DRAWN, EARLY, rendered
 from trainer.planning.run_secret import LEAST
 
@@ -114,7 +114,7 @@ class SlurmJob(Handle):
             return State(ENDED, "", code)
         restarts = int(field(said, "Restarts") or 0)
         if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and 0 < restarts == self._lives()):
-            return State(REQUEUED if restarts else PENDING, reason)
+            return State(REQUEUED if restarts else PENDING, explained(reason))
         return State(RUNNING, field(said, "NodeList"))
 
     def _lives(self) -> int:

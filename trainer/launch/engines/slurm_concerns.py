@@ -12,8 +12,30 @@ SIGNAL_BEFORE_S = 30.0
 """So long before the time limit the checkpoint is to be ready."""
 SIGNAL_EARLY_S = 60.0
 """So much earlier than asked for Slurm may send the signal (sbatch(1), --signal)."""
+CORES = ("cpus_per_gpu", "exclusive", "cores_per_socket", "mincpus")
+"""Options of sbatch by which a job has more cores than the default."""
 START_S = 30.0
 """A run starts within this time."""
+STUCK = {
+    "PartitionNodeLimit": "the partition has or allows fewer hosts: launch.nnodes",
+    "PartitionTimeLimit": "the partition allows less time: launch.options.time",
+    "PartitionConfig": "no host of the partition has so much: launch.cores, launch.memory, launch.gpus",
+    "BadConstraints": "no host has what is asked for: launch.options.constraint, cores, memory, gpus",
+    "JobHeldUser": "you hold it: scontrol release NUMBER",
+    "JobHeldAdmin": "an administrator holds it",
+    "InvalidAccount": "the account is none of yours: launch.options.account",
+    "InvalidQOS": "the QOS is none of yours: launch.options.qos",
+    "DependencyNeverSatisfied": "the job that it waits for has ended otherwise: launch.options.dependency",
+}
+"""Reasons of Slurm's that do not pass by themselves, and what decides about them."""
+
+
+def explained(reason: str) -> str:
+    """A reason why a job waits; of one that does not pass by itself with what it means."""
+    found = STUCK.get(reason)
+    if not found and reason.startswith("Assoc") and "Max" in reason and "PerJob" in reason:
+        found = "the job asks for more than your account may have in one job"
+    return f"{reason}. ATTENTION: this does not pass by itself: {found}" if found else reason
 
 
 def concerns(job: Job) -> list[str]:
@@ -25,6 +47,12 @@ def concerns(job: Job) -> list[str]:
         found.append(
             f"launch.options.time={text} is less than {least + 1} s: Slurm may send SIGUSR1 at once, as it sends "
             f"it up to {SIGNAL_EARLY_S:g} s early. Then the job is requeued again and again before it has trained"
+        )
+    workers = job.workers // job.hosts if job.workers else job.needs.gpus or 1
+    if job.needs.cores is None and workers > 1 and not any(name.replace("-", "_") in CORES for name in job.options):
+        found.append(
+            f"launch.cores is not set: Slurm gives a host its default of CPUs per task, often 1, for {workers} "
+            f"workers. Type launch.cores={workers} for one core each, or more"
         )
     with suppress(Unreachable):
         found += _preemption(job)

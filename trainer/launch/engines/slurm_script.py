@@ -12,7 +12,7 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.launch.engines.contract import Job
 from trainer.launch.engines.copies import carried
-from trainer.launch.engines.engine_folder import LOG, SECRET, shell_words
+from trainer.launch.engines.engine_folder import LOG, SECRET, memory_of, setup_lines, shell_words
 from trainer.launch.engines.slurm_concerns import SIGNAL_BEFORE_S
 
 SCRIPT = """\
@@ -23,8 +23,7 @@ SCRIPT = """\
 {place}
 job={number}
 life=${{SLURM_RESTART_COUNT:-0}}
-{setup}
-export TRAINER_SUBMITTED=slurm{variables}
+{setup}export TRAINER_SUBMITTED=slurm{variables}
 TRAINER_RUN_SECRET={secret} && export TRAINER_RUN_SECRET || exit 1
 [ "$life" = 0 ] || export TRAINER_RESUME=auto
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -107,9 +106,9 @@ AWAY_PLACE = """\
 {words}
 export TRAINER_CARRIED
 cd {started_in} 2>/dev/null || cd /
-kept=$(mktemp -d "${{TMPDIR:-/tmp}}/trainer.job-XXXXXX") && engine=$kept/engine || exit 1"""
+kept=$(mktemp -d "${{TMPDIR:-/tmp}}/trainer.job-XXXXXX") && engine=$kept/engine || exit 1
+carry() {{ {command} -m trainer.launch.engines.carried "$@"; }}"""
 AWAY_BEGIN = """\
-carry() {{ {command} -m trainer.launch.engines.carried "$@"; }}
 carry begin "$kept" || exit 1
 mkdir -p "$engine" && exec >>"$engine/log" 2>&1 || exit 1
 carry job "$kept" &
@@ -127,6 +126,12 @@ AWAY_CODE = """\
 carry once "$kept"
 rm -rf "$kept" {log}
 """
+FAILED = 'mkdir -p "$engine"; echo "$sentence"; echo "$life $code " >>"$engine/lives"; echo "$code" >"$engine/code"'
+"""After a failed line of ``launch.setup``."""
+AWAY_FAILED = (
+    'carry begin "$kept" && mkdir -p "$engine" && exec >>"$engine/log" 2>&1; '
+    f'{FAILED}; carry once "$kept" && rm -rf "$kept"'
+)
 DRAWN = "<drawn at the submission>"
 EARLY = "/tmp/trainer-%j.log"  # nosec B108: Slurm makes it, with the user's rights
 """What a script says on its host before it has its folder."""
@@ -146,6 +151,16 @@ OWN = (
     "chdir",
 )
 """Options of sbatch that the job itself sets."""
+SHORT = {"N": "nodes", "n": "ntasks", "a": "array", "o": "output", "e": "error", "D": "chdir"}
+"""Their short forms."""
+KEYS = {
+    "nodes": "launch.nnodes",
+    "array": "sweep.parallel",
+    "mem": "launch.memory",
+    "cpus_per_task": "launch.cores",
+    "c": "launch.cores",
+}
+"""Keys of ours for options of sbatch."""
 
 
 def rendered(job: Job) -> str:
@@ -157,7 +172,7 @@ def rendered(job: Job) -> str:
     limit = f'[ "$(grep -c \'^[0-9]* 75 $\' "$engine/lives")" -le {job.max_preemptions} ] && '
     return SCRIPT.format(
         directives="\n".join(f"#SBATCH {directive}" for directive in _directives(job)),
-        setup="\n".join(job.setup),
+        setup=setup_lines(job.setup, AWAY_FAILED if job.copies else FAILED),
         number="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.points else "$SLURM_JOB_ID",
         max_restarts=job.max_restarts,
         preemptions="" if job.max_preemptions is None else limit,
@@ -168,10 +183,13 @@ def rendered(job: Job) -> str:
 def _directives(job: Job) -> list[str]:
     """The options of sbatch: those of the job, and the user's own, which may not contradict them."""
     for name in job.options:
-        if name.replace("-", "_") in OWN:
-            instead = {"nodes": "launch.nnodes", "array": "sweep.parallel"}.get(
-                name, f"the command without launch.options.{name}"
-            )
+        long = SHORT.get(name, name.replace("-", "_"))
+        has_key = KEYS.get(long, "").removeprefix("launch.")
+        if has_key and getattr(job.needs, has_key, None) is not None:
+            why = f"{KEYS[long]} is set as well"
+            raise UserError(f"launch.options.{name}", why, f"{KEYS[long]} alone")
+        if long in OWN:
+            instead = KEYS.get(long, f"the command without launch.options.{name}")
             raise UserError(f"launch.options.{name}", "is set by the job itself", instead)
     needs = job.needs
     job.refuse_range("a job of Slurm keeps its hosts until it is requeued")
@@ -181,7 +199,7 @@ def _directives(job: Job) -> list[str]:
         "nodes": str(job.hosts),
         "ntasks-per-node": "1",
         "cpus-per-task": needs.cores,
-        "mem": needs.memory,
+        "mem": None if needs.memory is None else _memory(needs.memory),
         "gpus-per-node": needs.gpus,
         "array": _array(job),
         "output": EARLY if job.copies else f"{engine}/%a.log" if job.points else f"{engine}/{LOG}",
@@ -196,7 +214,17 @@ def _directives(job: Job) -> list[str]:
     ]
 
 
+def _memory(text: str) -> str:
+    """An amount as sbatch takes it: whole numbers alone."""
+    number, unit = memory_of(text)
+    while not float(number).is_integer() and unit != "K":
+        number, unit = str(float(number) * 1024), "KMGT"["KMGT".index(unit) - 1]
+    return f"{round(float(number))}{unit}"
+
+
 def _option(name: str, value: Any) -> str:
+    if len(name) == 1:
+        return f"-{name}" if value is True or value == "" else f"-{name} {shlex.quote(str(value))}"
     return f"--{name}" if value is True or value == "" else f"--{name}={shlex.quote(str(value))}"
 
 
@@ -233,10 +261,12 @@ def _away(job: Job) -> dict[str, Any]:
     started_in, command = shlex.quote(job.started_in), shell_words(job.command)
     settings = [f"TRAINER_CARRIED={shlex.quote(one.text())}" for one in carried(job)]
     return {
-        "place": AWAY_PLACE.format(copies=job.copies, words=_by_element(job, settings), started_in=started_in),
+        "place": AWAY_PLACE.format(
+            copies=job.copies, words=_by_element(job, settings), started_in=started_in, command=command
+        ),
         "variables": f" TRAINER_LIFE=$life{f' TRAINER_SWEPT={_swept(job)}' if job.points else ''}",
         "secret": shlex.quote(DRAWN),
-        "begin": AWAY_BEGIN.format(command=command),
+        "begin": AWAY_BEGIN,
         "start": AWAY_TASK.format(started_in=started_in, command=command),
         "settle": AWAY_SETTLE,
         "grace": round(job.grace_s + COPIES_S),

@@ -14,9 +14,24 @@ TRAINER_CARRIED='{"words": ["+recipe=digits_lenet", "name='"'"'a $b c'"'"'"], "c
 export TRAINER_CARRIED
 cd /home/ann 2>/dev/null || cd /
 kept=$(mktemp -d "${TMPDIR:-/tmp}/trainer.job-XXXXXX") && engine=$kept/engine || exit 1
+carry() { /opt/venv/bin/python -m trainer.launch.engines.carried "$@"; }
 job=$SLURM_JOB_ID
 life=${SLURM_RESTART_COUNT:-0}
-module load cuda
+setup_failed() {
+    code=$?
+    set +e
+    trap - EXIT
+    sentence="error: launch.setup: this line ended with exit code $code: $setup"
+    [ "$code" != 0 ] || code=1 # a line such as "exit": the command has not run
+    carry begin "$kept" && mkdir -p "$engine" && exec >>"$engine/log" 2>&1; mkdir -p "$engine"; echo "$sentence"; echo "$life $code " >>"$engine/lives"; echo "$code" >"$engine/code"; carry once "$kept" && rm -rf "$kept"
+    exit $code
+}
+trap setup_failed EXIT
+trap 'trap - EXIT TERM; kill -TERM $$' TERM USR1 # by a signal this shell ends as any other
+setup='module load cuda'
+eval "$setup" || exit
+trap - EXIT TERM USR1
+set +e
 export TRAINER_SUBMITTED=slurm TRAINER_LIFE=$life
 TRAINER_RUN_SECRET='<drawn at the submission>' && export TRAINER_RUN_SECRET || exit 1
 [ "$life" = 0 ] || export TRAINER_RESUME=auto
@@ -24,7 +39,6 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_ADDR=$(scontrol show node "$head" -o | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)
 MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * life) % 10000)) # another one in each life: the last store may linger
 export MASTER_ADDR MASTER_PORT
-carry() { /opt/venv/bin/python -m trainer.launch.engines.carried "$@"; }
 carry begin "$kept" || exit 1
 mkdir -p "$engine" && exec >>"$engine/log" 2>&1 || exit 1
 carry job "$kept" &
