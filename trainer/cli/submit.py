@@ -112,7 +112,7 @@ def _ready(config: DictConfig, folder: Path, words: Sequence[str], whole: bool) 
 
 
 def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: Path) -> Living | None:
-    """The job that lives for one of these engine folders. One that was asked to end is waited for.
+    """The job that lives for one of these engine folders. One that ends is waited for.
 
     Args:
         key, folder: as typed, for the message.
@@ -123,10 +123,10 @@ def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: P
     until, said = time.monotonic() + LEAVES_S, False
     while (living := launcher.living(folders)) is not None and living.leaves:
         if not said:
-            print(f"waits for the end of {living.handle.name}, which was asked to end", flush=True)
+            print(f"waits for the end of {living.handle.name}", flush=True)
             said = True
         if time.monotonic() > until:
-            why = f"{living.handle.name} was asked to end, and has not ended"
+            why = f"{living.handle.name} was to end, and has not ended within {LEAVES_S:g} s"
             raise UserError(f"{key}={folder}", why, f"the same command later; or {living.handle.cancels}")
         time.sleep(1)
     return living

@@ -229,8 +229,8 @@ class Sweep:
         commands = Commands.of([*self.flags, *self.overrides], SWEEP_DIR, self.folder)
         try:
             if job.points:
-                for point in job.points:
-                    point.folder.mkdir(parents=True, exist_ok=True)
+                for element in job.points:
+                    element.folder.mkdir(parents=True, exist_ok=True)
                 self._wait_for_trackers()
                 followed = hand_over(job, launcher, self.points[0].ready.checked.config, commands)
                 status = status if followed else SUBMITTED

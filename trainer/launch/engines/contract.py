@@ -193,7 +193,7 @@ class Living:
     """A job that an earlier command has submitted for the same folder, and that has not ended.
 
     Attributes:
-        words: flags and overrides of that command. leaves: it was asked to end.
+        words: flags and overrides of that command. leaves: it ends at the moment, or was asked to.
     """
 
     handle: Handle

@@ -43,21 +43,33 @@ def begin(job: Job, script: str) -> Path:
 
 @contextmanager
 def left_if_submitted(folders: Sequence[Path]) -> Iterator[None]:
-    """Context manager: of a job that the engine refuses, no script, no secret and no new folder is left.
+    """Context manager: the folders are as before if the engine refuses the job, else without an earlier job's files.
 
     Args:
         folders: the engine folders of the job.
     """
-    made = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
+    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
+    earlier = {
+        path: path.with_name(f"previous.{path.name}")
+        for folder in folders
+        for name in (SCRIPT, SECRET, *OF_THE_LAST)
+        for path in folder.glob(name)
+    }
+    for path, kept in earlier.items():
+        path.replace(kept)
     try:
         yield
-    except UserError:
+    except BaseException:
         for path in (folder / name for folder in folders for name in (SCRIPT, SECRET)):
             path.unlink(missing_ok=True)
-        for path in sorted(set(made), key=lambda path: -len(path.parts)):
+        for path, kept in earlier.items():
+            kept.replace(path)
+        for path in sorted(made, key=lambda path: -len(path.parts)):
             with suppress(OSError):  # something else is in it meanwhile
                 path.rmdir()
         raise
+    for kept in earlier.values():
+        kept.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ from trainer.launch.engines.engine_folder import (
     SubmittedJob,
     ask,
     begin,
-    clear,
     last_lines,
     left_if_submitted,
     query,
@@ -101,7 +100,6 @@ class Slurm(Submitter):
         with left_if_submitted([job.engine_folder, *of_points]):
             script = begin(job, text)
             for folder in of_points:
-                clear(folder)
                 folder.mkdir(parents=True, exist_ok=True)
             number = ask(["sbatch", "--parsable", str(script)], "launch=slurm").strip().partition(";")[0]
         SubmittedJob(self.engine, number, job.words).write(job.engine_folder)
@@ -122,8 +120,8 @@ class Slurm(Submitter):
                     continue
                 why = f"{handle.name} may still run in this folder, and Slurm does not answer: {error}"
                 raise UserError("launch=slurm", why, "the same command again") from error
-            if any(field(line, "JobState") not in OVER for line in said):
-                return Living(handle, before.words, (folder / LEAVE).exists())
+            if states := {field(line, "JobState") for line in said} - {*OVER}:
+                return Living(handle, before.words, states == {"COMPLETING"} or (folder / LEAVE).exists())
         return None
 
 
