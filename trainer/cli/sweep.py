@@ -114,7 +114,8 @@ def _check_no_job(master: DictConfig, folder: Path) -> None:
     Raises:
         UserError: there is such a job.
     """
-    there = sorted(path.parent for path in folder.glob(f"**/{ENGINE}/{SUBMITTED_JOB}"))
+    found = {path.parent for path in folder.glob(f"**/{ENGINE}/{SUBMITTED_JOB}")}
+    there = sorted(found, key=lambda path: (len(path.parts), path))  # the array comes before its elements
     if master.get("plan") or not there or (launcher := submitter_of(master)) is None or launcher.options.dry_run:
         return
     from trainer.cli.submit import living_job
