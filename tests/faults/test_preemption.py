@@ -149,15 +149,22 @@ def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_schedu
 
 
 @pytest.mark.all
-def test_scheduler_that_signals_the_whole_process_group_lets_the_run_save(tmp_path: Path) -> None:
-    with at_the_gate(tmp_path, "launch.nproc=2", "tracking=none", "data.num_workers=1") as (process, run):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_scheduler_that_signals_every_process_lets_the_run_save(tmp_path: Path, number: signal.Signals) -> None:
+    """As scancel and srun do: also the tracking process and multiprocessing's tracker of resources."""
+    with at_the_gate(tmp_path, "launch.nproc=2", "data.num_workers=1") as (process, run):
+        wait_for(lambda: tracking_file.position(run).id, 90, "the MLflow run is opened")
         everybody = family(process.pid)
-        assert len(everybody) >= 6, "the launcher, its forkserver, two workers, two readers"
+        assert len(everybody) >= 8, "the launcher, its forkserver, two workers, two readers, two trackers"
         for other in everybody:
-            other.send_signal(signal.SIGTERM)
+            other.send_signal(number)
+        wait_for(lambda: f"got {number.name}" in (tmp_path / "screen.txt").read_text(), 20, "it says so")
+        assert alive(everybody) == everybody
         (run / "go").touch()
         screen = ended(process, tmp_path)
-    assert process.returncode == 75, screen
+    assert process.returncode == 75 and not any("killed" in line for line in screen), screen
+    [tracked] = mlflow_runs(tmp_path)
+    assert tracked.data.tags["trainer.state"] == "PREEMPTED"
     assert read(run / "result.json")["status"] == "preempted"
     assert (run / "checkpoints" / "step-000000016" / "worker-1.safetensors").is_file(), screen
 

@@ -8,18 +8,26 @@ import os
 import shlex
 import sys
 import tarfile
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.remote import address_of
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
+from trainer.cli.last_lines import INDENT, short
 from trainer.config.instantiate import call_target
+from trainer.config.keys import key_of
+from trainer.config.redact import command
 from trainer.errors import UserError
+from trainer.host.symlink_checks import check_run_folder
+from trainer.job.check import get_ready
+from trainer.job.claim_folder import wait_for_the_life_before
+from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import Job, Needs, Submitter
+from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter
 from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.follow import follow
 from trainer.planning.checked_config import Checked
@@ -28,12 +36,16 @@ from trainer.planning.tracking_store import named, tracking_uri
 from trainer.planning.validate import check
 from trainer.run_folder import tracking_file
 from trainer.terminal.screen import Screen
+from trainer.wording import override
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from trainer.config.run_config import RunConfig
 
+RUN_DIR, SWEEP_DIR, WAIT = "hydra.run.dir", "hydra.sweep.dir", "launch.wait"
+LEAVES_S = 120.0
+"""Longest wait for a job that was asked to end: Slurm's KillWait, and what it needs besides."""
 CONFIG_DIR = "--config-dir"
 MOST_CONFIG = 96 << 10
 """Bytes; Linux has 128 KiB for a variable."""
@@ -59,21 +71,103 @@ def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Res
         UserError: the command would be refused, or the engine refuses it.
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
+    from trainer.cli.commands import check_same_folder, show_only
+
+    folder, whole = compose.named_folder(config, RUN_DIR), compose.names_whole(config, RUN_DIR)
+    check_same_folder(config, RUN_DIR, folder)
+    if compose.plain(config)["plan"]:
+        return show_only(_ready(config, folder, words, whole))
     checked = check({**compose.plain(config), "plan": True}, typed_keys(words), elsewhere=True)
     for error in checked.lacks.errors:
         raise error
-    folder = compose.named_folder(config, "hydra.run.dir")
-    job = job_of(checked, folder, words, launcher, compose.names_whole(config, "hydra.run.dir"))
+    job = job_of(checked, folder, words, launcher, whole)
     if text := launcher.printed(job):
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
-    if not hand_over(job, launcher, checked.config):
+    commands = Commands.of(words, RUN_DIR, folder)
+    living = living_job(launcher, [job.engine_folder], RUN_DIR, folder)
+    if living is not None:
+        if same_words(living.words) != same_words(words):
+            why = f"{living.handle.name} of another command runs in this folder, or waits"
+            instead = (
+                f"{Commands.of(living.words, RUN_DIR, folder).follow}, which follows it; or {living.handle.cancels}"
+            )
+            raise UserError(f"{RUN_DIR}={folder}", why, instead)
+    elif launcher.sees_folder:
+        check_run_folder(folder, config.hydra.output_subdir)
+        _ready(config, folder, words, whole)
+        wait_for_the_life_before(folder, lambda line: print(line, flush=True))
+    if not hand_over(job, launcher, checked.config, commands, living):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 
 
-def hand_over(job: Job, launcher: Submitter, config: RunConfig) -> bool:
+def _ready(config: DictConfig, folder: Path, words: Sequence[str], whole: bool) -> Ready:
+    """The run as it is checked and planned on this host, without regard to this host's own hardware.
+
+    Raises:
+        UserError: it cannot run.
+    """
+    return get_ready(compose.plain(config), typed_keys(words), str(folder), whole=whole, away=True)
+
+
+def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: Path) -> Living | None:
+    """The job that lives for one of these engine folders. One that ends is waited for.
+
+    Args:
+        key, folder: as typed, for the message.
+
+    Raises:
+        UserError: it does not end.
+    """
+    until, said = time.monotonic() + LEAVES_S, False
+    while (living := launcher.living(folders)) is not None and living.leaves:
+        if not said:
+            print(f"waits for the end of {living.handle.name}", flush=True)
+            said = True
+        if time.monotonic() > until:
+            why = f"{living.handle.name} was to end, and has not ended within {LEAVES_S:g} s"
+            raise UserError(f"{key}={folder}", why, f"the same command later; or {living.handle.cancels}")
+        time.sleep(1)
+    return living
+
+
+def same_words(words: Sequence[str]) -> list[str]:
+    """The words of a command in which commands differ that do not follow each other's jobs."""
+    resuming = ("resume=auto", "resume.path=auto")
+    return sorted(word for word in words if key_of(word) not in (WAIT, RUN_DIR, SWEEP_DIR) and word not in resuming)
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What to type about a submitted job: the command that follows it, and the one that resumes its run."""
+
+    follow: str
+    resume: str
+
+    @staticmethod
+    def of(words: Sequence[str], key: str, folder: Path) -> Commands:
+        """The commands for a job of these words.
+
+        Args:
+            key: of the folder; of a sweep ``hydra.sweep.dir``.
+        """
+        kept = [word for word in words if key_of(word) not in (WAIT, key)]
+        start = ["python -m trainer", *(["-m"] if key == SWEEP_DIR else [])]
+        there = override(key, short(folder))
+        again = [word for word in kept if key_of(word) not in ("resume", "resume.path")]
+        return Commands(
+            " ".join([*start, command([*kept, there])]), " ".join([*start, command([*again, there, "resume=auto"])])
+        )
+
+
+def hand_over(
+    job: Job, launcher: Submitter, config: RunConfig, commands: Commands, living: Living | None = None
+) -> bool:
     """Submit a job, and follow it to its end; returns whether it was followed (``launch.wait``).
+
+    Args:
+        living: the job of an earlier command that is followed in place of a new one.
 
     Raises:
         UserError: the engine refuses the job.
@@ -84,6 +178,24 @@ def hand_over(job: Job, launcher: Submitter, config: RunConfig) -> bool:
     def say(line: str) -> None:
         out.print(line, style="bold yellow", soft_wrap=True)
 
+    places = [Copies(one.copies, one.folder) for one in job.points or (job,) if one.copies]
+    handle = _submitted(job, launcher, config, places, say) if living is None else living.handle
+    if places:
+        handle = Away(handle, places, say)
+        if not launcher.options.wait:
+            out.print(f"Its files come to {job.copies}, and not to this machine (launch.wait=false)", soft_wrap=True)
+    handle.follows, handle.resumes = commands.follow, f"{'resume':<{INDENT}}{commands.resume}"
+    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
+    if launcher.options.wait:
+        follow(handle, sys.stdout)
+    else:
+        out.print(f"follow    {commands.follow}", soft_wrap=True)
+    return bool(launcher.options.wait)
+
+
+def _submitted(
+    job: Job, launcher: Submitter, config: RunConfig, places: Sequence[Copies], say: Callable[[str], None]
+) -> Handle:
     for concern in launcher.concerns(job):
         say(f"ATTENTION: {concern}")
     if job.copies and tracking_uri(config.tracking).startswith("sqlite"):
@@ -91,20 +203,11 @@ def hand_over(job: Job, launcher: Submitter, config: RunConfig) -> bool:
             f"ATTENTION: {named(config.tracking)} is a file, and the hosts' disks end with the job: what MLflow is to "
             f"keep needs tracking.uri=http://SERVER:PORT, which all hosts reach"
         )
-    places = [Copies(one.copies, one.folder) for one in job.points or (job,) if one.copies]
     for place in places:
         place.begin()
     if job.points and job.copies:
         Copies(job.copies, job.folder).give(tracking_file.FILE)
-    handle = launcher.submit(job)
-    if places:
-        handle = Away(handle, places, say)
-        if not launcher.options.wait:
-            out.print(f"Its files come to {job.copies}, and not to this machine (launch.wait=false)", soft_wrap=True)
-    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
-    if launcher.options.wait:
-        follow(handle, sys.stdout)
-    return bool(launcher.options.wait)
+    return launcher.submit(job)
 
 
 def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submitter, whole: bool) -> Job:

@@ -41,6 +41,8 @@ from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
+from trainer.launch.engines.contract import ENGINE, WITHOUT_FAULT
+from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code
 from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.launcher import start_here
 from trainer.planning.tracking_store import try_tracking
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
 
+SUBMITTED = "submitted"
+"""The status of a job that nobody follows (``launch.wait=false``)."""
 OPEN_S = 60.0
 """Longest wait for the sweep's run at its trackers, before the jobs are submitted to an engine."""
 FLUSH_S = 10.0
@@ -97,10 +101,29 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     with sentences(app, overrides, config_name):
         folder = compose.named_folder(master, "hydra.sweep.dir")
     check_same_folder(master, "hydra.sweep.dir", folder)
+    _check_no_job(master, folder)
     jobs = expand(master)
     points = check_points(app, master, jobs)
     check_sweep_folder(folder, [folder / point.subdir for point in points], master.hydra.output_subdir)
     return Sweep(master, overrides, flags, folder, jobs, points, swept_keys(master))
+
+
+def _check_no_job(master: DictConfig, folder: Path) -> None:
+    """Refuse a sweep in whose folder a job of an engine still lives: both would write the same files.
+
+    Raises:
+        UserError: there is such a job.
+    """
+    found = {path.parent for path in folder.glob(f"**/{ENGINE}/{SUBMITTED_JOB}")}
+    there = sorted(found, key=lambda path: (len(path.parts), path))  # the array comes before its elements
+    if master.get("plan") or not there or (launcher := submitter_of(master)) is None or launcher.options.dry_run:
+        return
+    from trainer.cli.submit import living_job
+
+    if (living := living_job(launcher, there, "hydra.sweep.dir", folder)) is not None:
+        why = f"{living.handle.name} runs in this folder, or waits"
+        instead = f"the same command with resume=auto when it has ended; or {living.handle.cancels}"
+        raise UserError(f"hydra.sweep.dir={folder}", why, instead)
 
 
 @dataclass
@@ -147,7 +170,7 @@ class Sweep:
                 with termination_raises(lambda: True):  # between two jobs, which handle signals themselves
                     early_signals.job_begins()
                     self._run_jobs()
-                status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
+                status = "FINISHED" if all(job.result.status in ("done", SUBMITTED) for job in self.ended) else "FAILED"
             finally:
                 with undisturbed():
                     self._close(status)
@@ -201,22 +224,26 @@ class Sweep:
 
     def _submit(self, launcher: Submitter) -> None:
         """Run all jobs as one job of an engine, and follow it. Jobs that fail are recorded."""
-        from trainer.cli.submit import hand_over
+        from trainer.cli.submit import SWEEP_DIR, Commands, hand_over
 
-        job = self.engine_job(launcher)
-        for point in self.points:
-            (self.folder / point.subdir).mkdir(parents=True, exist_ok=True)
-        self._wait_for_trackers()
+        job, status = self.engine_job(launcher), "failed"
+        commands = Commands.of([*self.flags, *self.overrides], SWEEP_DIR, self.folder)
         try:
-            hand_over(job, launcher, self.points[0].ready.checked.config)
+            if job.points:
+                for element in job.points:
+                    element.folder.mkdir(parents=True, exist_ok=True)
+                self._wait_for_trackers()
+                followed = hand_over(job, launcher, self.points[0].ready.checked.config, commands)
+                status = status if followed else SUBMITTED
         except RunFailed as error:
             print(error, flush=True)
+        except Interrupted as error:
+            status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
+            raise
         finally:
             for point in self.points:
                 shown = tuple(text(override) for override in point.overrides)
-                where = str(self.folder / point.subdir)
-                result = replace(read_result(where, "failed", "it has not ended"), run_dir=where)
-                self._end(shown, result, point.ready)
+                self._end(shown, _of_engine(self.folder / point.subdir, status), point.ready)
 
     def _wait_for_trackers(self) -> None:
         """Wait until the sweep's own runs are open: the jobs, in other processes, look up their ids."""
@@ -232,17 +259,21 @@ class Sweep:
         from trainer.cli.submit import copies_of, job_of
         from trainer.launch.engines.contract import Point as Element
 
-        checked, elements = self.points[0].ready.checked, []
+        checked, elements, numbers = self.points[0].ready.checked, [], []
         whole = compose.names_whole(self.master, "hydra.sweep.dir")
         job = job_of(checked, self.folder, [*self.flags, *self.overrides], launcher, whole)
-        for point in self.points:
-            shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
+        for number, point in enumerate(self.points):
             folder = self.folder / point.subdir
+            if _is_done(point.ready, folder):
+                continue
+            numbers.append(number)
+            shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
             copies = copies_of(point.ready.checked.config, folder, whole) if job.copies else ""
             words = (*job.words[: len(job.words) - len(self.overrides)], *point.overrides)
             elements.append(Element(words, folder, command(map(text, shown)), copies))
         swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
-        return replace(job, points=tuple(elements), swept=swept, parallel=parallel)
+        some = tuple(numbers) if len(numbers) < len(self.points) else ()
+        return replace(job, points=tuple(elements), numbers=some, swept=swept, parallel=parallel)
 
     def _job(self, point: SweepJob) -> None:
         """Run one job. A failure is recorded; an interruption ends the sweep."""
@@ -328,3 +359,26 @@ def _cut(error: Interrupted | KeyboardInterrupt) -> Interrupted:
 def _left(begun: Ready | None, where: str, status: str, error: str) -> Result:
     """The result of a failed job; if it had not begun, a result.json in its folder is another run's."""
     return read_result(where, status, error) if begun is not None else Result(status, where, error=error)
+
+
+def _is_done(ready: Ready, folder: Path) -> bool:
+    """Whether a sweep that resumes has nothing left to do for this job: it is done, with these settings."""
+    resume = ready.plan.resume
+    if resume is None or not resume.here or resume.matters or resume.harmless or resume.lost:
+        return False
+    return read_result(str(folder), "failed", "").status == "done"
+
+
+def _of_engine(folder: Path, status: str) -> Result:
+    """The result of a job of a sweep that an engine has run.
+
+    Args:
+        status: of a job that has begun, and has left none.
+    """
+    if status == SUBMITTED:
+        return replace(read_result(str(folder), SUBMITTED, ""), run_dir=str(folder))
+    code = read_code(folder / ENGINE)
+    if code is None and not (folder / "config.yaml").exists():
+        return Result(sweep_table.NOT_STARTED, str(folder))
+    status = "failed" if code not in (None, *WITHOUT_FAULT) else status
+    return replace(read_result(str(folder), status, "it has not ended"), run_dir=str(folder))

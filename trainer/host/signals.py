@@ -18,6 +18,8 @@ from trainer.host import early_signals
 LEAVE = "leave"
 """Key of the note by which a launcher, or a worker that got a signal, asks the run to save and end."""
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
+OF_A_GROUP = (signal.SIGINT, *NUMBERS)
+"""Signals that a terminal or a scheduler sends to all processes of a run; the launcher decides what they mean."""
 TELL_S = 1.0
 """Longest wait, at the end, for the thread that reports a request."""
 
@@ -52,6 +54,24 @@ def termination_raises(can_go_on: Callable[[], bool] = lambda: False) -> Iterato
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def beginning_undisturbed() -> Iterator[None]:
+    """Context manager: a helper process that is started inside begins with the signals of a group blocked, so that none
+    ends it before it can call :func:`leave_to_launcher`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_A_GROUP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_to_launcher() -> None:
+    """In a helper process: ignore the signals of a group. It ends with the process that has started it."""
+    for number in OF_A_GROUP:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_A_GROUP)
 
 
 class TooLong(BaseException):

@@ -183,8 +183,9 @@ def _close_tracking(
         result.run_id, result.experiment_id = at[MLFLOW].id, at[MLFLOW].group or None
     for name, one in at.items():
         if one.error or one.unsent:
-            Screen().print(
-                f"{name}: not everything is sent ({one.error}; {counted(one.unsent, 'line')} of "
-                f"metrics.jsonl left). Later: "
-                f"python -m trainer.tracking.recorder resend {quoted(str(run_dir))}"
-            )
+            left = f"{one.error}; {counted(one.unsent, 'line')} of metrics.jsonl left"
+            if result.status == PREEMPTED:  # the same run goes on, with all points from here on that a tracker lacks
+                Screen().print(f"{name}: the rest is sent when the run resumes ({left})")
+                continue
+            resend = f"python -m trainer.tracking.recorder resend {quoted(str(run_dir))}"
+            Screen().print(f"{name}: not everything is sent ({left}). Later: {resend}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.errors import Died, Missing, NotFinite, RunFailed
-from trainer.host.signals import signal_name
+from trainer.host.signals import OF_A_GROUP, signal_name
 
 if TYPE_CHECKING:
     from trainer.launch.process import Failure
@@ -26,8 +26,8 @@ REASON = 3
 def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
     """Return the error of the process that failed first; the errors of the others are only its echo.
 
-    A killed process reports nothing, but the processes that lost it do, so a signal counts before all errors. SIGTERM
-    and SIGINT count last: they reach many processes at once, some of which may report the reason. A process that
+    A killed process reports nothing, but the processes that lost it do, so a signal counts before all errors. Signals
+    of a group count last: they reach many processes at once, some of which may report the reason. A process that
     reported no error gets :class:`Died`.
     """
     time.sleep(POLL_S)  # the echo may be here before the cause
@@ -43,7 +43,7 @@ def failed_first(members: Sequence[StartedProcess]) -> RunFailed:
             failures[reports[-1][1]] = handle.failure
         elif code and code < 0:
             hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            when = float("inf") if -code in (signal.SIGTERM, signal.SIGINT) else -2
+            when = float("inf") if -code in OF_A_GROUP else -2
             reports.append(
                 (when, f"{member} was killed by {signal_name(-code)}{hint}{_tail(handle.log)}", handle.log, str(member))
             )

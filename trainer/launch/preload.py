@@ -10,6 +10,7 @@ import importlib
 import json
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from trainer.config.run_config import RunConfig
 from trainer.host import machine_limits
-from trainer.host.signals import NUMBERS, signal_name
+from trainer.host.signals import beginning_undisturbed, leave_to_launcher, signal_name
 
 VARIABLE = "TRAINER_PRELOAD"
 """The variable that hands module names to the forkserver, which removes it from its environment."""
@@ -58,7 +59,10 @@ def start_forkserver(names: Iterable[str], folder: Path) -> None:
     wanted = list(dict.fromkeys([*ALWAYS, *names]))
     os.environ[VARIABLE] = json.dumps({"path": sys.path, "names": wanted, "folder": str(folder)})
     try:
-        multiprocessing.forkserver.ensure_running()
+        with beginning_undisturbed():  # multiprocessing's tracker does not ignore SIGUSR1
+            multiprocessing.resource_tracker.ensure_running()
+        with beginning_undisturbed():  # the tracker's start has unblocked two of the signals
+            multiprocessing.forkserver.ensure_running()
     finally:
         os.environ.pop(VARIABLE, None)  # two launches in threads of one process may both have set it
 
@@ -91,10 +95,9 @@ def _import(path: list[str], names: list[str], folder: str) -> None:
 
     Torch uses one thread here: a pool of OpenMP threads would be broken in every forked process.
     """
-    for number in NUMBERS:  # a scheduler signals the whole process group; the launcher decides
-        signal.signal(number, signal.SIG_IGN)
+    before = signal.getsignal(signal.SIGINT)
+    leave_to_launcher()
     sys.path[:], tempfile.tempdir = path, folder
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which ends this process
     gc.disable()
     import torch
 

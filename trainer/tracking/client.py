@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.host import json_text
-from trainer.host.signals import signal_name
+from trainer.host.signals import beginning_undisturbed, signal_name
 from trainer.run_folder import tracking_file
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.tracking.contract import TrackedRun
@@ -75,7 +75,7 @@ class RecorderProcess:
         self.starts += 1
         way, its = socket.socketpair()
         targets = [{"_target_": node["_target_"]} for node in self.trackers.values()]
-        with its:
+        with its, beginning_undisturbed():
             process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
                 [sys.executable, "-m", "trainer.tracking.recorder", str(os.getpid()), json.dumps(targets)],
                 stdin=its.fileno(),

@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -28,6 +27,7 @@ from typing import Any
 
 from trainer.config import redact
 from trainer.host import interpreter, json_text
+from trainer.host.signals import leave_to_launcher
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.json_files import leave
 from trainer.tracking import mlflow_settings
@@ -192,8 +192,7 @@ def tell_user(line: str) -> None:
 def main(argv: list[str]) -> int:
     """The recorder's command line: ``resend RUN_FOLDER`` from a user, or a process id from the launcher to follow."""
     if argv and argv[0].isdigit():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        leave_to_launcher()
         # Trackers print migrations and addresses; errors go to the parent as answers, on the true stdout.
         sys.stdout = sys.stderr = open(os.devnull, "w", errors="replace")  # noqa: SIM115
         interpreter.begin()

@@ -17,6 +17,7 @@ from trainer.data.drawn_flowers.species import CLASSES, VERSION, chosen
 from trainer.data.drawn_flowers.worker import SPLITS, Drawing, Job
 from trainer.data.prepared import MARKER, cache_root, known, locked, replacing_folder
 from trainer.host.hardware import cores
+from trainer.host.signals import beginning_undisturbed
 
 __all__ = ["CLASSES", "VERSION", "Drawing", "draw", "folder", "is_drawn"]
 
@@ -121,14 +122,15 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
         *(os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry),
     ]
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
-        job.command(),
-        cwd=home,  # `-m` puts the working directory first on the path, where a stray numpy.py could lie
-        env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    with beginning_undisturbed():
+        return subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
+            job.command(),
+            cwd=home,  # `-m` puts the working directory first on the path, where a stray numpy.py could lie
+            env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def _lines(children: list[subprocess.Popen[bytes]]) -> Iterator[bytes]:

@@ -7,13 +7,13 @@ with status 1. It ends by itself when the process that started it is gone.
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.data.drawn_flowers.species import CLASSES, VERSION, chosen, species
+from trainer.host.signals import leave_to_launcher
 
 SPLITS = ("train", "val")
 LIMITS = {"seed": (0, 2**63 - 1), "per_class": (1, 10_000), "size": (16, 4096), "classes": (1, CLASSES)}
@@ -95,7 +95,7 @@ def _draw(job: Job) -> None:
 
 def main() -> None:
     """Draw the share of the flowers that the command line names."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the caller ends us in order
+    leave_to_launcher()
     job = json.loads(sys.argv[1])
     _draw(Job(Drawing(**job.pop("drawing")), **job))
 

@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.config.run_config import typed
 from trainer.config.schema.run import SubmitLaunch
-from trainer.errors import UserError
+from trainer.errors import Interrupted, RunPreempted, UserError
 from trainer.host.engine_tasks import SUBMITTED
 from trainer.planning.launcher import Assignment, Launcher, Supervision
 
 ENGINE = "engine"
 """The folder of an engine's files below that of a run."""
+WITHOUT_FAULT = (0, RunPreempted.exit_code, Interrupted.exit_code)
+"""Exit codes of jobs that have not failed."""
 PENDING, RUNNING, REQUEUED, ENDED = "pending", "running", "requeued", "ended"
 
 
@@ -68,8 +70,8 @@ class Job:
         max_restarts: so many hosts may be lost. max_preemptions: so often it may be pre-empted; None: no limit.
         grace_s: the checkpoint after SIGTERM takes so long at most.
         options: the engine's own, by name. setup: lines of the shell before the command.
-        points: the jobs of a sweep, in place of ``words``. swept: keys in which they differ. parallel: so many of them
-        at a time; 0: all.
+        points: the jobs of a sweep, in place of ``words``. numbers: theirs in the sweep; (): 0, 1, 2, ...
+        swept: keys in which they differ. parallel: so many of them at a time; 0: all.
         copies: the address where hosts that do not share the folder copy it to; '': they share it. config: the files
         of ``--config-dir`` for such hosts, packed.
     """
@@ -90,6 +92,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
+    numbers: tuple[int, ...] = ()
     swept: tuple[str, ...] = ()
     parallel: int = 0
     copies: str = ""
@@ -99,6 +102,11 @@ class Job:
     def engine_folder(self) -> Path:
         """The folder of the engine's files: script, secret, log, exit codes."""
         return self.folder / ENGINE
+
+    @property
+    def numbered(self) -> dict[int, Point]:
+        """The jobs of a sweep by number."""
+        return dict(zip(self.numbers or range(len(self.points)), self.points, strict=True))
 
     def refuse_range(self, why: str) -> None:
         """Refuse ``launch.nnodes=MIN:MAX``, for an engine whose jobs have a fixed number of hosts.
@@ -139,12 +147,17 @@ class Handle(ABC):
     Attributes:
         name: in messages, such as ``Slurm job 12``. cancels: the command that cancels it. log: where its lines are.
         early: where those are that its hosts could not copy; '': nowhere.
+        follows: the command that follows it again; '': there is none. resumes: the command that resumes its run.
+        cancelled: what becomes of a run whose job is cancelled.
     """
 
     name: str
     cancels: str
     log: str
     early: str = ""
+    follows: str = ""
+    resumes: str = ""
+    cancelled: str = ""
 
     @abstractmethod
     def state(self) -> State:
@@ -175,6 +188,19 @@ class Handle(ABC):
         """
 
 
+@dataclass(frozen=True)
+class Living:
+    """A job that an earlier command has submitted for the same folder, and that has not ended.
+
+    Attributes:
+        words: flags and overrides of that command. leaves: it ends at the moment, or was asked to.
+    """
+
+    handle: Handle
+    words: tuple[str, ...]
+    leaves: bool = False
+
+
 class Submitter(Launcher):
     """Base class of launchers that submit the command to an engine.
 
@@ -196,6 +222,19 @@ class Submitter(Launcher):
     def submits(self) -> bool:
         """Whether this command is to be submitted; False inside of a job of the engine."""
         return os.environ.get(SUBMITTED) != self.engine
+
+    @property
+    def sees_folder(self) -> bool:
+        """Whether this machine has the run's folder, so that a run is refused here that it would refuse there."""
+        return self.options.shared_storage
+
+    def living(self, folders: Sequence[Path]) -> Living | None:
+        """Return the job that lives for one of these engine folders, where two jobs would write the same files.
+
+        Raises:
+            UserError: there may be one, and the engine does not answer.
+        """
+        return None
 
     @abstractmethod
     def render(self, job: Job) -> str:

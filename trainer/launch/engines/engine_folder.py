@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import codecs
+import json
+import os
 import re
 import secrets
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainer.errors import RunPreempted, UserError, first_line
-from trainer.host import private
+from trainer.host import json_text, private
 from trainer.host.files import replace_file
 from trainer.launch.engines.contract import Job, Unreachable
 from trainer.planning.run_secret import LEAST
 
 SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"
+SUBMITTED_JOB = "job"
+"""The file that says which job of which engine was submitted last for this folder."""
 OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, "ended.*", "host.*.log")
 """Files of an earlier job in the same folder."""
 ASK_S = 30.0
@@ -35,6 +41,63 @@ def begin(job: Job, script: str) -> Path:
     private.write(folder / SECRET, secrets.token_hex(LEAST))
     replace_file(folder / SCRIPT, script, private=True)
     return folder / SCRIPT
+
+
+@contextmanager
+def left_if_submitted(folders: Sequence[Path]) -> Iterator[None]:
+    """Context manager: the folders are as before if the engine refuses the job, else without an earlier job's files.
+
+    Args:
+        folders: the engine folders of the job.
+    """
+    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
+    earlier = {
+        path: path.with_name(f"previous.{path.name}")
+        for folder in folders
+        for name in (SCRIPT, SECRET, *OF_THE_LAST)
+        for path in folder.glob(name)
+    }
+    for path, kept in earlier.items():
+        path.replace(kept)
+    try:
+        yield
+    except BaseException:
+        for path in (folder / name for folder in folders for name in (SCRIPT, SECRET)):
+            path.unlink(missing_ok=True)
+        for path, kept in earlier.items():
+            kept.replace(path)
+        for path in sorted(made, key=lambda path: -len(path.parts)):
+            with suppress(OSError):  # something else is in it meanwhile
+                path.rmdir()
+        raise
+    for kept in earlier.values():
+        kept.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """The job that was submitted last for a run's folder, as the file ``RUN/engine/job`` (0600) has it.
+
+    Attributes:
+        engine: its name. number: of the job there. words: flags and overrides of the command.
+    """
+
+    engine: str
+    number: str
+    words: tuple[str, ...]
+
+    def write(self, folder: Path) -> None:
+        """Write it into a run's engine folder."""
+        replace_file(folder / SUBMITTED_JOB, json.dumps(asdict(self)) + "\n", private=True)
+
+    @staticmethod
+    def of(folder: Path) -> SubmittedJob | None:
+        """Read it from a run's engine folder; None: there is none."""
+        try:
+            found = json_text.read_object(folder / SUBMITTED_JOB)
+            return SubmittedJob(found["engine"], found["number"], tuple(found["words"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def clear(folder: Path) -> None:
@@ -145,6 +208,16 @@ def read_code(folder: Path, name: str = CODE) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
+
+
+def last_lines(path: Path, count: int) -> str:
+    """The last lines of a log, of its last MiB; '' if it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - CHUNK))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-count:])
+    except OSError:
+        return ""
 
 
 def failed_hosts(folder: Path, codes: Mapping[int, int | None]) -> list[str]:

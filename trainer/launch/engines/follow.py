@@ -41,7 +41,10 @@ def follow(handle: Handle, out: TextIO, clock: Callable[[], float] = time.monoto
             state = follower.run()
         except KeyboardInterrupt:
             follower.ask(handle.cancel)
-            raise Interrupted(f"got SIGINT: {handle.name} is cancelled") from None
+            error = Interrupted(f"got SIGINT: {handle.name} is cancelled{handle.cancelled and f'. {handle.cancelled}'}")
+            if handle.resumes:
+                error.add_note(handle.resumes)
+            raise error from None
     _raise(handle, state)
 
 
@@ -127,9 +130,10 @@ class _Follower:
             self.sleep(FASTEST_S)
 
     def _unreachable(self, error: Unreachable) -> str:
+        follow = f". To follow it again: {self.handle.follows}" if self.handle.follows else ""
         return (
             f"the engine does not answer: {error}\n{self.handle.name} may go on without this command. "
-            f"Its lines: {self.handle.log}. To cancel it: {self.handle.cancels}"
+            f"Its lines: {self.handle.log}. To cancel it: {self.handle.cancels}{follow}"
         )
 
 

@@ -93,6 +93,10 @@ class Kubernetes(Submitter):
     schema = KubernetesLaunch
     options: KubernetesLaunch
 
+    @property
+    def sees_folder(self) -> bool:
+        return False  # it is on a volume of the pods
+
     def render(self, job: Job) -> str:
         self._check(job)
         name, kind = name_of(job), kind_of(job)

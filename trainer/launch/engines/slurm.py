@@ -26,10 +26,11 @@ from __future__ import annotations
 import secrets
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from trainer.errors import RunPreempted, UserError
 from trainer.host.engine_tasks import SLURM
 from trainer.launch.engines.contract import (
     ENDED,
@@ -37,13 +38,27 @@ from trainer.launch.engines.contract import (
     PENDING,
     REQUEUED,
     RUNNING,
+    WITHOUT_FAULT,
     Handle,
     Job,
+    Living,
     State,
     Submitter,
     Unreachable,
 )
-from trainer.launch.engines.engine_folder import LEAVE, LIVES, LOG, LogReader, ask, begin, clear, query, read_code
+from trainer.launch.engines.engine_folder import (
+    LEAVE,
+    LIVES,
+    LOG,
+    LogReader,
+    SubmittedJob,
+    ask,
+    begin,
+    last_lines,
+    left_if_submitted,
+    query,
+    read_code,
+)
 from trainer.launch.engines.slurm_concerns import concerns, explained, field
 from trainer.launch.engines.slurm_script import DRAWN, EARLY, rendered
 from trainer.planning.run_secret import LEAST
@@ -52,6 +67,9 @@ CODES = {"COMPLETED": 0, "CANCELLED": 130, "PREEMPTED": 75, "OUT_OF_MEMORY": 137
 """Exit codes for how a job ends that does not say it itself."""
 FORGOTTEN = "Invalid job id"
 """What scontrol says of a job that has ended some time ago."""
+CANCELLED = "A run that has begun saves a checkpoint, if it can within Slurm's KillWait"
+LAST_LINES = 12
+"""Lines of the log of a sweep's failed job that are shown."""
 OVER = (
     "COMPLETED",
     "CANCELLED",
@@ -78,16 +96,41 @@ class Slurm(Submitter):
         return concerns(job)
 
     def submit(self, job: Job) -> Handle:
-        script = begin(job, self.render(job).replace(shlex.quote(DRAWN), secrets.token_hex(LEAST)))
-        for point in job.points:
-            clear(point.folder / ENGINE)
-        number = ask(["sbatch", "--parsable", str(script)], "launch=slurm").strip().partition(";")[0]
+        text = self.render(job).replace(shlex.quote(DRAWN), secrets.token_hex(LEAST))
+        of_points = [point.folder / ENGINE for point in job.points]
+        with left_if_submitted([job.engine_folder, *of_points]):
+            script = begin(job, text)
+            for folder in of_points:
+                folder.mkdir(parents=True, exist_ok=True)
+            number = ask(["sbatch", "--parsable", str(script)], "launch=slurm").strip().partition(";")[0]
+        SubmittedJob(self.engine, number, job.words).write(job.engine_folder)
+        for element, point in job.numbered.items():
+            SubmittedJob(self.engine, f"{number}_{element}", point.words).write(point.folder / ENGINE)
         return SlurmArray(number, job) if job.points else SlurmJob(number, job.engine_folder)
+
+    def living(self, folders: Sequence[Path]) -> Living | None:
+        for folder in folders:
+            before = SubmittedJob.of(folder)
+            if before is None or before.engine != self.engine:
+                continue
+            handle = SlurmJob(before.number, folder)
+            try:
+                said = query(["scontrol", "show", "job", before.number, "-o"]).splitlines()
+            except Unreachable as error:
+                if FORGOTTEN in str(error):
+                    continue
+                why = f"{handle.name} may still run in this folder, and Slurm does not answer: {error}"
+                raise UserError("launch=slurm", why, "the same command again") from error
+            if states := {field(line, "JobState") for line in said} - {*OVER}:
+                return Living(handle, before.words, states == {"COMPLETING"} or (folder / LEAVE).exists())
+        return None
 
 
 class SlurmJob(Handle):
     """A submitted job of Slurm. Its state is asked of ``scontrol``; of a job that Slurm has forgotten, or whose end it
     calls otherwise, the file ``code`` counts."""
+
+    cancelled = CANCELLED
 
     def __init__(self, number: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -137,15 +180,22 @@ class SlurmJob(Handle):
 
 
 class SlurmArray(Handle):
-    """A sweep as one array of Slurm: its lines are the changes of state of its elements."""
+    """A sweep as one array of Slurm: its lines are the changes of state of its elements, and the last lines of those
+    that fail."""
+
+    cancelled = CANCELLED
 
     def __init__(self, number: str, job: Job) -> None:
-        self.number, self.points = number, job.points
+        self.number, self.points = number, job.numbered
         self.name, self.cancels = f"Slurm array {number}", f"scancel {number}"
         self.log = f"{job.engine_folder}/N.log"
-        self._elements = [SlurmJob(f"{number}_{i}", point.folder / ENGINE) for i, point in enumerate(job.points)]
-        self._states = [State(PENDING)] * len(job.points)
+        self._elements = {i: SlurmJob(f"{number}_{i}", point.folder / ENGINE) for i, point in self.points.items()}
+        self._logs = {
+            i: one.folder / LOG if job.copies else job.engine_folder / f"{i}.log" for i, one in self._elements.items()
+        }
+        self._states = dict.fromkeys(self.points, State(PENDING))
         self._said: list[str] = []
+        self._leaves = False
 
     def state(self) -> State:
         try:
@@ -155,36 +205,55 @@ class SlurmArray(Handle):
                 raise
             said = []
         by_element = {field(line, "ArrayTaskId"): line for line in said}
-        for i, element in enumerate(self._elements):
+        for i, element in self._elements.items():
             if line := by_element.get(str(i)):  # those that wait have one line in common
                 self._change(i, element.state_of(line))
             elif (code := read_code(element.folder)) is not None:
                 self._change(i, State(ENDED, "", code))
-        phases = [state.phase for state in self._states]
+        phases = [state.phase for state in self._states.values()]
         counts = {phase: phases.count(phase) for phase in (PENDING, REQUEUED, RUNNING, ENDED)}
         words = ", ".join(f"{count} {phase}" for phase, count in counts.items() if count)
         if counts[ENDED] == len(phases):
-            return State(ENDED, "", max(state.code for state in self._states))
+            return State(ENDED, "", self._code())
         return State(RUNNING if counts[RUNNING] or counts[ENDED] else PENDING, words)
 
+    def _code(self) -> int:
+        codes = {i: state.code for i, state in self._states.items()}
+        failed = {i: code for i, code in codes.items() if code not in WITHOUT_FAULT}
+        if failed:
+            self.log = str(self._logs[min(failed)])
+        if self._leaves and any(codes.values()):
+            return RunPreempted.exit_code
+        return max(failed.values()) if failed else max(codes.values())
+
     def _change(self, number: int, state: State) -> None:
-        if state != self._states[number]:
-            self._states[number] = state
-            self._said.append(f"job {number} ({self.points[number].name}): {state}\n")
+        if state == self._states[number]:
+            return
+        self._states[number] = state
+        said = f"job {number} ({self.points[number].name}): {state}"
+        if state.phase == ENDED and state.code not in WITHOUT_FAULT:
+            log = self._logs[number]
+            said = f"{said}. The end of {log}:\n{last_lines(log, LAST_LINES)}".rstrip()
+        self._said.append(f"{said}\n")
 
     def lines(self) -> Iterator[str]:
         said, self._said = self._said, []
         yield from said
 
     def signal(self, number: int) -> None:
-        for element in self._elements:
-            element.folder.mkdir(parents=True, exist_ok=True)
-            (element.folder / LEAVE).touch()
+        self._leave()
+        self._leaves = True
         query(["scancel", "--state=PENDING", self.number])
         _send(number, self.number)
 
     def cancel(self) -> None:
+        self._leave()
         query(["scancel", self.number])
+
+    def _leave(self) -> None:
+        for element in self._elements.values():
+            with suppress(OSError):
+                (element.folder / LEAVE).touch()
 
 
 def _send(number: int, job: str) -> None:

@@ -231,7 +231,8 @@ def _option(name: str, value: Any) -> str:
 def _array(job: Job) -> str | None:
     if not job.points:
         return None
-    return f"0-{len(job.points) - 1}{f'%{job.parallel}' if job.parallel else ''}"
+    numbers = ",".join(map(str, job.numbers)) or f"0-{len(job.points) - 1}"
+    return f"{numbers}{f'%{job.parallel}' if job.parallel else ''}"
 
 
 def _shared(job: Job) -> dict[str, Any]:
@@ -283,5 +284,5 @@ def _by_element(job: Job, settings: Sequence[str]) -> str:
     """Lines of the shell for a job; of a sweep those of the array's element."""
     if not job.points:
         return settings[0]
-    cases = "\n".join(f"{i}) {one} ;;" for i, one in enumerate(settings))
+    cases = "\n".join(f"{i}) {one} ;;" for i, one in zip(job.numbered, settings, strict=True))
     return f'case "$SLURM_ARRAY_TASK_ID" in\n{cases}\nesac'
