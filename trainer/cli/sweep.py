@@ -362,9 +362,11 @@ def _left(begun: Ready | None, where: str, status: str, error: str) -> Result:
 
 
 def _is_done(ready: Ready, folder: Path) -> bool:
-    """Whether a sweep that resumes has nothing left to do for this job: it is done, with these settings."""
+    """Whether a sweep that resumes has nothing left to do for this job: it is done, and these settings add nothing."""
     resume = ready.plan.resume
-    if resume is None or not resume.here or resume.matters or resume.harmless or resume.lost:
+    if resume is None or not resume.here or resume.matters or resume.lost:
+        return False
+    if resume.harmless and resume.step < ready.plan.length.total_steps:  # more epochs, for example
         return False
     return read_result(str(folder), "failed", "").status == "done"
 

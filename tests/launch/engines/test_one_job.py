@@ -179,3 +179,31 @@ def test_array_that_is_asked_to_end_ends_with_75_and_a_cancelled_one_does_not_co
     assert handle.state().code == 130
     handle.signal(signal.SIGTERM)
     assert handle.state().code == 75
+
+
+def test_sweep_is_refused_while_its_array_lives(fakes: Path) -> None:
+    fake(fakes, "sbatch", ACCEPTS)
+    SubmittedJob("slurm", "12", ()).write(made(fakes.parent / "work" / "sweep" / "engine"))
+    SubmittedJob("slurm", "12_0", ()).write(made(fakes.parent / "work" / "sweep" / "0" / "engine"))
+    done = type_command(fakes, words=("-m", *COMMAND[:-1], "seed=1,2", "hydra.sweep.dir=sweep"))
+    assert done.returncode == 2 and "Slurm job 12 runs in this folder, or waits" in done.stderr
+    assert "resume=auto when it has ended; or scancel 12\n" in done.stderr and not (fakes / "asked").exists()
+
+
+def test_sweep_that_resumes_submits_only_jobs_that_are_not_done(fakes: Path) -> None:
+    fake(fakes, "sbatch", ACCEPTS)
+    words = ("-m", "+recipe=digits_lenet", "device=cpu", "tracking=none", "max_steps=2", "hydra.sweep.dir=sweep")
+    first = type_command(fakes, "seed=1", words=words)
+    assert first.returncode == 0, first.stderr
+    again = ("launch=slurm", "launch.wait=false", "resume=auto")
+    done = type_command(fakes, "seed=1", *again, words=words)
+    assert done.returncode == 0 and not (fakes / "asked").exists(), done.stderr
+    done = type_command(fakes, "seed=1,2", *again, words=words)
+    script = (fakes.parent / "work" / "sweep" / "engine" / "job.sh").read_text()
+    assert done.returncode == 0 and "#SBATCH --array=1\n" in script, done.stderr
+    assert "submitted" in done.stdout and "follow    python -m trainer -m " in done.stdout
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder

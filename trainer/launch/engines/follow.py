@@ -144,8 +144,12 @@ def _forwarding(follower: _Follower) -> Iterator[None]:
     def note(number: int, frame: Any) -> None:
         follower.signals.append(number)
 
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would end what cancels the job
+        raise KeyboardInterrupt
+
     before = {number: signal.signal(number, note) for number in FORWARDED}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
