@@ -99,7 +99,8 @@ def run_one(
     if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 
-        return submit(config, submitter, [*flags, *overrides])
+        check_same_folder(config, "hydra.run.dir", compose.named_folder(config, "hydra.run.dir"))
+        return submit(config, submitter, [*flags, *overrides], show_only)
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready

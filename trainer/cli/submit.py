@@ -61,20 +61,20 @@ def made_submitter(config: DictConfig) -> Submitter | None:
     return launcher if isinstance(launcher, Submitter) and launcher.submits else None
 
 
-def submit(config: DictConfig, launcher: Submitter, words: Sequence[str]) -> Result:
+def submit(
+    config: DictConfig, launcher: Submitter, words: Sequence[str], show_only: Callable[[Ready], Result]
+) -> Result:
     """Check a command, submit it and follow it to its end.
 
     Args:
         words: flags and overrides, as typed.
+        show_only: what ``plan=true`` does in place of a submission.
 
     Raises:
         UserError: the command would be refused, or the engine refuses it.
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    from trainer.cli.commands import check_same_folder, show_only
-
     folder, whole = compose.named_folder(config, RUN_DIR), compose.names_whole(config, RUN_DIR)
-    check_same_folder(config, RUN_DIR, folder)
     if compose.plain(config)["plan"]:
         return show_only(_ready(config, folder, words, whole))
     checked = check({**compose.plain(config), "plan": True}, typed_keys(words), elsewhere=True)

@@ -370,12 +370,12 @@ def test_a_tracking_store_that_ends_with_the_hosts_is_named(
     (fakes / "sbatch").chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    words = [*APART[:-1], f"checkpoint.to=file://{tmp_path}/store", "hydra.run.dir=run", "launch.wait=false"]
-    assert __main__.main([*words, f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]) == 0
+    words = [*APART[:-1], f"checkpoint.to=file://{tmp_path}/store", "launch.wait=false"]
+    assert __main__.main([*words, f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "hydra.run.dir=run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"ATTENTION: tracking.uri=sqlite:///{tmp_path}/mlflow.db is a file" in said and "http://SERVER:PORT" in said
     assert f"Its files come to file://{tmp_path}/store/run" in said
-    assert __main__.main([*words, "tracking=none"]) == 0
+    assert __main__.main([*words, "tracking=none", "hydra.run.dir=other"]) == 0
     assert "is a file" not in capsys.readouterr().out
 
 

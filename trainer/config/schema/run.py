@@ -112,9 +112,7 @@ class SubmitLaunch(LaunchConfig):
         None, "so often the job may be pre-empted or run out of time (null: no limit)", "preemptions", ge=0
     )
     shared_storage: bool = key(
-        True,
-        "all hosts and this machine see the run folder; false: config goes to the hosts with the job, and what they "
-        "write comes back by the address checkpoint.to",
+        True, "all hosts and this machine see the run folder; false: what they write comes by checkpoint.to"
     )
     wait: bool = key(True, "follow the job to its end; false: print its number and return")
     dry_run: bool = key(False, "print what the engine would get; nothing is submitted or written")
