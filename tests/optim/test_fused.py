@@ -14,7 +14,8 @@ from torch import nn
 from tests.composed import ready
 from trainer.errors import UserError
 from trainer.optim.fused import is_dense, why_not, why_not_by_auto
-from trainer.optim.groups import Rate, is_fused, optimizer_of
+from trainer.optim.groups import Rate, optimizer_of
+from trainer.optim.states import is_fused
 from trainer.optim.updater import Updater
 from trainer.worker.model import Updaters, build_model
 

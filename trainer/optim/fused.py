@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from trainer.optim.groups import is_fused
+from trainer.optim.states import is_fused
 
 BY_AUTO = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 """Classes that ``execution.fused_optimizer=auto`` fuses on GPUs."""

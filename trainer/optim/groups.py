@@ -14,6 +14,7 @@ from torch import nn
 from trainer.config.instantiate import call_target
 from trainer.errors import UserError
 from trainer.optim.layers import NORMS, layer_numbers
+from trainer.optim.states import is_fused
 
 NAMES_SHOWN = 4
 
@@ -144,11 +145,6 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         if not rate.decays and "weight_decay" in group:
             group["weight_decay"] = 0.0
     return optimizer
-
-
-def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer makes its updates by fused kernels, see :mod:`trainer.optim.fused`."""
-    return any(bool(group.get("fused")) for group in optimizer.param_groups)
 
 
 def _factor(aliases: list[str], factors: Mapping[str, float]) -> float:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from trainer.optim.groups import is_fused
 from trainer.optim.sparse import DenseAndSparse
 from trainer.optim.state_transfer import BETWEEN, StateKeys, StateTransfer, plan_transfer
-from trainer.optim.states import States, by_name, put
+from trainer.optim.states import States, by_name, is_fused, put
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:

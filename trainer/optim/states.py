@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 States = dict[str, dict[str, Any]]
 """Parameter name -> state key -> tensor or number."""
@@ -116,3 +119,8 @@ def _is_pair(saved: Mapping[str, Any]) -> bool:
 def _optimizer_state(saved: Mapping[str, Any]) -> OptimizerState:
     known = {key: saved[key] for key in ("state", "param_groups") if key in saved}
     return OptimizerState(**known, others={key: value for key, value in saved.items() if key not in known})
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer makes its updates by fused kernels, see :mod:`trainer.optim.fused`."""
+    return any(bool(group.get("fused")) for group in optimizer.param_groups)
