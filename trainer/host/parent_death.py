@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import threading
+from collections.abc import Callable
 from multiprocessing import connection
+
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent dies."""
 
 
 def end_with(pid: int) -> None:
@@ -19,3 +25,16 @@ def end_with(pid: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="end-with-launcher").start()
+
+
+def killed_with_parent() -> Callable[[], None]:
+    """Return what a new child calls, after a fork or as ``preexec_fn``, to be killed when its parent dies.
+
+    The C library is loaded here: the child of a process with threads may do next to nothing.
+    """
+    libc = ctypes.CDLL(None)
+
+    def call() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return call

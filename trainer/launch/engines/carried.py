@@ -14,7 +14,6 @@ This module imports no torch.
 from __future__ import annotations
 
 import base64
-import ctypes
 import io
 import os
 import signal
@@ -45,6 +44,7 @@ from trainer.host.engine_tasks import (
     SWEEP_DIR,
     tasks_of,
 )
+from trainer.host.parent_death import killed_with_parent
 from trainer.launch.engines.contract import ENGINE
 from trainer.launch.engines.copies import FIRST, JOB, PATIENCE_S, RUN, Carried, Copies, Mirror
 from trainer.launch.engines.engine_folder import LEAVE
@@ -55,7 +55,6 @@ EVERY_S, SHARE = 3.0, 10
 """Between two copies: so many seconds, and ten times as long as the last copy took."""
 MEETING, MEET_S = "meeting", 300.0
 """The file of host 0's address, and the longest wait for it."""
-PR_SET_PDEATHSIG = 1
 FORWARDING = (RAY, KUBERNETES)
 """Engines that signal this process alone; the others signal the command as well."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -158,11 +157,6 @@ def _unpacked(packed: str, folder: Path) -> list[str]:
 
 def _command(words: Sequence[str], started_in: str, scratch: Path, variables: Mapping[str, str], out: Any) -> int:
     """Run ``python -m trainer`` and wait for its end; returns its exit code, 128 and more for a signal."""
-    libc = ctypes.CDLL(None)  # loaded here: the child may do next to nothing
-
-    def die_with_this_process() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
     there = started_in if os.path.isdir(started_in) else scratch
     process = subprocess.Popen(  # this product, with the user's words  # nosec B603
         [sys.executable, "-m", "trainer", *words],
@@ -170,7 +164,7 @@ def _command(words: Sequence[str], started_in: str, scratch: Path, variables: Ma
         env=dict(variables),
         stdout=out,
         stderr=out,
-        preexec_fn=die_with_this_process,
+        preexec_fn=killed_with_parent(),
     )
 
     def handle(number: int, frame: Any) -> None:

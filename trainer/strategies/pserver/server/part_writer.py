@@ -7,7 +7,6 @@ So the part is of one moment, whatever pushes do meanwhile.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -17,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.errors import UserError, why
+from trainer.host.parent_death import killed_with_parent
 from trainer.host.patience import LONGEST_POLL_S
 from trainer.host.signals import signal_name
 from trainer.strategies.pserver.server.saving import Tell
 
-PR_SET_PDEATHSIG = 1
 STANDARD_STREAMS = 3
 """Descriptors below it stay open in the copy: its output goes to the server's log."""
 NOT_TOLD = 2
@@ -49,7 +48,7 @@ class Forked:
 
     def begin(self, write: Callable[[], None], failed: Tell) -> None:
         """As :class:`PartWriter`."""
-        self._failed, server, libc = failed, os.getpid(), ctypes.CDLL(None)
+        self._failed, server, die_with_server = failed, os.getpid(), killed_with_parent()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of a process that has threads
@@ -62,7 +61,7 @@ class Forked:
             return
         code = NOT_TOLD
         with contextlib.suppress(BaseException):
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_server()
             if os.getppid() == server:
                 code = _in_copy(write, failed)
         os._exit(code)
