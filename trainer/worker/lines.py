@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -13,8 +12,14 @@ from trainer.host.transfers import Arriving
 from trainer.run_folder.report import Due
 
 
-class Position(NamedTuple):
-    """Position of a batch in the run, as in :class:`BatchLoss`."""
+@dataclass(frozen=True)
+class Position:
+    """Position of a batch in the run.
+
+    Attributes:
+        epoch, update: epoch, and update of the epoch, from 0. step: update of the run, from 1.
+        number: batch of the epoch, from 0.
+    """
 
     epoch: int
     update: int
@@ -23,18 +28,13 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BatchLoss:
+class BatchLoss(Position):
     """Loss of a batch, and the position of the batch in the run.
 
     Attributes:
-        epoch, update: epoch, and update of the epoch, from 0. step: update of the run, from 1.
-        number: batch of the epoch, from 0. loss: mean loss (). batch: None: it is not kept.
+        loss: mean loss (). batch: None: it is not kept.
     """
 
-    epoch: int
-    update: int
-    step: int
-    number: int
     loss: torch.Tensor
     batch: Batch | None = None
 

@@ -271,9 +271,7 @@ def check_parameters(run: Training) -> None:
         raise nonfinite_error(run, message, report=False)
 
 
-def nonfinite_error(
-    run: Training, message: str, at: BatchLoss | Position | None = None, report: bool = True
-) -> NotFinite:
+def nonfinite_error(run: Training, message: str, at: Position | None = None, report: bool = True) -> NotFinite:
     """Make the error about a loss or gradient that is not finite.
 
     Args:
