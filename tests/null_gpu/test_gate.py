@@ -80,12 +80,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The CUDA runtime of a null GPU."""
-    return machine.build(tmp_path_factory.mktemp("null_gpu"))
-
-
 def phases(library: Path, workers: int, overrides: list[str]) -> dict[str, Any]:
     """What a run does in each of its phases, see :mod:`tests.null_gpu.count`."""
     question = {"workers": workers, "overrides": [*RUN, *overrides], "config_dir": CONFIGS}

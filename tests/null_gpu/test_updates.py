@@ -25,11 +25,6 @@ UNEVEN = ("sampler.pad=false", "sampler.drop_last=false", "data.batch_size=null"
 """Batches of 32 and 31 samples."""
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return machine.build(tmp_path_factory.mktemp("null_gpu"))
-
-
 def counted(library: Path, workers: int, *overrides: str) -> dict[str, Any]:
     """Waits and kernels of ``UPDATES`` updates."""
     answer = machine.run(library, "tests.null_gpu.count", {"workers": workers, "overrides": overrides}, workers)
