@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from trainer.config.instantiate import call_target, locate
 from trainer.config.run_config import RunConfig
 from trainer.planning.plan import Plan
-from trainer.run_folder.report import Report
+from trainer.run_folder.report import Due, Report
 from trainer.strategies.seat import Seat
 from trainer.worker.build import build
 from trainer.worker.loop import train_epoch
@@ -136,7 +136,8 @@ def where_it_goes(run: Training) -> dict[str, float]:
             steps += 1
             if steps % run.schedule.log_every == 0:
                 sums = run.strategy.all_reduce_sum(meter.sums())
-                run.reporting.report.training(0, steps, steps, run.task.summary(sums), sums[-1].item(), 0.0, run.feed)
+                metrics, due = run.task.summary(sums), Due.now(run.feed)
+                run.reporting.report.training(0, steps, steps, metrics, sums[-1].item(), 0.0, due)
             end = clock()
             times = (data - start, forward - data, backward - forward, update - backward, end - update)
             for name, more in zip(spent, times, strict=True):
