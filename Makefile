@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 INSTALL := $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python
 
-.PHONY: audit demo test test-all test-long test-gpu simulation kills engines test-engines ray install install-dev install-site lint types floors wheel docker dockerfile docs site clean
+.PHONY: audit demo test test-all test-long test-gpu gpu-packages simulation kills engines test-engines ray install install-dev install-site lint types floors wheel docker dockerfile docs site clean
 
 demo: install
 	$(BIN)/python -m trainer +recipe=resnet50_flowers_demo $(ARGS)
@@ -25,6 +25,16 @@ test-all: install-dev
 
 test-gpu: install-dev
 	$(BIN)/python -m pytest -n 4 tests/gpu
+
+# What a machine with a GPU needs beside its torch and torchvision, for one that reaches no registry: copy this tree there
+# with build/gpu-packages, and type PYTHONPATH=build/gpu-packages:. python3 benchmarks/gpu.py
+GPU_PYTHON ?= 3.12
+gpu-packages: install-dev
+	rm -rf build/gpu-packages
+	$(BIN)/uv pip install --target build/gpu-packages --python-version $(GPU_PYTHON) --no-deps \
+		'hydra-core<1.4' 'omegaconf<2.4' 'antlr4-python3-runtime<4.10' pyyaml psutil nvidia-ml-py safetensors rich \
+		markdown-it-py mdurl pygments filelock fsspec pyzmq defusedxml packaging pytest pytest-xdist pytest-timeout \
+		execnet iniconfig pluggy
 
 test-long: install-dev
 	$(BIN)/python -m pytest -n $(JOBS) -m "long and not engines" --timeout 7200

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trainer.launch.forkserver import Forked, launch
@@ -14,10 +16,17 @@ from trainer.launch.rendezvous import Rendezvous
 from trainer.launch.started_process import Role
 
 
-def measured(module: str, overrides: list[str], devices: list[str], rounds: int) -> dict[str, Any]:
-    """What ``measure`` of that module finds in worker 0 of a run with these overrides, one worker to a device.
+def measured(
+    module: str,
+    overrides: list[str],
+    devices: list[str],
+    rounds: int,
+    function: str = "measure",
+    question: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """What a function of that module finds in worker 0 of a run with these overrides, one worker to a device.
 
-    Each worker calls ``measure(seat, payload)``; the payload has the run's ``assignment`` and ``rounds``.
+    Each worker calls ``measure(seat, payload)``; the payload has the run's ``assignment``, ``rounds`` and the question.
     """
     from trainer.cli import compose
     from trainer.job.check import get_ready
@@ -26,8 +35,8 @@ def measured(module: str, overrides: list[str], devices: list[str], rounds: int)
         with compose.hydra_app() as app:
             ready = get_ready(compose.plain(compose.compose(app, overrides)), [], folder)
         (Path(folder) / "checkpoints").mkdir()
-        payload = {"assignment": ready.assignment, "rounds": rounds}
-        role = Role("worker", len(devices), f"{module}:measure", devices)
+        payload = {"assignment": ready.assignment, "rounds": rounds, **question}
+        role = Role("worker", len(devices), f"{module}:{function}", devices)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             results = launch([role], payload, Path(folder), Rendezvous(), Forked([module]))
     found: dict[str, Any] = json.loads(json.dumps(results.of["worker"][0]))

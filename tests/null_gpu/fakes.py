@@ -69,11 +69,16 @@ class _FirstBuckets:
 
 
 def _register(ddp: Any, options: Any) -> Any:
-    if options.comm_hook == "none":
-        ddp.register_comm_hook(None, _handed_back)
     memory = comm_hooks.register(ddp, options)
-    ddp.reducer = _FirstBuckets(ddp.reducer)
+    in_buckets(ddp, options.comm_hook)
     return memory
+
+
+def in_buckets(ddp: Any, comm_hook: str) -> None:
+    """DDP as it can be with GPUs that are not there."""
+    if comm_hook == "none":
+        ddp.register_comm_hook(None, _handed_back)
+    ddp.reducer = _FirstBuckets(ddp.reducer)
 
 
 class _Done:
