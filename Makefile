@@ -21,7 +21,7 @@ test: install-dev
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-all: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not kills and not engines"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not kills and not engines" $(ARGS)
 
 test-gpu: install-dev
 	$(BIN)/python -m pytest -n 4 tests/gpu
