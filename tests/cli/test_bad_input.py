@@ -310,6 +310,9 @@ OPTIMIZATION = """
     strategy=pserver_sync optimizer=lbfgs | optimizer=lbfgs | several times => optimizer=adam
     optimizer=zzzz | no such option | any of torch.optim, by optimizer.name=NAME => optimizer=NAME
     model=zzzz | no such option => model=NAME
+    optimizer=nadam | no such option => optimizer=torch optimizer.name=NAdam
+    model=conv3x3 | no such option => model=NAME
+    model=resnet34 | no such option => model=torchvision model.name=resnet34
     optimizer=torch optimizer.name=LBFGS | optimizer.name=LBFGS | several times => optimizer=adam
     optimizer=torch optimizer.name=SparseAdam | sparse gradients alone => optimizer.sparse=adam
     optimizer=torch optimizer.name=Muon

@@ -17,6 +17,24 @@ class Quantiles(Summed):
     def outputs(self, facts):
         return len(self.config["quantiles"]) + self.config.get("more", 0)
 
+class Whole(Summed):
+    def metrics(self, facts):
+        return ["loss"]
+
+    def sums(self, outputs, labels):
+        return outputs.sum(0)
+
+    def summary(self, sums, samples):
+        return {}
+
+class Needy(Whole):
+    def outputs(self, facts):
+        return len(self.config["quantiles"])
+
+class Broken(Whole):
+    def outputs(self, facts):
+        return 1 // 0
+
 class Exact:
     def __init__(self, classes=10, hidden=3):
         pass
@@ -57,3 +75,22 @@ def test_a_shipped_option_without_keys_says_so(run: Run, folder: Path) -> None:
     for typed in ("task.foo=1", "+task.foo=1"):
         code, _, error = run("+recipe=digits_lenet", typed)
         assert_refused(Case("", ("task.foo", "no keys.")), code, error, folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (
+            "Needy",
+            "task.quantiles: the class of task needs it, and it has no value. Type instead: +task.quantiles=VALUE",
+        ),
+        ("Broken", "task=broken: its outputs breaks in "),
+    ],
+)
+def test_a_key_that_an_own_class_needs_and_a_method_that_breaks_are_sentences(
+    target: str, says: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_part.py").write_text(CLASSES)
+    code, _, error = run("+recipe=digits_lenet", f"task._target_=own_part.{target}")
+    assert_refused(Case("", (says,)), code, error, folder)

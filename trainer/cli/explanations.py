@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli import config_files, hydra_features
+from trainer.cli import config_files, hydra_features, named_by_libraries
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys, schema
 from trainer.config.target_source import keys_of, parameters
@@ -162,6 +162,8 @@ def _no_option(vocabulary: Vocabulary, found: re.Match[str]) -> UserError:
         return UserError(f"{typed}{name}{source}", *REFUSED[name.lower()])
     more = " (any of torch.optim, by optimizer.name=NAME)" if group == "optimizer" and options[-1:] == ["torch"] else ""
     why = f"there is no such {word}; there is {', '.join(options)}{more}"
+    if by_name := named_by_libraries.typed_for(group, name):
+        return UserError(f"{typed}{name}{source}", why, by_name)
     near = options[0] if len(options) == 1 else keys.nearest_option(name, options)
     if near or not options:
         return UserError(f"{typed}{name}{source}", why, near and typed + near)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer.config.own_keys import OwnKeys
 from trainer.config.run_config import typed
 from trainer.config.schema import DataConfig, PicturesData
 from trainer.wording import counted
@@ -187,7 +188,7 @@ class DataSource(ABC):
     options: DataConfig
 
     def __init__(self, **config: Any) -> None:
-        self.config = config
+        self.config = OwnKeys("data", config)
         self.options = typed(self.Options, config)
 
     @abstractmethod

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.instantiate import call_target
+from trainer.config.own_keys import OwnKeys
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig
 from trainer.data.batch_reordering import Rewind
@@ -168,7 +169,7 @@ class Launcher(ABC):
     """
 
     def __init__(self, **config: Any) -> None:
-        self.config = config
+        self.config = OwnKeys("launch", config)
         self.options = typed(LaunchConfig, config)
 
     def refuse(self, config: RunConfig, workers: int, others: int) -> list[UserError]:

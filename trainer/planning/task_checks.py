@@ -15,7 +15,7 @@ from trainer.errors import UserError
 from trainer.host import json_text
 from trainer.planning.checked_config import Lacks
 from trainer.planning.class_names import run_of
-from trainer.planning.user_class_checks import refusals
+from trainer.planning.user_class_checks import asked, refusals
 from trainer.tasks.contract import AUTO, KINDS, Task, task_of
 
 SHIPPED = {
@@ -48,8 +48,8 @@ def with_task(config: RunConfig, facts: Facts, typed: Collection[str], lacks: La
     _check_weights(config, task)
     untouched = dict(config.loss) == asdict(schema.CrossEntropyLoss()) and not any(is_of(k, ["loss"]) for k in typed)
     if untouched:
-        config = config.replaced("loss", task.loss())
-    outputs = task.outputs(facts)
+        config = config.replaced("loss", asked(f"task={task.name}", "loss", task.loss))
+    outputs = asked(f"task={task.name}", "outputs", lambda: task.outputs(facts))
     if outputs != facts.classes and config.model.get("num_classes") == config.data.num_classes:
         config = config.changed(model={"num_classes": outputs})
     for refusal in refusals(f"task={task.name}", "refuse", lambda: task.refuse(config, facts)):

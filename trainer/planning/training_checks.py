@@ -15,6 +15,7 @@ from trainer.optim.schedules import is_plateau
 from trainer.planning.auto import ModelFacts
 from trainer.planning.checked_config import Checked
 from trainer.planning.task_checks import said_of_loss
+from trainer.planning.user_class_checks import asked
 from trainer.tasks.contract import task_of
 from trainer.wording import counted
 
@@ -43,7 +44,8 @@ def check_optimization(checked: Checked) -> None:
                 "a factor is a number, at least 0 (which freezes)",
                 f"'optimizer.lr_factors={{{pattern}: 1}}'",
             )
-    measured = task_of(config).measured(checked.facts)
+    task = task_of(config)
+    measured = asked(f"task={task.name}", "metrics", lambda: task.measured(checked.facts))
     _check_metric_names(config, measured)
     averaged, known = config.ema.decay is not None, best.names(measured, True, config.metrics)
     for path, metric, default in _watched(config):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from trainer.config.own_keys import OwnKeys
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import LaunchConfig, StrategyConfig
 from trainer.errors import RunFailed, UserError
@@ -76,7 +77,7 @@ class Declaration(ABC):
     """Workers if the config sets no number; None: one per GPU, else one."""
 
     def __init__(self, **config: Any) -> None:
-        self.config = config
+        self.config = OwnKeys("strategy", config)
         self.options = typed(self.Options, config)
 
     @property
@@ -192,7 +193,7 @@ class Strategy(ABC):
     failed = False
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
-        self.config = config
+        self.config = OwnKeys("strategy", config)
         self.options = typed(self.Options, config)
         self.seat = seat
 

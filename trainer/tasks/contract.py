@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.config.instantiate import call_target
 from trainer.config.keys import spelled
+from trainer.config.own_keys import OwnKeys
 from trainer.config.run_config import RunConfig, typed
 from trainer.config.schema import ClassBalancedSampler, CrossEntropyLoss, TaskConfig
 from trainer.data.source import Facts
@@ -69,7 +70,7 @@ class Task(ABC):
     curve: ClassVar[tuple[str, str]] = ("", "")
 
     def __init__(self, **config: Any) -> None:
-        self.config = config
+        self.config = OwnKeys("task", config)
         self.options = typed(self.Options, config)
 
     @property

@@ -44,6 +44,8 @@ AT_ONCE = 1 << 17
 LONGEST_PAUSE_S = 30.0
 REFUSED_S = 10.0
 """How long connections may have been refused when the end of a run waits no longer: nothing listens there."""
+LONGEST_PAUSE_S = 2.0
+"""Longest pause between two attempts to end a run in a tracker."""
 LEAST_END_S = 3.0
 """Shortest wait at the end of a run for a service that refuses connections."""
 UNREACHED = re.compile(
@@ -254,6 +256,7 @@ class Follower:
         """
         began = time.monotonic()
         self.pause = self.retry_at = 0.0
+        pause = 0.2  # the end sends files again, each time
         while True:
             self.try_once()
             error = self.position.error or self._end(status, tags)
@@ -261,7 +264,8 @@ class Follower:
             if not error or (left := until - time.monotonic()) <= 0:
                 break
             self.retry_at = min(self.retry_at, until)
-            time.sleep(min(0.2, left))
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
         closing = [self.tracker.close, *([self.ledger.file.close] if self.ledger is not None else [])]
         for close in closing:
             try:
