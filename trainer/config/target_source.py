@@ -50,16 +50,20 @@ def check_arguments(node: Mapping[str, Any], key: str, typed: set[str]) -> None:
     accepted = parameters(str(node["_target_"]))
     if accepted is None:
         return
-    for name, value in node.items():
-        if name in (*accepted, "_target_", *schema.not_arguments(key, node)):
-            continue
+    known = (*accepted, "_target_", *schema.not_arguments(key, node))
+    if not (unknown := [name for name in node if name not in known]):
+        return
+    takes = ", ".join(accepted) or "none"
+    for name in unknown:
         nearest = difflib.get_close_matches(name, [t for t in accepted if t not in node], 1, 0.6)
-        instead = (
-            quoted(f"+{key}.{nearest[0]}={value}") if nearest else "" if f"{key}.{name}" in typed else f"~{key}.{name}"
-        )
-        raise UserError(
-            f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {', '.join(accepted)}", instead
-        )
+        if nearest or f"{key}.{name}" in typed:
+            instead = quoted(f"+{key}.{nearest[0]}={node[name]}") if nearest else ""
+            raise UserError(f"{key}.{name}", f"{node['_target_']} takes no such argument; it takes {takes}", instead)
+    raise UserError(
+        ", ".join(f"{key}.{name}" for name in unknown),
+        f"{node['_target_']} takes no such argument; it takes {takes}",
+        " ".join(f"~{key}.{name}" for name in unknown),
+    )
 
 
 def parameters(target: str) -> list[str] | None:
