@@ -75,7 +75,13 @@ def command() -> None:
 
 def _dispatch(argv: list[str]) -> int:
     """Do what the parsed flags of ``python -m trainer`` ask for: print help, config or plan, run a sweep or a job."""
+    from trainer.cli import queue_verbs
     from trainer.terminal import streams
+
+    if argv and argv[0] in queue_verbs.VERBS:
+        if argv[0] != queue_verbs.SUBMIT:
+            return queue_verbs.answer(argv[0], argv[1:])
+        argv = queue_verbs.submitted(argv[1:])
 
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help

@@ -126,6 +126,16 @@ class SlurmLaunch(SubmitLaunch):
 
 
 @dataclass
+class QueueLaunch(SubmitLaunch):
+    """launch=queue: the command waits in this machine's queue until there are slots for it."""
+
+    _target_: str = key("trainer.service.engine.LocalQueue", "class, a trainer.launch.engines.contract.Submitter")
+    priority: int = key(0, "runs of higher priority start first, and running ones of lower priority make room")
+    runner: bool = key(True, "start this machine's runner where none runs")
+    key: Optional[str] = key(None, "a name of your own: a second submission with it is the same run")
+
+
+@dataclass
 class KubernetesLaunch(SubmitLaunch):
     """launch=kubernetes: the command as a TrainJob, with parameter servers as a JobSet."""
 
