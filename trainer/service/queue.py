@@ -18,7 +18,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Run:
     words: list[str]
     command: list[str]
     started_in: str
-    environment: dict[str, str]
+    environment: dict[str, str] = field(repr=False)
     priority: int
     sweep: int | None
     parallel: int
@@ -97,7 +97,7 @@ class Run:
 
 
 AS_JSON = ("words", "command", "environment", "slots")
-NAMES = tuple(field.name for field in fields(Run))
+NAMES = tuple(one.name for one in fields(Run))
 START: Mapping[str, Any] = {
     "state": QUEUED,
     "reason": "",

@@ -198,8 +198,8 @@ class Runner:
             return
         what, since = self.asked.get(run.number, ("", 0.0))
         if what != run.asked:
-            self.asked[run.number] = (run.asked, time.monotonic())
-            files.signal(signal.SIGTERM)
+            if files.signal(signal.SIGTERM):
+                self.asked[run.number] = (run.asked, time.monotonic())
         elif time.monotonic() - since > run.grace_s + HARDER_S:
             files.signal(signal.SIGKILL)
 
@@ -251,10 +251,13 @@ class _Files:
             return int(self.code.read_text())
         return None
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the run's processes, which are a group of their own."""
-        with suppress(OSError, ValueError):
+    def signal(self, number: int) -> bool:
+        """Send a signal to the run's processes, which are a group of their own; returns whether there are any yet."""
+        try:
             os.killpg(int(self.pid.read_text()), number)
+        except (OSError, ValueError):
+            return False
+        return True
 
 
 def only_one(folder: Path) -> int | None:

@@ -1,0 +1,50 @@
+"""Runs in a queue that are small shell scripts: what the runner starts is not looked into."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.service.queue import Queue
+
+SCRIPT = Path(__file__).with_name("fake_run.py")
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[Queue]:
+    """An empty queue."""
+    found = Queue(tmp_path / "home")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def add(queue: Queue, tmp_path: Path) -> Callable[..., int]:
+    """Put a run of :mod:`tests.service.fake_run` into the queue: ``add("work", seconds)``; returns its number."""
+
+    def put(*words: object, **values: Any) -> int:
+        folder = tmp_path / f"run{len(queue.newest(10**6))}"
+        (folder / "engine").mkdir(parents=True)
+        row = {
+            "name": folder.name,
+            "folder": str(folder),
+            "log": str(folder / "engine" / "log"),
+            "words": list(map(str, words)),
+            "command": [sys.executable, str(SCRIPT)],
+            "started_in": str(tmp_path),
+            "environment": dict(os.environ),
+            "cores": 1,
+            "gpus": 0,
+            "memory": 0,
+            "grace_s": 5.0,
+            "max_preemptions": None,
+            "max_lost": 1000,
+        }
+        return queue.add([{**row, **values}])[0]
+
+    return put
