@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer.service.queue import Queue
+from trainer.service.queue import Queue, Submission
 
 SCRIPT = Path(__file__).with_name("fake_run.py")
 
@@ -27,24 +29,22 @@ def queue(tmp_path: Path) -> Iterator[Queue]:
 def add(queue: Queue, tmp_path: Path) -> Callable[..., int]:
     """Put a run of :mod:`tests.service.fake_run` into the queue: ``add("work", seconds)``; returns its number."""
 
+    numbers = count()
+
     def put(*words: object, **values: Any) -> int:
-        folder = tmp_path / f"run{len(queue.newest(10**6))}"
+        folder = tmp_path / f"run{next(numbers)}"
         (folder / "engine").mkdir(parents=True)
-        row = {
-            "name": folder.name,
-            "folder": str(folder),
-            "log": str(folder / "engine" / "log"),
-            "words": list(map(str, words)),
-            "command": [sys.executable, str(SCRIPT)],
-            "started_in": str(tmp_path),
-            "environment": dict(os.environ),
-            "cores": 1,
-            "gpus": 0,
-            "memory": 0,
-            "grace_s": 5.0,
-            "max_preemptions": None,
-            "max_lost": 1000,
-        }
-        return queue.add([{**row, **values}])[0]
+        run = Submission(
+            name=folder.name,
+            folder=str(folder),
+            log=str(folder / "engine" / "log"),
+            words=list(map(str, words)),
+            command=[sys.executable, str(SCRIPT)],
+            started_in=str(tmp_path),
+            environment=dict(os.environ),
+            grace_s=5.0,
+            max_lost=1000,
+        )
+        return queue.add([replace(run, **values)])[0]
 
     return put

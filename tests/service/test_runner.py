@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.service.queue import CANCEL, CANCELLED, DONE, FAILED, LEAVE, OVER, QUEUED, RUNNING, Queue, Run
+from trainer.service.queue import CANCEL, CANCELLED, DONE, FAILED, LEAVE, OVER, QUEUED, RUNNING, Queue, Run, Slots
 from trainer.service.runner import Runner
-from trainer.service.slots import Slots
 
 TWO = Slots((0, 0 if (os.cpu_count() or 1) < 2 else 1), ("GPU-a", "GPU-b"), 1 << 40)
 PATIENCE_S = 60.0
@@ -127,8 +126,9 @@ def test_whatever_is_killed_each_run_ends_once_and_none_runs_twice(
     draw = random.Random(kills)
     numbers = [add("work", draw.randint(5, 40), priority=draw.randint(0, 2)) for _ in range(max(6, kills // 2))]
     script = (
-        "import sys, pathlib\nfrom trainer.service.queue import Queue\nfrom trainer.service.runner import Runner\n"
-        "from trainer.service.slots import Slots\n"
+        "import sys, pathlib\n"
+        "from trainer.service.queue import Queue, Slots\n"
+        "from trainer.service.runner import Runner\n"
         "Runner(Queue(pathlib.Path(sys.argv[1])), Slots((0, 1), (), 1 << 40)).run()\n"
     )
 

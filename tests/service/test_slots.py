@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.service.queue import RUNNING, Queue, Run
-from trainer.service.slots import Slots, decide
+from trainer.service.queue import RUNNING, Queue, Run, Slots
+from trainer.service.slots import decide, enough, without
 
 HOST = Slots(tuple(range(8)), ("GPU-a", "GPU-b", "GPU-c", "GPU-d"), 64 << 30)
 
@@ -24,14 +24,14 @@ def run(queue: Queue, add: Callable[..., int]) -> Callable[..., Run]:
 
 
 def alive(run: Run, slots: Slots) -> Run:
-    return replace(run, state=RUNNING, slots=slots.taken_by(run))
+    return replace(run, state=RUNNING, slots=enough(slots, run))
 
 
 def test_runs_share_a_host_and_no_slot_is_given_twice(run: Callable[..., Run]) -> None:
     runs = [run(cores=2, gpus=1), run(cores=2, gpus=2), run(cores=2, gpus=1), run(cores=1)]
     plan = decide(HOST, runs, [])
-    gpus = [gpu for slots in plan.start.values() for gpu in slots["gpus"]]
-    cores = [core for slots in plan.start.values() for core in slots["cores"]]
+    gpus = [gpu for slots in plan.start.values() for gpu in slots.gpus]
+    cores = [core for slots in plan.start.values() for core in slots.cores]
     assert sorted(gpus) == list(HOST.gpus) and sorted(cores) == list(range(7)) and len(plan.start) == 4
 
 
@@ -54,7 +54,7 @@ def test_the_fewest_youngest_runs_of_lowest_priority_make_room(run: Callable[...
     old, young, high = run(cores=1, gpus=1), run(cores=1, gpus=1), run(cores=1, gpus=2, priority=5)
     living: list[Run] = []
     for one in (old, young, high):
-        living.append(alive(one, HOST.without(other.slots for other in living)))
+        living.append(alive(one, without(HOST, (other.slots for other in living))))
     assert decide(HOST, [run(cores=1, gpus=1, priority=1)], living).stop == [young.number]
     assert decide(HOST, [run(cores=1, gpus=2, priority=1)], living).stop == [young.number, old.number]
     assert decide(HOST, [run(cores=1, gpus=3, priority=1)], living).stop == []  # the third is not of lower priority

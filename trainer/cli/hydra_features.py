@@ -27,8 +27,8 @@ USED = (
 )
 """Keys of Hydra that work as in Hydra."""
 ONE_AFTER_THE_OTHER = (
-    "there is no such option here: a sweep runs its jobs one after the other; for several at a time start several "
-    "commands, each with a part of the values"
+    "there is no such option here: a sweep runs its jobs one after the other, and with launch=queue as many at a time "
+    "as there are slots"
 )
 GRID = (
     "there is no such option here: a sweep takes every combination of the values that are typed; a search such as "
@@ -56,7 +56,7 @@ FEATURES: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "hydra.launcher._target_": (
         ("hydra._internal.core_plugins.basic_launcher.BasicLauncher",),
         ONE_AFTER_THE_OTHER,
-        "hydra/launcher=basic",
+        "launch=queue",
     ),
     "hydra.sweeper._target_": (
         ("hydra._internal.core_plugins.basic_sweeper.BasicSweeper",),
@@ -101,7 +101,8 @@ def check_typed(overrides: Sequence[str], sweep: bool) -> None:
 def refused(group: str, option: str) -> UserError:
     """The refusal of an option in a group of Hydra."""
     usual, why = OPTIONS[group]
-    return UserError(f"{group}={option}", why, f"{group}={usual}")
+    instead = "launch=queue" if why == ONE_AFTER_THE_OTHER else f"{group}={usual}"
+    return UserError(f"{group}={option}", why, instead)
 
 
 def check_composed(config: DictConfig, sweep: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trainer.errors import UserError
+from trainer.wording import counted
 
 if TYPE_CHECKING:
     from trainer.service.queue import Queue, Run
@@ -127,9 +128,7 @@ def _done(the_queue: Queue, verb: str, run: Run) -> str:
             return f"run {run.number} is asked to end"
         raise UserError(f"cancel {run.number}", f"it is {run.state}", f"{START} resume {run.number}")
     again = {"state": queue.QUEUED, "asked": "", "reason": "", "code": None, "ended": None, "lost": 0, "preempted": 0}
-    if verb == "retry":
-        again["life"] = 0
-    if the_queue.move(run.number, queue.OVER, **again):
+    if the_queue.move(run.number, queue.OVER, life=0 if verb == "retry" else max(1, run.life), **again):
         start_runner(the_queue.folder)
         return f"run {run.number} is queued again" + (", from its newest checkpoint" if verb == "resume" else "")
     raise UserError(f"{verb} {run.number}", f"it is {run.state}", f"{START} logs -f {run.number}")
@@ -147,7 +146,7 @@ def _shown(run: Run) -> dict[str, object]:
         "command": f"{START} {command(run.words)}",
         "folder": run.folder,
         "log": run.log,
-        "slots": f"{run.gpus} GPUs, {run.cores} cores, {run.memory >> 20} MiB",
+        "slots": f"{counted(run.gpus, 'GPU')}, {counted(run.cores, 'core')}, {run.memory >> 20} MiB of memory",
         "priority": run.priority,
         "lives": run.life,
         "submitted": clock(run.submitted),
@@ -169,7 +168,7 @@ def _print_runs(the_queue: Queue, everything: bool) -> None:
     now = time.time()
     for run in rows:
         since = (run.ended or now) - (run.began or run.submitted)
-        slots = f"{run.gpus} GPUs, {run.cores} cores" if run.gpus else f"{run.cores} cores"
+        slots = f"{counted(run.gpus, 'GPU')}, {counted(run.cores, 'core')}" if run.gpus else counted(run.cores, "core")
         print(f"{run.number:>5}  {run.state:<11}{_for(since):>8}  {run.name[:23]:<24}{slots:<20}{run.reason}".rstrip())
 
 

@@ -184,12 +184,13 @@ def hand_over(
         handle = Away(handle, places, say)
         if not launcher.options.wait:
             out.print(f"Its files come to {job.copies}, and not to this machine (launch.wait=false)", soft_wrap=True)
-    handle.follows, handle.resumes = commands.follow, f"{'resume':<{INDENT}}{commands.resume}"
+    handle.follows = handle.follows or commands.follow
+    handle.resumes = f"{'resume':<{INDENT}}{commands.resume}"
     out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if launcher.options.wait:
         follow(handle, sys.stdout)
     else:
-        out.print(f"follow    {commands.follow}", soft_wrap=True)
+        out.print(f"follow    {handle.follows}", soft_wrap=True)
     return bool(launcher.options.wait)
 
 

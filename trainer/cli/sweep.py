@@ -87,7 +87,7 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
             return [Result("planned", str(checked.folder / point.subdir)) for point in checked.points]
     if first.ready.checked.config.sweep.parallel not in (None, 1) and checked.launcher is None:
         what = f"sweep.parallel={first.ready.checked.config.sweep.parallel}"
-        raise UserError(what, "on this host the jobs of a sweep run one by one", "sweep.parallel=1 (or launch=slurm)")
+        raise UserError(what, "without a queue the jobs of a sweep run one by one", "launch=queue beside it")
     return checked.run()
 
 

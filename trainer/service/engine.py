@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trainer.config.schema.run import QueueLaunch
 from trainer.errors import UserError
@@ -26,9 +26,9 @@ from trainer.launch.engines.contract import (
     State,
     Submitter,
 )
-from trainer.launch.engines.engine_folder import LOG, LogReader, SubmittedJob, memory_of, shell_words
+from trainer.launch.engines.engine_folder import CODE, LOG, LogReader, SubmittedJob, memory_of, shell_words
 from trainer.service import queue, runner
-from trainer.service.queue import Run
+from trainer.service.queue import Run, Submission
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 PHASES = {queue.QUEUED: PENDING, queue.PREEMPTED: REQUEUED, queue.STARTING: RUNNING, queue.RUNNING: RUNNING}
@@ -45,23 +45,25 @@ class LocalQueue(Submitter):
 
     def render(self, job: Job) -> str:
         """The rows for the queue, a line each."""
-        rows = self._rows(job)
         return "".join(
-            f"{row['gpus']} GPUs, {row['cores']} cores, {row['memory'] >> 20} MiB, priority {row['priority']}: "
-            f"python -m trainer {shell_words(row['words'])}\n"
-            for row in rows
+            f"{run.gpus} GPUs, {run.cores} cores, {run.memory >> 20} MiB, priority {run.priority}: "
+            f"python -m trainer {shell_words(run.words)}\n"
+            for run in self._runs(job)
         )
 
     def submit(self, job: Job) -> Handle:
-        rows = self._rows(job)
-        for row in rows:
-            folder = Path(row["folder"], ENGINE)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "code").unlink(missing_ok=True)
+        runs = self._runs(job)
         the_queue = queue.Queue()
-        numbers = the_queue.add(rows)
-        for row, number in zip(rows, numbers, strict=True):
-            SubmittedJob(self.engine, str(number), tuple(row["words"])).write(Path(row["folder"], ENGINE))
+        if self.options.key and (before := the_queue.with_key(self.options.key)) is not None:
+            print(f"launch.key={self.options.key} is run {before.number} already, in {before.folder}: {before.state}")
+            return QueuedRun(the_queue, before.number)
+        folders = [Path(run.folder, ENGINE) for run in runs]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / CODE).unlink(missing_ok=True)
+        numbers = the_queue.add(runs)
+        for folder, run, number in zip(folders, runs, numbers, strict=True):
+            SubmittedJob(self.engine, str(number), tuple(run.words)).write(folder)
         if self.options.runner:
             start_runner(the_queue.folder)
         if job.points:
@@ -80,7 +82,7 @@ class LocalQueue(Submitter):
                 return Living(QueuedRun(the_queue, run.number), before.words, asked_to_end)
         return None
 
-    def _rows(self, job: Job) -> list[dict[str, Any]]:
+    def _runs(self, job: Job) -> list[Submission]:
         if job.hosts > 1:
             why = "a run of several hosts needs an engine that has them: the queue is that of this host"
             raise UserError(f"launch.nnodes={job.hosts}", why, "launch.nnodes=1, or launch=slurm")
@@ -88,44 +90,44 @@ class LocalQueue(Submitter):
         if job.setup:
             raise UserError("launch.setup", "is for engines with a batch script", "~launch.setup")
         number, unit = memory_of(job.needs.memory) if job.needs.memory else ("0", "K")
-        processes = (job.workers or 1) + job.servers
-        common = {
-            "name": job.name,
-            "command": list(job.command),
-            "started_in": job.started_in,
-            "priority": self.options.priority,
-            "cores": job.needs.cores or self._cores(processes),
-            "gpus": job.needs.gpus or 0,
-            "memory": int(float(number) * UNITS[unit]),
-            "grace_s": job.grace_s,
-            "max_preemptions": job.max_preemptions,
-            "max_lost": job.max_restarts,
-        }
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_RUNNER")}
+        whole = Submission(
+            name=job.name,
+            folder=str(job.folder),
+            log=str(job.engine_folder / LOG),
+            words=list(job.words),
+            command=list(job.command),
+            started_in=job.started_in,
+            environment=dict(os.environ),
+            key=self.options.key,
+            priority=self.options.priority,
+            cores=job.needs.cores or self._cores((job.workers or 1) + job.servers),
+            gpus=job.needs.gpus or 0,
+            memory=int(float(number) * UNITS.get(unit, 1)),
+            grace_s=job.grace_s,
+            max_preemptions=job.max_preemptions,
+            max_lost=job.max_restarts,
+        )
         if not job.points:
-            row = {"key": self.options.key, "environment": environment, "words": list(job.words)}
-            return [{**common, **row, **_place(job.folder)}]
-        environment |= {SWEEP_DIR: str(job.folder), SWEPT: ",".join(job.swept)}
+            return [whole]
+        of_sweep = {**os.environ, SWEEP_DIR: str(job.folder), SWEPT: ",".join(job.swept)}
         return [
-            {
-                **common,
-                **_place(point.folder),
-                "name": point.name,
-                "words": list(point.words),
-                "environment": environment,
-                "sweep": 0,
-                "parallel": job.parallel,
-            }
+            replace(
+                whole,
+                name=point.name,
+                folder=str(point.folder),
+                log=str(point.folder / ENGINE / LOG),
+                words=list(point.words),
+                environment=of_sweep,
+                key=None,
+                sweep=0,
+                parallel=job.parallel,
+            )
             for point in job.points
         ]
 
     def _cores(self, processes: int) -> int:
         """The cores of a run that names none: one for each process, within this host's."""
         return min(processes, len(os.sched_getaffinity(0)))
-
-
-def _place(folder: Path) -> Mapping[str, str]:
-    return {"folder": str(folder), "log": str(folder / ENGINE / LOG)}
 
 
 def start_runner(folder: Path) -> None:
@@ -154,6 +156,7 @@ class QueuedRun(Handle):
         self.queue, self.number = the_queue, number
         run = self._run()
         self.name, self.cancels, self.log = f"run {number}", f"python -m trainer cancel {number}", run.log
+        self.follows = f"python -m trainer logs -f {number}"
         self._reader = LogReader(Path(run.log))
 
     def _run(self) -> Run:
@@ -222,5 +225,5 @@ def state_of(run: Run) -> State:
         return State(PHASES[run.state], run.reason)
     code = run.code
     with suppress(OSError, ValueError):
-        code = int(Path(run.folder, ENGINE, "code").read_text())
+        code = int(Path(run.folder, ENGINE, CODE).read_text())
     return State(ENDED, run.reason, 1 if code is None else code)

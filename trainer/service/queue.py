@@ -18,7 +18,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +50,31 @@ CREATE INDEX IF NOT EXISTS by_state ON runs (state);
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run in the queue: a row of the table.
+class Slots:
+    """Slots of a host, or of a run.
 
     Attributes:
-        number: in the queue. key: the same key is the same run. name: on the screen. folder: of the run.
-        log: its lines. words: of the command, as typed. command: starts Python. started_in: the working folder.
-        environment: variables.
-        priority: more comes first. sweep: number of the first run of its sweep; parallel: so many of them at a time.
-        cores, gpus, memory (bytes): its slots. grace_s: so long it may take to save.
-        max_preemptions: so often it may be pre-empted; None: no limit. max_lost: so often its processes may be gone.
-        state, reason: where it is, and why it waits or how it ended. asked: what it is to do. slots: those it has.
-        code: exit code. life: how often it was started. preempted, lost: how often.
-        submitted, began, ended: seconds since 1970.
+        cores: their numbers. gpus: what ``CUDA_VISIBLE_DEVICES`` takes for each. memory: bytes.
     """
 
-    number: int
-    key: str | None
+    cores: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
+    memory: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A run as it is put into the queue: what starts it, and what it needs.
+
+    Attributes:
+        key: the same key is the same run. name: on the screen. folder: of the run. log: its lines. words: of the
+        command, as typed. command: starts Python. started_in: the working folder. environment: variables.
+        priority: more comes first. sweep: number of the first run of its sweep (0: of this submission's first);
+        parallel: so many of them at a time; 0: all.
+        cores, gpus, memory (bytes): its slots. grace_s: so long it may take to save.
+        max_preemptions: so often it may be pre-empted; None: no limit. max_lost: so often its processes may be gone.
+    """
+
     name: str
     folder: str
     log: str
@@ -74,42 +82,44 @@ class Run:
     command: list[str]
     started_in: str
     environment: dict[str, str] = field(repr=False)
-    priority: int
-    sweep: int | None
-    parallel: int
-    cores: int
-    gpus: int
-    memory: int
-    grace_s: float
-    max_preemptions: int | None
-    state: str
-    reason: str
-    asked: str
-    slots: dict[str, list[Any]]
-    code: int | None
-    life: int
-    preempted: int
-    lost: int
-    max_lost: int
-    submitted: float
-    began: float | None
-    ended: float | None
+    key: str | None = None
+    priority: int = 0
+    sweep: int | None = None
+    parallel: int = 0
+    cores: int = 1
+    gpus: int = 0
+    memory: int = 0
+    grace_s: float = 30.0
+    max_preemptions: int | None = None
+    max_lost: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Submission):
+    """A run in the queue: a row of the table.
+
+    Attributes:
+        number: in the queue. state, reason: where it is, and why it waits or how it ended. asked: what it is to do.
+        slots: those it has. code: exit code. life: how often it was started. preempted, lost: how often.
+        submitted, began, ended: seconds since 1970.
+    """
+
+    number: int
+    state: str = QUEUED
+    reason: str = ""
+    asked: str = ""
+    slots: Slots = field(default_factory=Slots)
+    code: int | None = None
+    life: int = 0
+    preempted: int = 0
+    lost: int = 0
+    submitted: float = 0.0
+    began: float | None = None
+    ended: float | None = None
 
 
 AS_JSON = ("words", "command", "environment", "slots")
 NAMES = tuple(one.name for one in fields(Run))
-START: Mapping[str, Any] = {
-    "state": QUEUED,
-    "reason": "",
-    "asked": "",
-    "slots": {},
-    "life": 0,
-    "preempted": 0,
-    "lost": 0,
-    "priority": 0,
-    "parallel": 0,
-}
-"""A run as it is submitted."""
 
 
 def home() -> Path:
@@ -130,7 +140,6 @@ class Queue:
             (self.folder / "runs").mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.folder / FILE, os.O_CREAT | os.O_RDWR, 0o600))
             self._base = sqlite3.connect(self.folder / FILE, timeout=BUSY_S, isolation_level=None)
-            self._base.row_factory = sqlite3.Row
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute("PRAGMA synchronous=NORMAL")
             self._base.executescript(TABLE)
@@ -158,28 +167,27 @@ class Queue:
         """Return a number that is another one once another process has written."""
         return int(self._base.execute("PRAGMA data_version").fetchone()[0])
 
-    def add(self, runs: Sequence[Mapping[str, Any]]) -> list[int]:
+    def add(self, runs: Sequence[Submission]) -> list[int]:
         """Put runs into the queue, which are started in this order; returns their numbers. A key that is there already
         is the run that has it."""
         numbers: list[int] = []
         with self.change():
-            for values in runs:
-                if values.get("key") and (before := self.with_key(str(values["key"]))) is not None:
+            for run in runs:
+                if run.key and (before := self.with_key(run.key)) is not None:
                     numbers.append(before.number)
                     continue
-                row = {**START, "submitted": time.time(), **values}
-                if row.get("sweep") == 0:
-                    row["sweep"] = numbers[0] if numbers else None
-                numbers.append(self._insert(row))
-                if values.get("sweep") == 0 and len(numbers) == 1:
-                    self.set(numbers[0], sweep=numbers[0])
+                row = {name: getattr(run, name) for name in NAMES if hasattr(run, name)}
+                numbers.append(self._insert({**row, "submitted": time.time()}))
+                if run.sweep == 0:
+                    self.set(numbers[-1], sweep=numbers[0])
         return numbers
 
     def _insert(self, row: Mapping[str, Any]) -> int:
-        names = [name for name in NAMES if name in row]
+        row = {**vars(START), **row}
+        names = [name for name in NAMES if name != "number"]
         marks = ", ".join("?" * len(names))
         text = f"INSERT INTO runs ({', '.join(names)}) VALUES ({marks})"  # the names are ours  # nosec B608
-        number = self._base.execute(text, [_stored(name, row[name]) for name in names]).lastrowid
+        number = self._base.execute(text, [_stored(name, row.get(name)) for name in names]).lastrowid
         assert number is not None
         return number
 
@@ -220,12 +228,22 @@ class Queue:
         return self._runs("ORDER BY number DESC LIMIT ?", (limit,))[::-1]
 
     def _runs(self, which: str, values: Sequence[Any]) -> list[Run]:
-        with closing(self._base.execute(f"SELECT * FROM runs {which}", values)) as found:  # nosec B608
-            return [
-                Run(**{name: json.loads(row[name]) if name in AS_JSON else row[name] for name in NAMES})
-                for row in found
-            ]
+        names = ", ".join(NAMES)
+        with closing(self._base.execute(f"SELECT {names} FROM runs {which}", values)) as found:  # nosec B608
+            return [_run(row) for row in found]
+
+
+START = Run(name="", folder="", log="", words=[], command=[], started_in="", environment={}, number=0)
+"""Values of a run that a submission does not have."""
 
 
 def _stored(name: str, value: Any) -> Any:
+    if name == "slots":
+        value = asdict(value)
     return json.dumps(value) if name in AS_JSON else value
+
+
+def _run(row: tuple[Any, ...]) -> Run:
+    values = {name: json.loads(value) if name in AS_JSON else value for name, value in zip(NAMES, row, strict=True)}
+    slots = values.pop("slots")
+    return Run(slots=Slots(tuple(slots.get("cores")), tuple(slots.get("gpus")), slots.get("memory")), **values)

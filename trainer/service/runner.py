@@ -41,8 +41,9 @@ from trainer.service.queue import (
     WAITING,
     Queue,
     Run,
+    Slots,
 )
-from trainer.service.slots import Slots, decide, of_this_host
+from trainer.service.slots import decide, of_this_host
 
 ENGINE_NAME = "queue"
 POLL_S = 0.2
@@ -102,8 +103,8 @@ class Runner:
         for number in plan.stop:
             self.queue.move(number, (RUNNING,), asked=MAKE_ROOM)
         for run in waiting:
-            if run.number in plan.start:
-                self._start(run, plan.start[run.number])
+            if (slots := plan.start.get(run.number)) is not None:
+                self._start(run, slots)
         return bool(waiting or alive)
 
     def _cancelled(self, run: Run) -> bool:
@@ -114,7 +115,7 @@ class Runner:
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, run: Run, slots: dict[str, list[object]]) -> None:
+    def _start(self, run: Run, slots: Slots) -> None:
         files = _Files(self.queue.folder, run.number)
         lock = files.held()
         if lock is None:  # its last life has not wholly gone
@@ -139,17 +140,14 @@ class Runner:
         self.children[run.number] = child
         self.queue.move(run.number, (STARTING,), state=RUNNING)
 
-    def _process(
-        self, run: Run, slots: dict[str, list[object]], files: _Files, lock: int, log: int
-    ) -> subprocess.Popen[bytes]:
+    def _process(self, run: Run, slots: Slots, files: _Files, lock: int, log: int) -> subprocess.Popen[bytes]:
         environment = {
             **run.environment,
             SUBMITTED: ENGINE_NAME,
             RUN_DIR: run.folder,
             "TRAINER_CODE": str(files.code),
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, slots["gpus"])),
+            "CUDA_VISIBLE_DEVICES": ",".join(slots.gpus),
         }
-        cores = {int(str(core)) for core in slots["cores"]}
         if run.life:
             environment[RESUME] = "auto"
         keep = f"echo $$ >{shlex.quote(str(files.pid))}; "
@@ -162,7 +160,7 @@ class Runner:
             stderr=log,
             pass_fds=(lock,),
             start_new_session=True,
-            preexec_fn=partial(os.sched_setaffinity, 0, cores),
+            preexec_fn=partial(os.sched_setaffinity, 0, slots.cores),
         )
 
     # -- follow --------------------------------------------------------------------------------------------------------
@@ -182,7 +180,7 @@ class Runner:
         self.asked.pop(run.number, None)
         code = files.exit_code()
         if code is None and run.state == STARTING:
-            self.queue.move(run.number, (STARTING,), state=QUEUED, slots={})
+            self.queue.move(run.number, (STARTING,), state=QUEUED, slots=Slots())
         elif code is None:
             self._lost(run)
         elif run.asked == CANCEL:
@@ -218,13 +216,13 @@ class Runner:
             self._wait_again(run, "", preempted=run.preempted + 1)
 
     def _wait_again(self, run: Run, reason: str, **counts: int) -> None:
-        self.queue.move(run.number, ALIVE, state=PREEMPTED, reason=reason, slots={}, asked="", **counts)
+        self.queue.move(run.number, ALIVE, state=PREEMPTED, reason=reason, slots=Slots(), asked="", **counts)
 
     def _end(self, run: Run, state: str, code: int, reason: str) -> None:
         """The run has ended with this exit code."""
         Path(run.folder, "engine", "code").write_text(f"{code}\n")
         self.queue.move(
-            run.number, (*ALIVE, *WAITING), state=state, reason=reason, code=code, slots={}, ended=time.time()
+            run.number, (*ALIVE, *WAITING), state=state, reason=reason, code=code, slots=Slots(), ended=time.time()
         )
 
 

@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from trainer.service.queue import Run
+from trainer.service.queue import Run, Slots
 
 
-@dataclass(frozen=True)
-class Slots:
-    """What is free or taken.
+def without(host: Slots, of_runs: Iterable[Slots]) -> Slots:
+    """Return what is left of a host's slots beside those of some runs."""
+    of_runs = tuple(of_runs)
+    cores = {core for slots in of_runs for core in slots.cores}
+    gpus = {gpu for slots in of_runs for gpu in slots.gpus}
+    return Slots(
+        tuple(core for core in host.cores if core not in cores),
+        tuple(gpu for gpu in host.gpus if gpu not in gpus),
+        host.memory - sum(slots.memory for slots in of_runs),
+    )
 
-    Attributes:
-        cores: their numbers. gpus: what ``CUDA_VISIBLE_DEVICES`` takes for each. memory: bytes.
-    """
 
-    cores: tuple[int, ...] = ()
-    gpus: tuple[str, ...] = ()
-    memory: int = 0
-
-    def without(self, taken: Iterable[Mapping[str, Any]]) -> Slots:
-        """Return what is left beside the slots of some runs."""
-        cores, gpus, memory = set(self.cores), set(self.gpus), self.memory
-        for slots in taken:
-            cores -= set(slots.get("cores", ()))
-            gpus -= set(slots.get("gpus", ()))
-            memory -= sum(slots.get("memory", ()))
-        return Slots(
-            tuple(core for core in self.cores if core in cores), tuple(gpu for gpu in self.gpus if gpu in gpus), memory
+def lacks(slots: Slots, run: Run) -> str:
+    """Return what a run needs and these slots do not have, such as ``2 of 4 GPUs``; '': nothing."""
+    missing = [
+        f"{have} of {need} {name}"
+        for need, have, name in (
+            (run.gpus, len(slots.gpus), "GPUs"),
+            (run.cores, len(slots.cores), "cores"),
+            (run.memory >> 20, max(0, slots.memory) >> 20, "MiB of memory"),
         )
+        if have < need
+    ]
+    return ", ".join(missing)
 
-    def lacks(self, run: Run) -> str:
-        """Return what a run needs and these slots do not have, such as ``2 of 4 GPUs``; '': nothing."""
-        missing = [
-            f"{have} of {need} {name}"
-            for need, have, name in (
-                (run.gpus, len(self.gpus), "GPUs"),
-                (run.cores, len(self.cores), "cores"),
-                (run.memory >> 20, max(0, self.memory) >> 20, "MiB of memory"),
-            )
-            if have < need
-        ]
-        return ", ".join(missing)
 
-    def taken_by(self, run: Run) -> dict[str, list[Any]]:
-        """Return the slots for a run that these are enough for."""
-        return {"cores": list(self.cores[: run.cores]), "gpus": list(self.gpus[: run.gpus]), "memory": [run.memory]}
+def enough(slots: Slots, run: Run) -> Slots:
+    """Return as many of these slots as a run needs."""
+    return Slots(slots.cores[: run.cores], slots.gpus[: run.gpus], run.memory)
 
 
 @dataclass
@@ -58,7 +47,7 @@ class Plan:
         start: the slots of each run, by number. stop: numbers of runs. reasons: why each other run waits.
     """
 
-    start: dict[int, dict[str, list[Any]]] = field(default_factory=dict)
+    start: dict[int, Slots] = field(default_factory=dict)
     stop: list[int] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
 
@@ -73,25 +62,25 @@ def decide(host: Slots, waiting: list[Run], alive: list[Run]) -> Plan:
     Args:
         host: all slots. waiting: runs in their order. alive: runs that have slots.
     """
-    plan, free = Plan(), host.without(run.slots for run in alive)
+    plan, free = Plan(), without(host, (run.slots for run in alive))
     at_a_time: dict[int, int] = {}
     for run in alive:
         if run.sweep is not None:
             at_a_time[run.sweep] = at_a_time.get(run.sweep, 0) + 1
     blocked = False
     for place, run in enumerate(waiting):
-        if never := host.lacks(run):
+        if never := lacks(host, run):
             plan.reasons[run.number] = f"this host has {never}"
         elif run.sweep is not None and 0 < run.parallel <= at_a_time.get(run.sweep, 0):
             plan.reasons[run.number] = f"{run.parallel} of its sweep run"
         elif blocked:
             plan.reasons[run.number] = f"{place} before it"
-        elif lacks := free.lacks(run):
-            blocked, plan.reasons[run.number] = True, f"free: {lacks}"
+        elif missing := lacks(free, run):
+            blocked, plan.reasons[run.number] = True, f"free: {missing}"
             plan.stop = _room_for(run, free, alive)
         else:
-            plan.start[run.number] = free.taken_by(run)
-            free = free.without([plan.start[run.number]])
+            slots = plan.start[run.number] = enough(free, run)
+            free = without(free, [slots])
             if run.sweep is not None:
                 at_a_time[run.sweep] = at_a_time.get(run.sweep, 0) + 1
     return plan
@@ -103,16 +92,16 @@ def _room_for(run: Run, free: Slots, alive: list[Run]) -> list[int]:
     lower = sorted((one for one in alive if one.priority < run.priority), key=lambda one: (one.priority, -one.number))
     stop: list[Run] = []
     for one in lower:
-        if not _grown(free, stop).lacks(run):
+        if not lacks(_grown(free, stop), run):
             break
         stop.append(one)
-    return [one.number for one in stop] if stop and not _grown(free, stop).lacks(run) else []
+    return [one.number for one in stop] if stop and not lacks(_grown(free, stop), run) else []
 
 
 def _grown(free: Slots, stop: list[Run]) -> Slots:
-    cores = (*free.cores, *(core for one in stop for core in one.slots.get("cores", ())))
-    gpus = (*free.gpus, *(gpu for one in stop for gpu in one.slots.get("gpus", ())))
-    return Slots(cores, gpus, free.memory + sum(sum(one.slots.get("memory", ())) for one in stop))
+    cores = (*free.cores, *(core for run in stop for core in run.slots.cores))
+    gpus = (*free.gpus, *(gpu for run in stop for gpu in run.slots.gpus))
+    return Slots(cores, gpus, free.memory + sum(run.slots.memory for run in stop))
 
 
 def of_this_host() -> Slots:

@@ -1,0 +1,97 @@
+"""``submit``, ``ps``, ``logs``, ``cancel``, ``resume`` and ``retry`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.runs import trainer
+from trainer.cli import queue_verbs
+from trainer.errors import UserError
+
+DIGITS = ("+recipe=digits_lenet", "epochs=1", "tracking=none")
+
+
+def test_submit_is_a_launcher_that_does_not_wait() -> None:
+    assert queue_verbs.submitted(["--priority", "3", "--key=k", *DIGITS]) == [
+        *DIGITS,
+        "launch=queue",
+        "launch.wait=false",
+        "launch.priority=3",
+        "launch.key=k",
+    ]
+    with pytest.raises(UserError, match=r"launch=slurm.*queue"):
+        queue_verbs.submitted([*DIGITS, "launch=slurm"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("show", "99"), "there is no such run in the queue. Type instead: python -m trainer ps --all"),
+        (("logs",), "the following arguments are required"),
+        (("submit", "+recipe=digits_lenett"), "Type instead: +recipe=digits_lenet"),
+        (("submit", *DIGITS, "launch.nnodes=2"), "the queue is that of this host"),
+        (("submit", *DIGITS, "data.batch_size=0"), "data.batch_size=0"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence_and_leaves_nothing(
+    words: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_HOME", str(tmp_path / "home"))
+    done = trainer(*words, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert "no runs" in trainer("ps", cwd=tmp_path).stdout
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_run_is_submitted_looked_at_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINER_HOME", str(tmp_path / "home"))
+    done = trainer("submit", *DIGITS, "hydra.run.dir=run", "--key", "mine", cwd=tmp_path)
+    assert done.returncode == 0 and "logs -f 1" in done.stdout, done.stdout + done.stderr
+    again = trainer("submit", *DIGITS, "hydra.run.dir=other", "--key", "mine", cwd=tmp_path)
+    assert "launch.key=mine is run 1 already" in again.stdout and not (tmp_path / "other").exists()
+    lines = trainer("logs", "-f", "mine", cwd=tmp_path, timeout=120)
+    assert lines.returncode == 0 and "[Epoch 0] validation loss" in lines.stdout
+    assert re.search(r"^ +1  done ", trainer("ps", cwd=tmp_path).stdout, re.MULTILINE)
+    shown = trainer("show", "run", cwd=tmp_path).stdout
+    assert "exit code   0" in shown and "lives       1" in shown
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
+    assert trainer("cancel", "1", cwd=tmp_path).returncode == 2
+    stop(tmp_path)
+
+
+def test_a_sweep_runs_as_many_jobs_at_a_time_as_there_are_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_HOME", str(tmp_path / "home"))
+    done = trainer(
+        "-m",
+        *DIGITS,
+        "limit_train_batches=2",
+        "seed=1,2",
+        "launch=queue",
+        "hydra.sweep.dir=sweep",
+        cwd=tmp_path,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()
+    assert len(rows) == 3 and all(",done," in row for row in rows[1:])
+    stop(tmp_path)
+
+
+def stop(folder: Path) -> None:
+    """End the runner that the submission has started."""
+    import psutil
+
+    home = str(folder / "home")
+    runners = [p for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == home]
+    assert runners, "the submission starts a runner"
+    for runner in runners:
+        runner.terminate()
+    psutil.wait_procs(runners, 20)
+    time.sleep(0)
