@@ -144,7 +144,7 @@ class ProcessGroup:
             Missing: naming the missing workers, from the error of the collective.
             RunFailed: none is missing, or nobody knows.
         """
-        self.roll_call.meeting, began = meeting, time.monotonic()
+        self.roll_call.reached, began = 1, time.monotonic()
         try:
             yield
         except (RuntimeError, dist.DistError) as error:
@@ -152,7 +152,7 @@ class ProcessGroup:
                 raise
             raise self._failed(meeting, error, time.monotonic() - began) from error
         finally:
-            self.roll_call.meeting = ""
+            self.roll_call.reached = 0
 
     def _failed(self, meeting: str, error: Exception, waited_s: float) -> RunFailed:
         """The error of a collective call that failed after so many seconds, which names the missing workers."""
