@@ -148,7 +148,8 @@ def test_start_of_the_workers(tmp_path: Path) -> None:
 
         def start(seat: Any) -> bool:
             group: Any = SimpleNamespace(seat=seat, limit=timedelta(seconds=60))
-            ProcessGroup._wait_until_all_have_joined(group)
+            for what in ("come", "joined"):
+                ProcessGroup._wait_until_all_have(group, what)
             return is_shared(tmp_path, seat, 60)
 
         with ThreadPoolExecutor(workers) as pool:

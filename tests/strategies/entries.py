@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ from trainer.strategies.seat import Seat
 from trainer.worker.build import build
 from trainer.worker.loop import fit, train_epoch
 from trainer.worker.settings import settings
-from trainer.worker.train import seated
+from trainer.worker.train import membership, seated
 from trainer.worker.training import Training
 
 
@@ -93,6 +94,20 @@ def joining(seat: Seat, payload: dict[str, Any]) -> dict[str, float]:
     finally:
         dist.init_process_group = connect
     return {"connected": connected[0], "goes_on": goes_on}
+
+
+def raises_beside_a_hang(seat: Seat, payload: dict[str, Any], stopped: bool) -> None:
+    """Worker 1 never comes to an exchange in which worker 0 has an error of its own."""
+    with membership(seat, Assignment.of(payload)) as strategy:
+        strategy.all_reduce_sum(torch.ones(1, dtype=torch.float64))
+        if seat.rank == 1:
+            if stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(600)
+        exchange = dist.all_reduce(torch.ones(1000), async_op=True)
+        if seat.rank == 0:
+            raise ValueError("the true error")
+        exchange.wait()
 
 
 def parameters(run: Training) -> dict[str, np.ndarray]:

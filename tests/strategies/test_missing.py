@@ -180,9 +180,9 @@ def test_why_a_meeting_failed_is_said_without_a_librarys_own_places(said: str, w
 def test_a_meeting_that_ended_before_its_time_tells_when_and_why(said: str, told: str) -> None:
     group = ProcessGroup.__new__(ProcessGroup)
     group.options = SimpleNamespace(timeout_s=20.0)  # type: ignore[assignment]
-    group.roll_call = SimpleNamespace(missing=lambda: [1])  # type: ignore[assignment]
+    group.roll_call = SimpleNamespace(missing=lambda number: [1])  # type: ignore[assignment]
     group.seat = SimpleNamespace(rank=0, names=lambda ranks: [f"worker {rank}" for rank in ranks])  # type: ignore[assignment]
-    assert str(group._failed("a sum", RuntimeError(said), 10.2)) == told
+    assert str(group._failed("a sum", RuntimeError(said), 10.2, 1)) == told
 
 
 @pytest.mark.parametrize("samples", [0, 5])

@@ -43,7 +43,8 @@ class RollCall:
         rank, size: of this worker in the group.
 
     Attributes:
-        reached: how far this worker has come: 0 in no meeting, at least 1 in one.
+        reached: 1 in a meeting and 0 elsewhere; on a GPU the number of meetings that the worker has entered, because it
+        leaves them before they are done.
     """
 
     def __init__(self, store: OwnBoard, rank: int, size: int) -> None:
