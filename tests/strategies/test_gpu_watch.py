@@ -1,4 +1,4 @@
-"""Our own time is over before NCCL's, begins when the GPU has come to the meeting, and is raised where the process waits."""
+"""Our own time is over before NCCL's. It begins when the GPU has come to a meeting; the process raises the error."""
 
 from __future__ import annotations
 

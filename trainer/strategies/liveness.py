@@ -30,6 +30,8 @@ LOOK_S = 0.5
 """Time between two checks, in a wait for answers, whether this process was stopped meanwhile."""
 POLL_S, NOTED_POLL_S = 0.05, 0.1
 """Time between two polls of the collector for answers, and of the others for its note."""
+POLLS_PER_S = 1000
+"""Polls of all waiting workers together, for up to 1,000 of them."""
 CALL, ANSWER, MISSING = "call", "answer/{}", "missing"
 
 
@@ -60,7 +62,7 @@ class RollCall:
         try:
             own = self.store.clone()
             while not own.check([CALL]):
-                if self._left.wait(SLOWEST_S):
+                if self._left.wait(self._pause_of(SLOWEST_S)):
                     return
             if self._left.is_set():
                 return
@@ -71,6 +73,10 @@ class RollCall:
                 self._collect(own, 0.0)
         except (RuntimeError, dist.DistError):
             pass  # the launcher is gone, and this process follows it
+
+    def _pause_of(self, least_s: float) -> float:
+        """Seconds between two polls. Worker 0, which collects, sees a call first."""
+        return max(least_s, min(ANSWER_S / 2, self.size / POLLS_PER_S)) if self.rank else least_s
 
     def _is_first(self, store: OwnBoard) -> bool:
         """Whether no worker before this one has answered. Where worker 0 has, this is one message."""
@@ -126,7 +132,7 @@ class RollCall:
         if not store.check([CALL]):
             store.set(CALL, str(wanted))
         try:
-            wait_until(lambda: store.check([MISSING]), MISSING, ANSWER_S + NOTED_S, NOTED_POLL_S)
+            wait_until(lambda: store.check([MISSING]), MISSING, ANSWER_S + NOTED_S, self._pause_of(NOTED_POLL_S))
         except NoNote:
             return self._collected(store, 0.0)
         found: list[int] = json.loads(store.get(MISSING))
