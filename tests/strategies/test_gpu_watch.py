@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pace import patient
+from tests.strategies.launching import BASE, composed
 from trainer.config.schema import GroupStrategy
 from trainer.errors import Missing, RunFailed
 from trainer.host.notes_board import SealedBoard
@@ -19,6 +20,7 @@ from trainer.strategies import gpu_watch, liveness, process_group
 from trainer.strategies.gpu_watch import GpuWatch
 from trainer.strategies.process_group import ProcessGroup
 from trainer.strategies.seat import Others, Seat
+from trainer.worker.train import seated
 
 
 def seat_of(board: SealedBoard, rank: int, hang_timeout_s: float = 0.0) -> Seat:
@@ -61,6 +63,13 @@ def test_nccl_waits_twice_as_long_as_we_do_and_is_asked_when_all_have_come(
     group.scatter([1, 2])
     assert asked == [("gloo", 60.0), "group"], "Gloo itself says when the time is over"
     group.close()
+
+
+def test_nccl_leaves_the_launcher_its_time() -> None:
+    ready = composed(*BASE, "strategy=collective", "launch.nproc=2", "launch.hang_timeout_s=700")
+    config, plan = ready.assignment.config, ready.assignment.plan
+    seat = seated(seat_of(SealedBoard(dist.HashStore(), b"run"), 0), config, plan)
+    assert seat.others.hang_timeout_s == 700.0
 
 
 def test_a_worker_that_does_not_come_to_the_start_is_named_before_nccl_waits_for_it(

@@ -60,6 +60,12 @@ def test_a_worker_that_is_not_as_far_as_the_caller_is_missing() -> None:
         assert there[0].missing(1000) == [2]
 
 
+def test_a_worker_that_waits_for_the_missing_one_elsewhere_is_not_missing() -> None:
+    """Where worker 0 has sent its parameters, it is not held up by a worker that does not receive them."""
+    with workers([1000, 998, 999]) as there:
+        assert there[0].missing(1000) == [1]
+
+
 def test_a_worker_that_came_late_is_not_missing() -> None:
     with workers([1, 0, 0]) as there:
         there[2].reached = 1  # before the call

@@ -86,7 +86,10 @@ class RollCall:
         store.set(MISSING, json.dumps(self._collected(store, patience_s)))
 
     def _collected(self, store: OwnBoard, patience_s: float) -> list[int]:
-        """Read all answers, of which the last may come in ``patience_s``; returns who is missing."""
+        """Read all answers, of which the last may come in ``patience_s``; returns who is missing.
+
+        Of those that are not so far, these are the last ones: on GPUs others may wait for them in an earlier meeting.
+        """
         wanted, reached, to_come = int(store.get(CALL)), dict[int, int](), deque(range(self.size))
         patience = Patience(patience_s, time.monotonic)
         while to_come and patience.left() > 0.0:
@@ -97,7 +100,8 @@ class RollCall:
         for rank in to_come:  # they have answered while one before them did not
             if (answer := store.find(ANSWER.format(rank))) is not None:
                 reached[rank] = int(answer)
-        return [rank for rank in range(self.size) if reached.get(rank, 0) < wanted]
+        last = min((far for far in reached.values() if far < wanted), default=None)
+        return [rank for rank in range(self.size) if rank not in reached or reached[rank] == last]
 
     def missing(self, wanted: int = 1) -> list[int]:
         """After a timeout of a collective: find the workers that have not come so far, or do not answer in two seconds.
