@@ -55,15 +55,22 @@ class ProcessGroup:
                 f"timeout_s, init and buffers. Write Options = GroupStrategy (from trainer.config.schema) in "
                 f"the class of the strategy's worker"
             )
-        assert seat.group_store is not None, "a process group meets in a store of torch's"
         self.seat, self.options = seat, options
         self.roll_call = RollCall(seat.store.under("roll-call"), seat.rank, seat.size)
         self.batches: Any = None
-        cuda = seat.device.startswith("cuda")
         self.watch: GpuWatch | None = None
-        if cuda and seat.size > 1:
+        if seat.device.startswith("cuda") and seat.size > 1:
             self.watch = GpuWatch(options.timeout_s, self._overdue, seat.send_failure)
-        meeting, joined = "the start of the process group", threading.Event()
+        try:
+            self._join("the start of the process group")
+        except BaseException:
+            if self.watch is not None:
+                self.watch.close()
+            raise
+
+    def _join(self, meeting: str) -> None:
+        assert self.seat.group_store is not None, "a process group meets in a store of torch's"
+        seat, joined, cuda = self.seat, threading.Event(), self.seat.device.startswith("cuda")
         with self.naming_the_missing(meeting):
             if self.watch is not None:
                 self._wait_until_all_have("come")  # NCCL waits for them without an end
