@@ -1,8 +1,9 @@
 """What a launch costs with many hosts, without a cluster: ``python benchmarks/launch.py``.
 
 Each host is a thread with its own connection to a real store of host 0, and runs the launchers' own code: the
-rendezvous, the notes between launchers and the lobby. A message is one request to the store. Waiting hosts poll, so
-messages grow with the seconds that a step takes; so do signs of life, which have a row of their own. The last columns
+rendezvous, the notes between launchers and the lobby, and the roll call of one worker for each host. A message is one
+request to the store. Waiting hosts poll, so messages grow with the seconds that a step takes; so do signs of life,
+which have a row of their own. The last columns
 are the exponents of N of messages and bytes, from the two largest N: 1 is N, and N log N is 1.18 from 100 to 1,000. All
 hosts share this machine's cores, so that the seconds are those of all hosts together.
 
@@ -38,6 +39,8 @@ from trainer.launch.lobby import MARK, TERMS, Guest, Lobby, RunOver
 from trainer.launch.meeting_place import open_store
 from trainer.launch.other_hosts import POLL_S, OtherHosts
 from trainer.launch.rendezvous import Rendezvous, meet
+from trainer.strategies import liveness
+from trainer.strategies.liveness import RollCall
 
 HOSTS = (10, 100, 1000)
 SIGNS_S = 5.0
@@ -92,6 +95,15 @@ class Counted:
     def _count(self, sent: int) -> None:
         self.messages += 1
         self.sent += sent
+
+
+class Shared(Counted):
+    """A connection that the threads of a worker share, as a roll call does not: where names are not resolved, many new
+    connections of one process wait for each other."""
+
+    def clone(self) -> Shared:
+        """This connection itself."""
+        return self
 
 
 class Measured:
@@ -156,7 +168,24 @@ def fixed(hosts: int) -> dict[str, Row]:
 
     measured.step("a process dies, all end", death)
     measured.step("all are done", lambda number: others(number, "end").leave({}))
+    for absent in (hosts // 2, 0):
+        _roll_call(measured, [Shared(store.store, measured.stores, measured.signs) for store in stores], absent)
     return measured.rows
+
+
+def _roll_call(measured: Measured, stores: Sequence[Counted], absent: int) -> None:
+    """Measure how all workers but one find out who does not come. They have time, because they share a process."""
+    liveness.STORE_S = liveness.NOTED_S = 60.0
+    boards = [SealedBoard(store, b"key".ljust(32), f"without {absent}/") for store in stores]
+    there = {n: RollCall(board, n, measured.hosts) for n, board in enumerate(boards) if n != absent}
+    for roll_call in there.values():
+        roll_call.reached = 1
+    missing = measured.step(
+        f"worker {absent if not absent else 'N / 2'} is missing, all ask who it is",
+        lambda number: there[number].missing() if number in there else [absent],
+    )
+    if missing != [[absent]] * measured.hosts:
+        print(f"ATTENTION: {sum(one != [absent] for one in missing)} workers have not found out who is missing")
 
 
 def elastic(hosts: int) -> dict[str, Row]:
@@ -229,11 +258,11 @@ def table(found: Sequence[tuple[int, dict[str, Row]]]) -> None:
     """Print each step against the number of hosts, with the exponents of messages and bytes."""
     sizes = [size for size, _ in found]
     head = "".join(f"{f'{size:,} hosts: s, messages, MB':>34}" for size in sizes)
-    print(f"{'step':<28}{head}   exponents")
+    print(f"{'step':<42}{head}   exponents")
     for name in found[0][1]:
         rows = [of[name] for _, of in found]
         cells = "".join(f"{seconds:>13.2f}{messages:>11,.0f}{sent / 1e6:>10.2f}" for seconds, messages, sent in rows)
-        print(f"{name:<28}{cells}   {_exponent(sizes, rows, 1)} {_exponent(sizes, rows, 2)}", flush=True)
+        print(f"{name:<42}{cells}   {_exponent(sizes, rows, 1)} {_exponent(sizes, rows, 2)}", flush=True)
 
 
 def _exponent(sizes: Sequence[int], rows: Sequence[Row], which: int) -> str:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.checkpoint.test_tensor_tree import assert_same
-from trainer.checkpoint import pinned
+from trainer.checkpoint import durable_folder, pinned
 from trainer.checkpoint.pinned import ALIGNED, PinnedMemory
+from trainer.checkpoint.tensor_tree import Packed
+from trainer.checkpoint.writer import write_part
+from trainer.config.schema import CheckpointConfig
+from trainer.host.notes_board import SealedBoard
+from trainer.strategies.seat import Seat
+from trainer.worker import checkpoints
+from trainer.worker.checkpoints import Checkpoints
 
 EMPTY = torch.empty
 TENSORS = [
@@ -78,3 +88,22 @@ def test_without_such_memory_copies_are_waited_for_and_it_is_said_once(
             assert_same(copy, tensor.contiguous())
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1 and "cannot be pinned for checkpoints" in said[0]
+
+
+@pytest.mark.parametrize("error", [None, "failed"])
+def test_a_run_that_fails_does_not_wait_for_the_copy_of_a_gpu_that_hangs(
+    error: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is done waits as long as the GPU needs."""
+    monkeypatch.setattr(checkpoints, "HUNG_S", 0.05)
+    store = SealedBoard(dist.HashStore(), b"run")
+    kept = Checkpoints(tmp_path, CheckpointConfig(), Seat("worker", 0, 1, 0, 1, "cpu", store), True, 9, 9, {}, 0.0)
+    packed, there, ended = Packed({"weight": torch.ones(3)}, kept.pinned), threading.Event(), list[str]()
+    packed.events = [SimpleNamespace(query=there.is_set)]  # type: ignore[list-item]
+    durable_folder.begin(tmp_path / "step-1")
+    kept.writer.begin(lambda: ended.append(write_part(tmp_path / "step-1", "worker-0.safetensors", packed)))
+    if error is None:
+        threading.Timer(0.5, there.set).start()
+    kept.close(failed=error is not None)
+    why_not = "worker-0.safetensors cannot be written: the GPU has not come to its copy"
+    assert ended == [why_not if error else ""]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.pace import patient
 from trainer.errors import RunFailed
 from trainer.host import notes_board
 from trainer.host.notes_board import SealedBoard
@@ -23,6 +24,8 @@ from trainer.launch.engines.engine_folder import CHUNK, LogReader
 from trainer.launch.lobby import MARK, TERMS, Guest, Lobby, RunOver
 from trainer.launch.other_hosts import POLL_S, OtherHosts
 from trainer.launch.rendezvous import LONGEST_WHY, POLLS_PER_S, Rendezvous, meet
+from trainer.strategies import liveness
+from trainer.strategies.liveness import RollCall
 from trainer.strategies.process_group import ProcessGroup
 from trainer.worker.shared_folder import is_shared
 
@@ -145,11 +148,32 @@ def test_start_of_the_workers(tmp_path: Path) -> None:
 
         def start(seat: Any) -> bool:
             group: Any = SimpleNamespace(seat=seat, limit=timedelta(seconds=60))
-            ProcessGroup._wait_until_all_have_joined(group)
+            for what in ("come", "joined"):
+                ProcessGroup._wait_until_all_have(group, what)
             return is_shared(tmp_path, seat, 60)
 
         with ThreadPoolExecutor(workers) as pool:
             assert set(pool.map(start, seats)) == {True}
+        return sent
+
+    assert_linear(sent_by)
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_roll_call(absent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All workers but one miss it at the same time: each finds out who it is."""
+    monkeypatch.setattr(liveness, "ANSWER_S", patient(0.5))
+
+    def sent_by(workers: int) -> dict[Any, int]:
+        stores, sent = connections(workers)
+        boards = [SealedBoard(store, b"run") for n, store in enumerate(stores) if n != absent]
+        there = [RollCall(board, board.store.host, workers) for board in boards]
+        for one in there:
+            one.reached = 1
+        with ThreadPoolExecutor(workers) as pool:
+            assert [*pool.map(RollCall.missing, there)] == [[absent]] * (workers - 1)
+        for one in there:
+            one.end()
         return sent
 
     assert_linear(sent_by)

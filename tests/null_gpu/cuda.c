@@ -94,7 +94,9 @@ OK(cudaStreamQuery, cudaStream_t stream)
 OK(cudaStreamSynchronize, cudaStream_t stream)
 OK(cudaStreamWaitEvent, cudaStream_t stream, cudaEvent_t event, unsigned flags)
 OK(cudaEventDestroy, cudaEvent_t event)
-OK(cudaEventQuery, cudaEvent_t event)
+static int hangs; /* the GPU comes to no event any more */
+void null_gpu_hangs(int whether) { hangs = whether; }
+cudaError_t cudaEventQuery(cudaEvent_t event) { return hangs ? cudaErrorNotReady : cudaSuccess; }
 OK(cudaEventRecord, cudaEvent_t event, cudaStream_t stream)
 OK(cudaEventRecordWithFlags, cudaEvent_t event, cudaStream_t stream, unsigned flags)
 OK(cudaEventSynchronize, cudaEvent_t event)

@@ -96,8 +96,8 @@ class _Done:
         pass
 
 
-def _arrived(arriving: transfers.Arriving, read: Any) -> list[torch.Tensor]:
-    read(arriving)
+def _arrived(arriving: transfers.Arriving, read: Any, *args: Any) -> list[torch.Tensor]:
+    read(arriving, *args)
     with _disable_current_modes():
         return [
             torch.ones(one.shape, dtype=one.dtype) if isinstance(one, FakeTensor) else one for one in arriving.tensors
@@ -158,12 +158,12 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
             (torch.cuda.Event, "synchronize", lambda self: waits.synchronize(self)),
             (torch.cuda, "synchronize", lambda device=None: waits.wait("synchronize")),
             (torch.cuda.Stream, "synchronize", lambda self: waits.wait("synchronize")),
-            (transfers.Arriving, "read", lambda self: _arrived(self, read)),
+            (transfers.Arriving, "read", lambda self, *args: _arrived(self, read, *args)),
             *((place, name, on_host(getattr(place, name))) for place, name in OF_HOST),
             (torch.cuda, "get_rng_state", lambda *args: torch.zeros(16, dtype=torch.uint8)),
             (dist, "init_process_group", begin),
             (dist, "all_reduce", all_reduce),
-            (process_group.ProcessGroup, "_wait_until_all_have_joined", lambda self: None),
+            (process_group.ProcessGroup, "_wait_until_all_have", lambda self, what: None),
             (collective, "register", _register),
         ):
             stack.enter_context(patch.object(place, name, fake))

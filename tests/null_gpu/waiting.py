@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 
 import torch
@@ -15,7 +16,7 @@ from trainer.host.transfers import Arriving, on_its_way
 
 def waited() -> dict[str, int]:
     """The waits by kind."""
-    waits = Waits()
+    waits, until = Waits(), time.monotonic() + 60.0
     with fakes.in_place(1, waits), FakeTensorMode(allow_non_fake_inputs=True), waits:
         numbers = torch.ones(4, device="cuda")
         numbers.sum().item()
@@ -31,6 +32,9 @@ def waited() -> dict[str, int]:
         second.read()
         assert first.there, "it was asked for earlier"
         first.read()
+        third = Arriving([numbers])
+        while not third.there:
+            assert time.monotonic() < until
         torch.cuda.synchronize()
         on_its_way(torch.ones(4), "cuda")
         torch.empty(4, pin_memory=True).copy_(numbers, non_blocking=True)

@@ -1,11 +1,12 @@
 """Counts what makes the host wait for a GPU, and the kernels of each phase of a run, by the product's own line.
 
 The null GPU is as far behind as can be: nothing is done before the host waits for it. So an event is done when the host
-has waited for it or for something later, and ``Event.query`` says no before.
+has waited for it or for something later, and ``Event.query`` says no before. Who polls an event waits for it.
 """
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections import Counter
 from typing import Any
@@ -43,6 +44,7 @@ class Waits(TorchDispatchMode):
         self.found: Counter[tuple[str, str, str]] = Counter()
         self.kernels: Counter[tuple[str, str]] = Counter()
         self.asked = self.done = 0  # events so far, and those of them that the host knows to be done
+        self.operators, self.queried = 0, (0, 0)
         self.pinned: dict[int, torch.Tensor] = {}
 
     def wait(self, kind: str) -> None:
@@ -61,15 +63,23 @@ class Waits(TorchDispatchMode):
         event.number = self.asked
 
     def query(self, event: Any) -> bool:
-        """``Event.query``."""
+        """``Event.query``. Who asks again, and has asked the GPU for nothing meanwhile, waits. A thread that watches
+        events holds up nobody."""
+        if threading.current_thread() is threading.main_thread():
+            asked, self.queried = self.queried, (event.number, self.operators)
+            if event.number > self.done and asked == self.queried:
+                self._wait_for(event)
         return bool(event.number <= self.done)
 
     def synchronize(self, event: Any) -> None:
         """``Event.synchronize``."""
-        if not self.query(event):
-            asked, self.asked = self.asked, event.number  # what came later is not waited for
-            self.wait("event")
-            self.asked = asked
+        if event.number > self.done:
+            self._wait_for(event)
+
+    def _wait_for(self, event: Any) -> None:
+        asked, self.asked = self.asked, event.number  # what came later is not waited for
+        self.wait("event")
+        self.asked = asked
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -78,6 +88,7 @@ class Waits(TorchDispatchMode):
             if isinstance(one, FakeTensor):
                 one.constant = None  # or torch would know the value of a number that was copied to the GPU
         name, on_gpu = func._schema.name, any(one.device.type == "cuda" for one in tensors)
+        self.operators += on_gpu
         if on_gpu and _computes(func):
             self.kernels[self.phase, line()] += 1
         if name in READ:

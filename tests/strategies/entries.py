@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -32,13 +34,14 @@ from trainer.launch.process import resolve
 from trainer.models.sync_batch_norm import SyncBatchNorm, synchronised
 from trainer.planning.launcher import Assignment
 from trainer.run_folder.report import Report
+from trainer.strategies import process_group
 from trainer.strategies.pserver.protocol import snapshot
 from trainer.strategies.pserver.protocol.messages import WANTS_DENSE, Kind, Message, Verb
 from trainer.strategies.seat import Seat
 from trainer.worker.build import build
 from trainer.worker.loop import fit, train_epoch
 from trainer.worker.settings import settings
-from trainer.worker.train import seated
+from trainer.worker.train import membership, seated
 from trainer.worker.training import Training
 
 
@@ -93,6 +96,61 @@ def joining(seat: Seat, payload: dict[str, Any]) -> dict[str, float]:
     finally:
         dist.init_process_group = connect
     return {"connected": connected[0], "goes_on": goes_on}
+
+
+def raises_beside_a_hang(seat: Seat, payload: dict[str, Any], stopped: bool) -> None:
+    """Worker 1 never comes to an exchange in which worker 0 has an error of its own."""
+    with membership(seat, Assignment.of(payload)) as strategy:
+        strategy.all_reduce_sum(torch.ones(1, dtype=torch.float64))
+        if seat.rank == 1:
+            if stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(600)
+        exchange = dist.all_reduce(torch.ones(1000), async_op=True)
+        if seat.rank == 0:
+            raise ValueError("the true error")
+        exchange.wait()
+
+
+@contextmanager
+def exchanging_as_gpus_do() -> Iterator[None]:
+    """A sum returns when it is queued, as NCCL's do. Gloo's threads do it, and are this process's GPU."""
+    works: list[Any] = []
+    begin, all_reduce = dist.init_process_group, dist.all_reduce
+
+    def start(backend: str, **options: Any) -> None:
+        assert backend == "nccl"
+        begin("gloo", **{**options, "device_id": None})
+
+    def queue(values: torch.Tensor) -> None:
+        works.append(all_reduce(values, async_op=True))
+
+    def recorded(device: torch.device) -> SimpleNamespace:
+        before = [*works]
+        return SimpleNamespace(query=lambda: all(work.is_completed() for work in before))
+
+    with (
+        patch.object(dist, "init_process_group", start),
+        patch.object(dist, "all_reduce", queue),
+        patch.object(process_group, "recorded", recorded),
+        patch.object(process_group, "on_its_way", lambda values, device: values),
+    ):
+        yield
+
+
+def hangs_on_gpus(seat: Seat, payload: dict[str, Any], stopped: bool, polls: bool) -> None:
+    """Worker 1 does not come to the third sum. The others go on, and then wait for their GPUs."""
+    seat, ones = replace(seat, device=f"cuda:{seat.rank}"), torch.ones(1, dtype=torch.float64)
+    with exchanging_as_gpus_do(), membership(seat, Assignment.of(payload)) as strategy:
+        for number in range(5):
+            if number == 3 and seat.rank == 1:
+                if stopped:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(600)
+            strategy.all_reduce_sum(ones)
+        if polls:
+            strategy.wait_for(process_group.recorded(torch.device("cpu")))  # type: ignore[arg-type]
+        time.sleep(600)  # in the launch of a kernel
 
 
 def parameters(run: Training) -> dict[str, np.ndarray]:

@@ -13,7 +13,9 @@ import pytest
 
 from tests.pace import patient
 from tests.strategies.launching import Case, hand_over, selected, start
-from trainer.errors import RunFailed
+from trainer.errors import Died, RunFailed
+from trainer.launch.forkserver import Rendezvous, launch
+from trainer.launch.started_process import Role
 from trainer.strategies.local_sgd import LocalSgd
 from trainer.strategies.process_group import ProcessGroup, cause
 
@@ -180,9 +182,9 @@ def test_why_a_meeting_failed_is_said_without_a_librarys_own_places(said: str, w
 def test_a_meeting_that_ended_before_its_time_tells_when_and_why(said: str, told: str) -> None:
     group = ProcessGroup.__new__(ProcessGroup)
     group.options = SimpleNamespace(timeout_s=20.0)  # type: ignore[assignment]
-    group.roll_call = SimpleNamespace(missing=lambda: [1])  # type: ignore[assignment]
+    group.roll_call = SimpleNamespace(missing=lambda number: [1])  # type: ignore[assignment]
     group.seat = SimpleNamespace(rank=0, names=lambda ranks: [f"worker {rank}" for rank in ranks])  # type: ignore[assignment]
-    assert str(group._failed("a sum", RuntimeError(said), 10.2)) == told
+    assert str(group._failed("a sum", RuntimeError(said), 10.2, 1)) == told
 
 
 @pytest.mark.parametrize("samples", [0, 5])
@@ -201,3 +203,29 @@ def test_local_sgd_averages_before_a_validation_by_the_updates_that_all_workers_
     made.synchronize()
     assert met == ["buffers", "average", "buffers"]
     assert made.save(Path()).own == {"since": (3, 1, float(samples))}
+
+
+@pytest.mark.parametrize(
+    ("stopped", "polls"),
+    [(False, True), pytest.param(True, False, marks=pytest.mark.all)],
+    ids=["hangs, and is missed where numbers are read", "is stopped, and is missed while the others are stuck in CUDA"],
+)
+def test_on_gpus_the_missing_worker_is_named_with_its_stack(
+    warm: None, timeout_s: float, tmp_path: Path, stopped: bool, polls: bool
+) -> None:
+    case = Case("hangs_on_gpus", overrides(timeout_s), {"stopped": stopped, "polls": polls})
+    roles = [Role("worker", 3, "tests.strategies.entries:each_case", ["cpu"] * 3)]
+    began = time.monotonic()
+    with pytest.raises(Died) as caught:
+        handed = {"cases": hand_over("collective", 3, {"hang": case})}
+        launch(roles, handed, tmp_path, Rendezvous(), hang_s=600.0, restarts=True)
+    assert time.monotonic() - began < timeout_s + patient(27)
+    first, *stack = str(caught.value).splitlines()
+    how = "does not even answer: it is stopped" if stopped else "hangs"
+    assert re.fullmatch(
+        rf"worker 1 {how}, after 0 updates; worker [02]: worker 1 did not arrive at a sum over the workers "
+        rf"within {timeout_s:g} s \(strategy.timeout_s\)",
+        first,
+    )
+    assert caught.value.who == "worker 1"
+    assert stopped or "in hangs_on_gpus" in stack[0]

@@ -12,6 +12,7 @@ Memory that is not free is left to its writer, and the next copy gets another on
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -20,12 +21,19 @@ from trainer.errors import first_line
 from trainer.host import memory
 from trainer.host.transfers import recorded
 
+POLL_S = 0.01
 ALIGNED = 64
 """Bytes at whose multiples tensors begin."""
 
 
 class PinnedMemory:
-    """Memory of one process for its checkpoints. It is kept from one to the next, and grows when it has to."""
+    """Memory of one process for its checkpoints. It is kept from one to the next, and grows when it has to.
+
+    Attributes:
+        hangs: the GPU does not come to the copies, and nobody waits for them any more.
+    """
+
+    hangs = False
 
     def __init__(self) -> None:
         self.whole: torch.Tensor | None = None
@@ -50,6 +58,18 @@ class PinnedMemory:
             copies.append(place.copy_(tensor, non_blocking=True))
         self.free = False
         return copies, [recorded(device) for device in {tensor.device for tensor in tensors}]
+
+    def wait(self, events: Sequence[torch.cuda.Event]) -> None:
+        """Wait for the events of copies, in the writer's thread.
+
+        Raises:
+            OSError: the GPU hangs.
+        """
+        for event in events:
+            while not event.query():
+                if self.hangs:
+                    raise OSError("the GPU has not come to its copy")
+                time.sleep(POLL_S)
 
     def release(self) -> None:
         """Say that the copies are not needed any more. Can be called from any thread."""

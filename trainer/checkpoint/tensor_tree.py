@@ -82,8 +82,8 @@ class Packed:
             OSError: the file cannot be written.
         """
         try:
-            for event in self.events:
-                event.synchronize()
+            if self.pinned is not None:
+                self.pinned.wait(self.events)
             save_file(self.tensors, path, metadata={"format": "pt", "tree": self.text})
         except SafetensorError as error:  # a full disk, too
             raise OSError(why(error)) from error

@@ -38,10 +38,14 @@ class Arriving:
         """Whether :meth:`read` would not wait."""
         return self.event is None or self.event.query()
 
-    def read(self) -> list[torch.Tensor]:
-        """Return the tensors on the CPU. Where they are not there yet, wait for them."""
+    def read(self, wait_for: Callable[[torch.cuda.Event], object] | None = None) -> list[torch.Tensor]:
+        """Return the tensors on the CPU. Where they are not there yet, wait for them.
+
+        Args:
+            wait_for: waits for the event; None: for ever.
+        """
         if self.event is not None:
-            self.event.synchronize()
+            self.event.synchronize() if wait_for is None else wait_for(self.event)
             self.event = None
         return self.tensors
 

@@ -46,7 +46,7 @@ from trainer.launch.log_echo import LogEcho
 from trainer.launch.meeting_place import MeetingPlace, open_store
 from trainer.launch.other_hosts import OtherHosts
 from trainer.launch.preload import start_forkserver, why_ended
-from trainer.launch.process import Child, resolve
+from trainer.launch.process import Child, FailureReport, resolve
 from trainer.launch.process_reports import ProcessReports, report_start
 from trainer.launch.process_restarts import ProcessRestarts
 from trainer.launch.rendezvous import Rendezvous, meet
@@ -362,7 +362,7 @@ class Forked:
             raise RunFailed(f"{start.role.name} {start.rank} was not started: {why_ended()}") from error
 
 
-def enter(start: Start) -> Any:
+def enter(start: Start, report: FailureReport) -> Any:
     """The main function of a process from the forkserver: join the run's meeting place, then call its role's entry."""
     end_with(start.launcher)
     # A child of a forkserver would start reading processes from a forkserver of its own, and these, being no children
@@ -386,5 +386,6 @@ def enter(start: Start) -> Any:
         store,
         start.address,
         start.life,
+        send_failure=report,
     )
     return resolve(role.entry)(seat, start.payload)

@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -91,6 +92,30 @@ class Failure:
         return cls(at, _for_pipe(str(step)), True, ends, where, follows, missing, getattr(step, "retryable", False))
 
 
+class FailureReport:
+    """Sends the failure of this process to its parent, once: the first one counts. Can be called from any thread.
+
+    A process that has failed calls it before it leaves the other processes, which may hang.
+
+    Args:
+        send: takes the failure as JSON.
+    """
+
+    def __init__(self, send: Callable[[str], object]) -> None:
+        self._send, self._lock, self._sent = send, threading.Lock(), False
+
+    def __call__(self, error: BaseException) -> None:
+        """Send the failure, unless one was sent.
+
+        Raises:
+            OSError, RuntimeError: the parent is gone.
+        """
+        with self._lock:
+            if not self._sent:
+                self._send(json.dumps(asdict(Failure.of(error))))
+                self._sent = True
+
+
 def refused_by_machine(error: BaseException) -> str:
     """The sentence for an error of the machine (a limit, a full disk, a read-only folder); '' for other errors.
 
@@ -112,7 +137,8 @@ class Child:
     """The handle of a process from the forkserver.
 
     Args:
-        enter: called in the process with ``arguments``; importable, as all of them are pickled.
+        enter: called in the process with ``arguments`` and a :class:`FailureReport`; importable, as all of them are
+            pickled.
         environment: variables of the process.
         log: an existing file, to which both of its streams go.
         folder: for its temporary files.
@@ -232,14 +258,15 @@ def _main(
     """The main function of the started process."""
     os.environ.update(environment)
     to_log(log, folder)
+    report = FailureReport(lambda failure: pipe.send_bytes(failure.encode()))
     try:
-        value = bytes(ForkingPickler.dumps(returned(enter, arguments)))
+        value = bytes(ForkingPickler.dumps(returned(enter, (*arguments, report))))
         pipe.send_bytes(DONE)
         pipe.send_bytes(value)
     except KeyboardInterrupt:  # a terminal sends it to all processes; the parent reports it
         sys.exit(128 + signal.SIGINT)
     except (Exception, Interrupted) as error:
-        pipe.send_bytes(json.dumps(asdict(Failure.of(error))).encode())
+        report(error)
         sys.exit(1)
     try:
         pipe.recv_bytes()  # all end together: a peer may still read from this process

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from trainer.host import json_text, private
 from trainer.launch.engine import Start
 from trainer.launch.forkserver import enter
 from trainer.launch.meeting_place import MeetingPlace
-from trainer.launch.process import Failure, returned, to_log
+from trainer.launch.process import FailureReport, returned, to_log
 from trainer.launch.started_process import Role
 from trainer.launch.tasks import BEGUN, place_of
 from trainer.planning.launcher import Assignment
@@ -32,10 +31,11 @@ def main(file: Path) -> int:
     to_log(str(start.log), str(start.scratch))
     board = start.place.open()[0].under(place_of(start.role.name, start.rank))
     board.set(BEGUN, "")
+    report = FailureReport(lambda failure: board.set("failure", failure))
     try:
-        board.set("value", json.dumps(returned(enter, (start,))))
+        board.set("value", json.dumps(returned(enter, (start, report))))
     except (Exception, Interrupted) as error:
-        board.set("failure", json.dumps(asdict(Failure.of(error))))
+        report(error)
         return 1
     board.wait(["leave"])  # all end together: a peer may still read from this process
     return 0

@@ -108,6 +108,13 @@ def _follow(way: Handover, store: Any, rank: int) -> int:
     return 0
 
 
+def _shown(error: BaseException, rank: int, secrets: set[str]) -> BaseException:
+    """The error as torchrun shows it and writes it to a file, without the config's secrets."""
+    if isinstance(error, (RunFailed, UserError, Interrupted)):
+        return error
+    return RunFailed(f"worker {rank}:\n{text(''.join(traceback.format_exception(error)), secrets)}")
+
+
 def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -116,17 +123,20 @@ def _work(store: Any, board: OwnBoard, assignment: Assignment, rank: int) -> dic
 
     local, world, here = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     device = f"cuda:{local}" if assignment.plan.topology.device == "cuda" else "cpu"
+    secrets = set(assignment.secrets)
     entry = locate(assignment.plan.strategy.entries["worker"])
 
     def work(seat: Seat) -> dict[str, Any]:
         try:
             return entry(seat, assignment)  # type: ignore[no-any-return]
-        except (RunFailed, UserError, Interrupted):
-            raise
-        except Exception:  # torchrun shows the error and writes it to a file: hide the config's secrets
-            words = text(traceback.format_exc(), set(assignment.secrets))
-            raise RunFailed(f"worker {rank}:\n{words}") from None
+        except Exception as error:
+            if (shown := _shown(error, rank, secrets)) is error:
+                raise
+            raise shown from None
 
-    seat = Seat("worker", rank, world, local, here, device, board, group_store=store)
+    def send_failure(error: BaseException) -> None:
+        _leave_error(_shown(error, rank, secrets))
+
+    seat = Seat("worker", rank, world, local, here, device, board, group_store=store, send_failure=send_failure)
     outcome: dict[str, Any] = record(work)(seat)  # type: ignore[assignment]
     return outcome

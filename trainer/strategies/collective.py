@@ -88,6 +88,9 @@ class Collective(Strategy):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_reduce_sum(values)
 
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        self.group.wait_for(event)
+
     def synchronize(self) -> None:
         self.group.agree_on_buffers(self.model)
 
@@ -118,4 +121,4 @@ class Collective(Strategy):
 
     def close(self) -> None:
         self.__dict__.pop("ddp", None)  # its reducer goes before the group
-        self.group.close()
+        self.group.close(self.failed)

@@ -234,6 +234,11 @@ class Strategy(ABC):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over workers of a float64 vector; a collective call."""
 
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Wait until the GPU has come to an event. A strategy whose workers exchange on GPUs raises an error that names
+        those who do not come (:meth:`trainer.strategies.process_group.ProcessGroup.wait_for`)."""
+        event.synchronize()
+
     def members(self) -> tuple[int, int]:
         """This worker's index among the workers that take part now, and their number, the same for all of them."""
         return self.seat.rank, self.seat.size

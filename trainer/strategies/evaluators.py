@@ -38,8 +38,11 @@ class Evaluators(Strategy):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_reduce_sum(values)
 
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        self.group.wait_for(event)
+
     def synchronize(self) -> None:
         pass
 
     def close(self) -> None:
-        self.group.close()
+        self.group.close(self.failed)

@@ -108,6 +108,9 @@ class LocalSgd(Strategy):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         return self.group.all_reduce_sum(values)
 
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        self.group.wait_for(event)
+
     def synchronize(self) -> None:
         if self.since:
             self._average()
@@ -117,4 +120,4 @@ class LocalSgd(Strategy):
         self.updater.observe(step, metrics)
 
     def close(self) -> None:
-        self.group.close()
+        self.group.close(self.failed)

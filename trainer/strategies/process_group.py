@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import nn
 from trainer.config.schema import GroupStrategy
 from trainer.errors import Missing, RunFailed, first_line
 from trainer.host.notes_board import NoNote, verdict
-from trainer.host.transfers import on_its_way
+from trainer.host.transfers import on_its_way, recorded
+from trainer.strategies.gpu_watch import GpuWatch
 from trainer.strategies.liveness import RollCall
 from trainer.strategies.seat import Seat
 
@@ -53,31 +55,52 @@ class ProcessGroup:
                 f"timeout_s, init and buffers. Write Options = GroupStrategy (from trainer.config.schema) in "
                 f"the class of the strategy's worker"
             )
-        assert seat.group_store is not None, "a process group meets in a store of torch's"
         self.seat, self.options = seat, options
         self.roll_call = RollCall(seat.store.under("roll-call"), seat.rank, seat.size)
         self.batches: Any = None
-        cuda = seat.device.startswith("cuda")
-        with self.naming_the_missing("the start of the process group"):
+        self.watch: GpuWatch | None = None
+        if seat.device.startswith("cuda") and seat.size > 1:
+            self.watch = GpuWatch(options.timeout_s, self._overdue, seat.send_failure)
+        try:
+            self._join("the start of the process group")
+        except BaseException:
+            if self.watch is not None:
+                self.watch.close()
+            raise
+
+    def _join(self, meeting: str) -> None:
+        assert self.seat.group_store is not None, "a process group meets in a store of torch's"
+        seat, joined, cuda = self.seat, threading.Event(), self.seat.device.startswith("cuda")
+        with self.naming_the_missing(meeting):
+            if self.watch is not None:
+                self._wait_until_all_have("come")  # NCCL waits for them without an end
+                self.watch.queued(self.roll_call.reached, meeting, joined.is_set)
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
                 store=dist.PrefixStore("group", seat.group_store),
                 rank=seat.rank,
                 world_size=seat.size,
-                timeout=self.limit,
+                timeout=self.limit_of_nccl if cuda else self.limit,
                 device_id=torch.device(seat.device) if cuda else None,
             )
-            self._wait_until_all_have_joined()
+            joined.set()
+            self._wait_until_all_have("joined")
 
-    def _wait_until_all_have_joined(self) -> None:
-        """Keep this worker until all have joined. A worker that left earlier would break connections that others still
-        open, at which Gloo fails or ends their process."""
-        verdict(self.seat.store.under("joined"), self.seat.rank, self.seat.size, "", lambda notes: "", self.limit)
+    def _wait_until_all_have(self, what: str) -> None:
+        """Keep this worker until all have come or joined. A worker that left before all have joined would break
+        connections that others still open, at which Gloo fails or ends their process."""
+        verdict(self.seat.store.under(what), self.seat.rank, self.seat.size, "", lambda notes: "", self.limit)
 
     @property
     def limit(self) -> datetime.timedelta:
         """How long a collective call waits for missing workers."""
         return datetime.timedelta(seconds=self.options.timeout_s)
+
+    @property
+    def limit_of_nccl(self) -> datetime.timedelta:
+        """When NCCL itself ends the workers that wait: twice as late as :class:`GpuWatch` and the launcher find the
+        worker that is missing."""
+        return 2 * datetime.timedelta(seconds=max(self.options.timeout_s, self.seat.others.hang_timeout_s))
 
     def equal_start(self, model: nn.Module) -> None:
         """Give all workers the same parameters and buffers: those of worker 0, or those of the common seed."""
@@ -129,12 +152,24 @@ class ProcessGroup:
                     _exchanged(buffer, dist.all_reduce)
                     buffer /= self.seat.size
 
-    def close(self) -> None:
-        """Leave the torch process group."""
-        with suppress(RuntimeError, dist.DistError):  # the launcher, and with it the store, may be gone
-            self.roll_call.end()
-        if dist.is_initialized():
+    def close(self, failed: bool = False) -> None:
+        """Leave the torch process group.
+
+        Args:
+            failed: this process ends by an error. Exchanges under way are aborted, because their end may never come:
+                torch waits for it when a group is destroyed, for as long as for a missing worker.
+        """
+        if self.watch is not None:
+            self.watch.close()
+        self.roll_call.end()
+        if not dist.is_initialized():
+            return
+        if not failed or self.seat.size == 1:
             dist.destroy_process_group()
+            return
+        for group in (self.batches, dist.group.WORLD):  # Gloo's goes on in its threads, and ends with the process
+            if group is not None:
+                group.abort()
 
     @contextmanager
     def naming_the_missing(self, meeting: str) -> Iterator[None]:
@@ -144,21 +179,46 @@ class ProcessGroup:
             Missing: naming the missing workers, from the error of the collective.
             RunFailed: none is missing, or nobody knows.
         """
-        self.roll_call.meeting, began = meeting, time.monotonic()
+        if self.watch is not None:
+            self.watch.check()
+        self.roll_call.reached, began = self.roll_call.reached + 1, time.monotonic()
         try:
             yield
         except (RuntimeError, dist.DistError) as error:
             if isinstance(error, RunFailed) or not _is_about_peers(error):
                 raise
-            raise self._failed(meeting, error, time.monotonic() - began) from error
+            raise self._failed(meeting, error, time.monotonic() - began, self.roll_call.reached) from error
         finally:
-            self.roll_call.meeting = ""
+            if self.watch is None:
+                self.roll_call.reached = 0
+        if self.watch is not None:  # the GPU has still to come to the exchanges
+            self.watch.queued(self.roll_call.reached, meeting, recorded(torch.device(self.seat.device)).query)
 
-    def _failed(self, meeting: str, error: Exception, waited_s: float) -> RunFailed:
-        """The error of a collective call that failed after so many seconds, which names the missing workers."""
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Wait until the GPU has come to an event.
+
+        Raises:
+            Missing: naming the workers that did not come to an exchange before it.
+            RunFailed: the exchange did not end, and none is missing, or nobody knows.
+        """
+        if self.watch is None:
+            event.synchronize()
+        else:
+            self.watch.wait_for(event)
+
+    def _overdue(self, meeting: str, waited_s: float, number: int) -> RunFailed:
+        """The error of a meeting to whose end the GPU has not come."""
+        return self._failed(meeting, TimeoutError("timed out"), waited_s, number)
+
+    def _failed(self, meeting: str, error: Exception, waited_s: float, number: int) -> RunFailed:
+        """The error of a collective call that failed after so many seconds, which names the missing workers.
+
+        Args:
+            number: of the meeting; those who have not reached it are missing.
+        """
         said = cause(first_line(error))
         try:
-            missing = self.roll_call.missing()
+            missing = self.roll_call.missing(number)
         except TimeoutError:
             return RunFailed(f"worker {self.seat.rank}: {meeting} failed and host 0 cannot be reached: {said}")
         except (RuntimeError, dist.DistError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,17 +48,22 @@ class Others:
     Attributes:
         even: all workers have equally many samples in every update, and the loss is a mean over samples. servers:
         number of parameter servers. server_hosts: the host of each; empty: there is one host. by_host: messages name
-        the hosts of workers.
+        the hosts of workers. hang_timeout_s: ``launch.hang_timeout_s``; 0: there is none.
     """
 
     even: bool = True
     servers: int = 0
     server_hosts: tuple[int, ...] = ()
     by_host: bool = True
+    hang_timeout_s: float = 0.0
 
     def server_name(self, number: int) -> str:
         """The name of a parameter server in messages, with its host if there are several."""
         return f"server {number}" + (f" (host {self.server_hosts[number]})" if self.server_hosts else "")
+
+
+def _to_nobody(error: BaseException) -> None:
+    """Send no failure: this process has no launcher."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class Seat:
         role, rank, size: the role, the number of the process within it over all hosts, and the role's processes.
         local_rank, local_size: the same on this host. device: e.g. ``cpu`` or ``cuda:0``. store: the run's board, on
         which its processes alone leave notes, such as endpoints. group_store: torch's, where process groups meet; None:
-        there are no other processes.
+        there are no other processes. send_failure: sends the error with which this process ends to its launcher, at
+        once, from any thread. The first one counts.
     """
 
     role: str
@@ -83,6 +89,7 @@ class Seat:
     address: Address = field(default_factory=Address)
     life: Life = field(default_factory=Life)
     others: Others = field(default_factory=Others)
+    send_failure: Callable[[BaseException], object] = field(default=_to_nobody, repr=False, compare=False)
 
     def names(self, ranks: Iterable[int]) -> list[str]:
         """The names of processes of this role in messages, with their hosts if there are several."""

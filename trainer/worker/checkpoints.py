@@ -387,10 +387,11 @@ class Checkpoints:
         rank = name.partition(".")[0].removeprefix("worker-")
         return self.others_hang or (rank.isdecimal() and is_lost(self.seat.store, int(rank)))
 
-    def close(self, others_hang: bool = False) -> None:
-        """Wait until everything is written, but not for parts of workers that hang. Remove what servers have left of
-        checkpoints that were given up."""
-        self.others_hang = others_hang and not self.writer.wait(HUNG_S)
+    def close(self, others_hang: bool = False, failed: bool = False) -> None:
+        """Wait until everything is written, but not for parts of workers that hang, and if the run has failed, not for
+        copies of a GPU that may hang. Remove what servers have left of checkpoints that were given up."""
+        late = (others_hang or failed) and not self.writer.wait(HUNG_S)
+        self.others_hang, self.pinned.hangs = others_hang and late, failed and late
         self.writer.wait()
         for folder in self.given_up:
             durable_folder.begin(folder)

@@ -18,7 +18,7 @@ from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL
 from trainer.data.sampler import training_sampler
 from trainer.data.source import reader_of
-from trainer.errors import PREEMPTED, Missing, Preempted
+from trainer.errors import PREEMPTED, Interrupted, Missing, Preempted
 from trainer.host import versions
 from trainer.host.pulse import Pulse
 from trainer.host.signals import requests, say_leaving
@@ -140,11 +140,10 @@ def _checkpoints(run: Training, seat: Seat, assignment: Assignment) -> Iterator[
     with requests(lambda: kept.updates_done or bool(seat.life.pulse), *how) as kept.request:
         try:
             yield
-        except Missing:
-            kept.close(others_hang=True)
+        except BaseException as error:
+            kept.close(others_hang=isinstance(error, Missing), failed=True)
             raise
-        finally:
-            kept.close()
+        kept.close()
 
 
 def _shown(assignment: Assignment) -> dict[str, Any]:
@@ -179,7 +178,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     """Context manager: one worker of the run. It makes report, strategy, model and data, and closes them at the end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
-    with _deaths_named(plan), settings(config, plan, seat), membership(seat, assignment) as strategy:
+    with settings(config, plan, seat), membership(seat, assignment) as strategy, _deaths_named(plan):
         best = best_metric(config)
         own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
         report = Report(
@@ -231,12 +230,18 @@ def _host_watched(seat: Seat, report: Report, every_s: float | None) -> Abstract
 
 @contextlib.contextmanager
 def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
-    """Context manager: yields this worker's strategy, and closes it at the end."""
+    """Context manager: yields this worker's strategy, and closes it at the end.
+
+    An error is sent to the launcher before that, because another worker that hangs may hold up the close.
+    """
     strategy: Strategy = locate(assignment.plan.strategy.worker)(assignment.config.node("strategy"), seat)
     try:
         yield strategy
-    except BaseException:
+    except BaseException as error:
         strategy.failed = True
+        if isinstance(error, (Exception, Interrupted)):
+            with suppress(OSError, RuntimeError):  # the launcher is gone, and this process follows it
+                seat.send_failure(error)
         raise
     finally:
         strategy.close()
@@ -250,8 +255,8 @@ def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
     server_hosts = (
         tuple(plan.topology.nodes_of("server")) if plan.topology.nnodes > 1 and not plan.topology.by_role else ()
     )
-    servers = plan.topology.roles.get("server", 0)
-    return replace(seat, others=Others(even, servers, server_hosts, by_host=not plan.topology.by_role))
+    servers, hang_s = plan.topology.roles.get("server", 0), config.launch.hang_timeout_s or 0.0
+    return replace(seat, others=Others(even, servers, server_hosts, not plan.topology.by_role, hang_s))
 
 
 def _profiled(config: RunConfig, plan: Plan, seat: Seat, run_dir: Path) -> Unprofiled:

@@ -69,7 +69,7 @@ def read_line(run: Training) -> None:
         return
     _show(run, line)
     if run.lockstep and run.watchers.callbacks:
-        window.stop_asked = window.stop_asked or bool(line.numbers.read()[-1].any())
+        window.stop_asked = window.stop_asked or bool(line.numbers.read(run.strategy.wait_for)[-1].any())
     if line.loss is not None:
         run.watchers.step_hook.after_log(run, line.loss, line.losses, line.at)
 
@@ -129,7 +129,7 @@ def _show(run: Training, line: Line) -> None:
     if line.shown:
         return
     report = run.reporting.report
-    shown, epoch_sums, samples, *others = line.numbers.read()
+    shown, epoch_sums, samples, *others = line.numbers.read(run.strategy.wait_for)
     if line.own:
         report.of_worker(line.at.epoch, line.batch, run.task.summary(others[0]))
     metrics, due = run.task.summary(shown, epoch_sums), line.due or Due.now(run.feed)

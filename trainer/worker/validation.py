@@ -83,7 +83,7 @@ def measure_split(
     def measure_together(index: int, count: int) -> tuple[torch.Tensor, int, dict[str, float]]:
         own, cut = _measure_share(run, index, count, split, model)
         parts = run.task.over_workers(run.strategy.all_reduce_sum, index, count, [own], cut)
-        sums, *cut = Arriving(parts).read()
+        sums, *cut = Arriving(parts).read(run.strategy.wait_for)
         if checkpoints is not None:
             checkpoints.after_shares(run, *cut)
         if user_metrics is None:
