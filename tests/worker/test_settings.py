@@ -35,6 +35,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     for name in ("set_device", "reset_peak_memory_stats"):
         note = lambda gpu, name=name: made.append((name, str(gpu), os.environ.get(hardware.CUBLAS)))  # noqa: E731
         monkeypatch.setattr(torch.cuda, name, note)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.delenv(hardware.CUBLAS, raising=False)
     yield made
 

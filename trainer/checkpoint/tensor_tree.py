@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.errors import UserError, why
 from trainer.host import json_text
+from trainer.host.transfers import wait_for
 
 PLAIN = (str, int, float, bool, type(None))
 DEEPEST = 100
@@ -83,7 +84,7 @@ class Packed:
         """
         try:
             for event in self.events:
-                event.synchronize()
+                wait_for(event)
             save_file(self.tensors, path, metadata={"format": "pt", "tree": self.text})
         except SafetensorError as error:  # a full disk, too
             raise OSError(why(error)) from error

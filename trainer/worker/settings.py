@@ -34,7 +34,8 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
         if seat.device.startswith("cuda"):
             os.environ.setdefault(hardware.CUBLAS, hardware.REPEATABLE[0])
             torch.cuda.set_device(torch.device(seat.device))
-            torch.cuda.reset_peak_memory_stats(seat.device)
+            if torch.cuda.is_initialized():  # by a run before
+                torch.cuda.reset_peak_memory_stats(seat.device)
             torch.backends.cudnn.benchmark = not config.execution.deterministic
         if config.execution.deterministic:
             torch.use_deterministic_algorithms(True)
