@@ -294,6 +294,8 @@ KNOBS = """
         strategy.static_graph=true | gradient merge => strategy.static_graph=false
     launch.nproc=2 strategy=collective strategy.static_graph=true strategy.find_unused_parameters=true
         strategy.find_unused_parameters=true | finds unused parameters once => strategy.find_unused_parameters=false
+    launch.nproc=2 strategy=collective strategy.bucket_cap_mb=0.5 compile=true
+        strategy.bucket_cap_mb=0.5 | parts of at least 1 MiB => strategy.bucket_cap_mb=1 (or compile=false)
     profile=yes_please | profile=yes_please | true or false => profile=
     profile=true execution.profile_steps=0 | execution.profile_steps=0 | at least 1 => execution.profile_steps=5
     launch.ips=240.0.0.1,240.0.0.2

@@ -140,6 +140,36 @@ def test_only_inductor_asks_for_a_compiler_on_the_cpu(monkeypatch: pytest.Monkey
     with pytest.raises(UserError, match="no C\\+\\+ compiler"):
         check_compiler(COMPILE, "cpu")
     check_compiler(COMPILE.changed(execution={"compile_backend": "aot_eager"}), "cpu")
+    check_compiler(COMPILE, "cuda")
+
+
+def test_triton_asks_for_the_compiler_that_it_would_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is called ``cc`` is none that Triton knows."""
+    for name in ("c++", "cc", "g++"):
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    build = pytest.importorskip("triton.runtime.build")
+    for found in (False, True):
+        if found:
+            (tmp_path / "clang").touch(0o755)
+            check_compiler(COMPILE, "cuda")
+            assert build._find_compiler.__wrapped__("c") == str(tmp_path / "clang")
+            continue
+        with pytest.raises(UserError, match=r"no C compiler on this machine .*, by which Triton .*: compile=false"):
+            check_compiler(COMPILE, "cuda")
+        with pytest.raises(RuntimeError, match="Failed to find C compiler"):
+            build._find_compiler.__wrapped__("c")
+        check_compiler(COMPILE.changed(execution={"compile_backend": "eager"}), "cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiled_kernels_ask_for_pythons_header(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(UserError, match=rf"there is no {tmp_path}/Python\.h, .*install Python's development files"):
+        check_compiler(COMPILE, device)
+    (tmp_path / "Python.h").touch()
+    check_compiler(COMPILE, device)
 
 
 @needs_root

@@ -54,6 +54,8 @@ class Bounded(nn.Module):
             if self.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1 GiB")
+        if not self.training and self.how == "evaluated" and len(images) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has 1 GiB")
         if self.training and self.how == "broken" and len(images) > 8:
             raise ValueError("no such luck")
         return self.linear(self.drop(self.norm(images.flatten(1))))
@@ -181,6 +183,13 @@ def test_other_errors_are_no_lack_of_memory() -> None:
     assert "ValueError" in read("run/result.json")["error"] and log.is_file()
     run("run", "data.batch_size=8")
     assert not log.exists()
+
+
+@pytest.mark.all
+def test_a_validation_for_which_memory_is_not_enough_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunFailed, match=r"memory is not enough.*\(in an evaluation: CUDA out of memory\. Tried to all"):
+        run("run", "data.batch_size=auto", "data.val_batch_size=64", "+model.how=evaluated", most="[100]")
+    assert "data.batch_size=auto: 32 does not fit (in an evaluation: CUDA out of memory" in capsys.readouterr().out
 
 
 @pytest.mark.all

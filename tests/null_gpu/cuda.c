@@ -5,15 +5,23 @@
  */
 #define _GNU_SOURCE
 #include <cuda_runtime_api.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define OK(name, ...) cudaError_t name(__VA_ARGS__) { return cudaSuccess; }
+#define OPENS(name, ...) cudaError_t name(__VA_ARGS__) { open_current(); return cudaSuccess; }
 #undef cudaGetDeviceProperties
 #define GIB (1ull << 30)
 
 static _Thread_local int current;
 static long handles = 1;
+
+/* A process opens a GPU, for some 500 MB of its memory, by the first call for memory, streams, events or kernels while
+ * this GPU is the current one. So does cudaSetDevice since CUDA 12. Questions about devices open none. */
+static int opened[64];
+static void open_current(void) { opened[current & 63] = 1; }
+int null_gpu_is_open(int device) { return opened[device & 63]; }
 
 /* devices */
 cudaError_t cudaGetDeviceCount(int *count) {
@@ -22,7 +30,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int *device) { *device = current; return cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { current = device; return cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { current = device; open_current(); return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device) {
     memset(found, 0, sizeof *found);
     strcpy(found->name, "NVIDIA H100 80GB HBM3");
@@ -45,27 +53,49 @@ cudaError_t cudaDriverGetVersion(int *version) { *version = CUDART_VERSION; retu
 cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDART_VERSION; return cudaSuccess; }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = 1; return cudaSuccess; }
 OK(cudaDeviceEnablePeerAccess, int peer, unsigned flags)
-OK(cudaDeviceSynchronize, void)
+OPENS(cudaDeviceSynchronize, void)
 OK(cudaGetLastError, void)
 OK(cudaPeekAtLastError, void)
 
 /* memory */
-cudaError_t cudaMemGetInfo(size_t *left, size_t *total) { *left = *total = 80 * GIB; return cudaSuccess; }
-cudaError_t cudaMalloc(void **memory, size_t bytes) { *memory = malloc(bytes ? bytes : 1); return cudaSuccess; }
-cudaError_t cudaFree(void *memory) { free(memory); return cudaSuccess; }
-cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) { *memory = malloc(bytes); return cudaSuccess; }
+static size_t used;
+cudaError_t cudaMemGetInfo(size_t *left, size_t *total) {
+    open_current();
+    *total = 80 * GIB;
+    *left = *total - used;
+    return cudaSuccess;
+}
+cudaError_t cudaMalloc(void **memory, size_t bytes) {
+    open_current();
+    if (bytes > 80 * GIB - used) return cudaErrorMemoryAllocation;
+    *memory = malloc(bytes ? bytes : 1); /* of which the host gives only what is written */
+    used += malloc_usable_size(*memory);
+    return cudaSuccess;
+}
+cudaError_t cudaFree(void *memory) {
+    open_current();
+    used -= memory ? malloc_usable_size(memory) : 0;
+    free(memory);
+    return cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    open_current();
+    *memory = malloc(bytes);
+    return cudaSuccess;
+}
 cudaError_t cudaFreeHost(void *memory) { free(memory); return cudaSuccess; }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+    open_current();
     memcpy(to, from, bytes);
     return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
     return cudaMemcpy(to, from, bytes, kind);
 }
-OK(cudaMemset, void *memory, int value, size_t bytes)
-OK(cudaMemsetAsync, void *memory, int value, size_t bytes, cudaStream_t stream)
-OK(cudaHostRegister, void *memory, size_t bytes, unsigned flags)
-OK(cudaHostUnregister, void *memory)
+OPENS(cudaMemset, void *memory, int value, size_t bytes)
+OPENS(cudaMemsetAsync, void *memory, int value, size_t bytes, cudaStream_t stream)
+OPENS(cudaHostRegister, void *memory, size_t bytes, unsigned flags)
+OPENS(cudaHostUnregister, void *memory)
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *memory) {
     memset(found, 0, sizeof *found);
     found->type = cudaMemoryTypeUnregistered;
@@ -74,7 +104,11 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) { *pool = (void *)1; return cudaSuccess; }
 
 /* streams and events */
-static cudaError_t made(void **handle) { *handle = (void *)++handles; return cudaSuccess; }
+static cudaError_t made(void **handle) {
+    open_current();
+    *handle = (void *)++handles;
+    return cudaSuccess;
+}
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return made((void **)stream); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) { return made((void **)stream); }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
@@ -88,18 +122,25 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return made((void **)event); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) { return made((void **)event); }
-cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) { *ms = 1; return cudaSuccess; }
-OK(cudaStreamDestroy, cudaStream_t stream)
-OK(cudaStreamQuery, cudaStream_t stream)
-OK(cudaStreamSynchronize, cudaStream_t stream)
-OK(cudaStreamWaitEvent, cudaStream_t stream, cudaEvent_t event, unsigned flags)
-OK(cudaEventDestroy, cudaEvent_t event)
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end) {
+    open_current();
+    *ms = 1;
+    return cudaSuccess;
+}
+OPENS(cudaStreamDestroy, cudaStream_t stream)
+OPENS(cudaStreamQuery, cudaStream_t stream)
+OPENS(cudaStreamSynchronize, cudaStream_t stream)
+OPENS(cudaStreamWaitEvent, cudaStream_t stream, cudaEvent_t event, unsigned flags)
+OPENS(cudaEventDestroy, cudaEvent_t event)
 static int hangs; /* the GPU comes to no event any more */
 void null_gpu_hangs(int whether) { hangs = whether; }
-cudaError_t cudaEventQuery(cudaEvent_t event) { return hangs ? cudaErrorNotReady : cudaSuccess; }
-OK(cudaEventRecord, cudaEvent_t event, cudaStream_t stream)
-OK(cudaEventRecordWithFlags, cudaEvent_t event, cudaStream_t stream, unsigned flags)
-OK(cudaEventSynchronize, cudaEvent_t event)
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    open_current();
+    return hangs ? cudaErrorNotReady : cudaSuccess;
+}
+OPENS(cudaEventRecord, cudaEvent_t event, cudaStream_t stream)
+OPENS(cudaEventRecordWithFlags, cudaEvent_t event, cudaStream_t stream, unsigned flags)
+OPENS(cudaEventSynchronize, cudaEvent_t event)
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
     *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
@@ -113,9 +154,10 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCapture
 OK(cudaThreadExchangeStreamCaptureMode, enum cudaStreamCaptureMode *mode)
 
 /* kernels */
-OK(cudaLaunchKernel, const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
-OK(cudaFuncSetAttribute, const void *kernel, enum cudaFuncAttribute attribute, int value)
+OPENS(cudaLaunchKernel, const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
+OPENS(cudaFuncSetAttribute, const void *kernel, enum cudaFuncAttribute attribute, int value)
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *kernel) {
+    open_current();
     memset(found, 0, sizeof *found);
     return cudaSuccess;
 }
@@ -134,6 +176,6 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, 
 /* the driver (libcuda.so.1) */
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     *flags = 0;
-    *active = device == current;
+    *active = null_gpu_is_open(device);
     return 0;
 }

@@ -66,10 +66,11 @@ class PinnedMemory:
             OSError: the GPU hangs.
         """
         for event in events:
-            while not event.query():
-                if self.hangs:
-                    raise OSError("the GPU has not come to its copy")
-                time.sleep(POLL_S)
+            with torch.cuda.device(event.device):  # or CUDA would open the first GPU for this thread, for some 500 MB
+                while not event.query():
+                    if self.hangs:
+                        raise OSError("the GPU has not come to its copy")
+                    time.sleep(POLL_S)
 
     def release(self) -> None:
         """Say that the copies are not needed any more. Can be called from any thread."""

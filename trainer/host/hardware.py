@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import sysconfig
 from ctypes import CDLL
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from trainer.host.visible_gpus import Gpu
 
 DRIVER, CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
+CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""The variable for the memory of matrix products on a GPU, and its values with which they can be repeated (cuBLAS)."""
 NOWHERE = ("", "void", "none")
 """Values of NVIDIA_VISIBLE_DEVICES with which a container gets no GPU."""
 
@@ -101,3 +104,13 @@ def _device_files() -> bool:
 def cpp_compiler() -> str | None:
     """The path of a C++ compiler that this machine has (torch.compile calls it on the CPU); None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def c_compiler() -> str | None:
+    """The path of a C compiler that this machine has (Triton calls it for kernels of a GPU); None without one."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+
+
+def python_header() -> Path:
+    """The path of Python.h, which compiled kernels include; a Python without its development files has none there."""
+    return Path(sysconfig.get_path("include")) / "Python.h"

@@ -86,6 +86,15 @@ def recorded(device: torch.device) -> torch.cuda.Event:
     return event
 
 
+def wait_for(event: torch.cuda.Event) -> None:
+    """Wait for an event of a GPU, in any thread.
+
+    A thread begins with the first GPU as its current one. CUDA would open it for the process, for some 500 MB.
+    """
+    with torch.cuda.device(event.device):
+        event.synchronize()
+
+
 def on_its_way(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """Return a tensor on a device. A GPU gets a small tensor of the CPU when it comes to it: nobody waits."""
     device = torch.device(device) if isinstance(device, str) else device

@@ -88,6 +88,8 @@ def check(composed: Mapping[str, Any], typed: Iterable[str] = (), elsewhere: boo
     if not elsewhere:
         with lacks:
             check_compiler(config, device)
+        with lacks:
+            check_repeatable(config, device)
     merge, searches = config.strategy.gradient_merge.k_steps, False
     with lacks:
         searches = searched(config, typed)
@@ -290,11 +292,28 @@ def _with_inputs(checked: Checked) -> Checked:
     )
 
 
+def check_repeatable(config: RunConfig, device: str) -> None:
+    """Refuse ``execution.deterministic=true`` on GPUs whose matrix products cannot be repeated."""
+    workspace = os.environ.get(hardware.CUBLAS, hardware.REPEATABLE[0])
+    if config.execution.deterministic and device == "cuda" and workspace not in hardware.REPEATABLE:
+        why = f"with {hardware.CUBLAS}={workspace} the same matrix product may have other numbers"
+        instead = f"{hardware.CUBLAS}={hardware.REPEATABLE[0]} before the command"
+        raise UserError("execution.deterministic=true", why, instead)
+
+
 def check_compiler(config: RunConfig, device: str) -> None:
-    """Refuse ``compile=true`` on the CPU without a C++ compiler, or with a cache that other users can write to."""
-    writes_kernels = config.compile and config.execution.compile_backend == "inductor"
-    if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
-        raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
+    """Refuse ``compile=true`` without what writes kernels for the device, or with a cache that others can write to."""
+    if config.compile and config.execution.compile_backend == "inductor":
+        header = hardware.python_header()
+        if device == "cpu" and hardware.cpp_compiler() is None:
+            why = "there is no C++ compiler on this machine (g++ or clang++)"
+            raise UserError("compile=true", why, "compile=false")
+        if device == "cuda" and hardware.c_compiler() is None:
+            why = "there is no C compiler on this machine (gcc or clang), by which Triton starts kernels of a GPU"
+            raise UserError("compile=true", why, "compile=false")
+        if not header.is_file():
+            why = f"there is no {header}, which compiled kernels include: install Python's development files"
+            raise UserError("compile=true", why, "compile=false")
     if config.compile:
         from trainer.host.cache import check_code
 

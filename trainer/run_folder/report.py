@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,15 @@ OWN = "[worker "
 """Prefix of lines with one worker's own values (execution.log_workers)."""
 ALL_DONE = "all updates done"
 """The end of a run that is not stopped early."""
+
+
+class Phase(Enum):
+    """What a worker does, for its errors: it builds or loads, trains, evaluates, or predicts."""
+
+    START = auto()
+    TRAINING = auto()
+    EVALUATION = auto()
+    PREDICTION = auto()
 
 
 class Waits(Protocol):
@@ -79,6 +89,7 @@ class Report:
 
     Attributes:
         who: prefix of lines with this worker's own values; empty: they look like all others.
+        phase: what the worker does, or did when it failed.
     """
 
     def __init__(
@@ -93,6 +104,7 @@ class Report:
     ) -> None:
         self.own = own
         self.who = ""
+        self.phase = Phase.START
         self.pulse = pulse or Pulse()
         self.run_dir = run_dir
         self.life = number(run_dir) if run_dir else 1
@@ -269,9 +281,10 @@ class Report:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context manager: the time inside does not count as training time."""
-        start = time.perf_counter()
+        """Context manager: the time inside does not count as training time. A failure leaves the phase as it is."""
+        start, before, self.phase = time.perf_counter(), self.phase, Phase.EVALUATION
         yield
+        self.phase = before
         spent = time.perf_counter() - start
         self._window = self._window.later(spent)
         self._window_before = self._window_before.later(spent)

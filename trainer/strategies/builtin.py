@@ -68,6 +68,10 @@ class CollectiveDeclaration(Declaration):
                     "strategy.static_graph=false (or strategy.gradient_merge.k_steps=1)",
                 )
             )
+        if config.compile and self.options.bucket_cap_mb < 1:
+            why = "with compile=true torch divides the model into parts of at least 1 MiB of gradients"
+            instead = "strategy.bucket_cap_mb=1 (or compile=false)"
+            refused.append(UserError(f"strategy.bucket_cap_mb={self.options.bucket_cap_mb:g}", why, instead))
         if self.options.static_graph and self.options.find_unused_parameters:
             why = "with strategy.static_graph=true DDP finds unused parameters once, in the first step"
             refused.append(

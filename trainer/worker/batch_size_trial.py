@@ -20,7 +20,7 @@ from trainer.host.memory import GIB
 from trainer.planning.launcher import Assignment
 from trainer.strategies.seat import Seat
 from trainer.worker.loop import fit
-from trainer.worker.out_of_memory import is_memory, memory_named
+from trainer.worker.out_of_memory import EVALUATING, is_memory
 from trainer.worker.train import at_work
 
 UPDATES = 2
@@ -76,7 +76,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     limits = TrialLimits(**json_text.read(folder / TRIAL))
     try:
         measure = _limited_gpu(limits, seat.device) if seat.device.startswith("cuda") else _limited_host(limits)
-        with at_work(seat, assignment) as run, memory_named(run, assignment.plan, seat):
+        with at_work(seat, assignment) as run:
             run.schedule = replace(run.schedule, total_steps=UPDATES, epochs=max(UPDATES, run.schedule.epochs))
             run.watchers.save_best = lambda: None
             fit(run)
@@ -93,7 +93,8 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
 def _briefly(error: BaseException) -> str:
     """Why a tried batch size does not fit: the first words of the memory error."""
     cause = error.__cause__ if is_memory(error.__cause__) else error
-    return first_line(cause or error).partition(". GPU")[0]
+    words = first_line(cause or error).partition(". GPU")[0]
+    return f"{EVALUATING}: {words}" if EVALUATING in str(error) else words  # then data.val_batch_size matters
 
 
 Measure = Callable[[], Needed]

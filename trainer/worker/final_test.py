@@ -16,6 +16,7 @@ from trainer.metrics.best import TESTED
 from trainer.models.skeleton import built
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
+from trainer.run_folder.report import Phase
 from trainer.strategies.contract import FullModel, Strategy, Traits
 from trainer.strategies.seat import Seat
 from trainer.weights import fit, tensor_files
@@ -41,6 +42,7 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
     if known and run.lockstep and progress.step == step:
         report.test(progress.epoch, progress.step, known, "measured before: nothing was trained since")
         return
+    report.phase = Phase.EVALUATION
     leavable = nullcontext() if run.watchers.checkpoints is None else run.watchers.checkpoints.validating(run)
     watched = report.watched
     with leavable:

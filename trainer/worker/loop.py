@@ -10,6 +10,7 @@ from trainer.data.feed import Batch
 from trainer.errors import Interrupted
 from trainer.metrics.contract import Loss
 from trainer.models.empty_batch import counting
+from trainer.run_folder.report import Phase
 from trainer.strategies.lost_workers import CountsSamples
 from trainer.worker.training import Training
 from trainer.worker.training_log import finish_line, log_rest, log_training, show_line
@@ -156,6 +157,7 @@ def _begin_epoch(run: Training, epoch: int) -> bool:
         return False
     run.forward.train()
     run.reporting.report.doing("first batch")
+    run.reporting.report.phase = Phase.TRAINING
     if not progress.update:
         window.begin_epoch()
         if run.schedule.log_last_batch:

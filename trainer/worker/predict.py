@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from trainer.planning.class_names import for_predictions
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder import csv_files
-from trainer.run_folder.report import Report
+from trainer.run_folder.report import Phase, Report
 from trainer.strategies.contract import Strategy
 from trainer.strategies.seat import Seat
 from trainer.tasks.contract import Task, task_of
@@ -29,7 +30,6 @@ from trainer.weights import fit
 from trainer.wording import counted
 from trainer.worker import predict_rows
 from trainer.worker.model import Updaters, autocast, build_model
-from trainer.worker.settings import settings
 from trainer.worker.train import membership
 
 BLOCK = 4096
@@ -69,19 +69,17 @@ def _together(inputs: list[torch.Tensor | None]) -> tuple[torch.Tensor | None, l
 def predict(seat: Seat, assignment: Assignment) -> dict[str, Any]:
     """Predict this worker's share of the files; the first worker writes the table. Returns the outcome."""
     config, plan = assignment.config, assignment.plan
-    with settings(config, plan, seat), membership(seat, assignment) as strategy:
-        report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, plan.length.total_steps)
-        try:
-            model = build_model(config, plan, torch.device(seat.device))
-            fit.load(Path(plan.model.weights), model)
-            strategy.setup(model.eval(), Updaters(config, plan))
-            source: DataSource = call_target(config.node("data"), "data")
-            reader = reader_of(source, plan.data.facts)
-            if reader is not None:
-                return _predict_rows(reader, model, seat, assignment, strategy, report)
-            return _predict_images(source, model, seat, assignment, strategy, report)
-        finally:
-            report.close()
+    report = Report(Path(plan.paths.run_dir) if seat.rank == 0 else None, plan.length.total_steps)
+    with contextlib.closing(report), membership(seat, assignment, report) as strategy:
+        model = build_model(config, plan, torch.device(seat.device))
+        fit.load(Path(plan.model.weights), model)
+        strategy.setup(model.eval(), Updaters(config, plan))
+        source: DataSource = call_target(config.node("data"), "data")
+        reader = reader_of(source, plan.data.facts)
+        report.phase = Phase.PREDICTION
+        if reader is not None:
+            return _predict_rows(reader, model, seat, assignment, strategy, report)
+        return _predict_images(source, model, seat, assignment, strategy, report)
 
 
 def _output(assignment: Assignment) -> Path:

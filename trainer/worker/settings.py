@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trainer.config.run_config import RunConfig
+from trainer.host import hardware
 from trainer.host.memory import keep_freed_memory
 from trainer.planning.plan import Plan
 from trainer.strategies.seat import Seat
@@ -19,24 +20,30 @@ from trainer.strategies.seat import Seat
 
 @contextlib.contextmanager
 def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
-    """Context manager: sets threads, determinism and the like for a run in this process, and restores them."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    """Context manager: sets threads, determinism and the like for a run in this process, and restores them.
+
+    A process may do several runs, such as the jobs of a sweep, and nothing of one is left to the next. So a GPU gets
+    the memory for its matrix products by the same rule in all runs, because torch reads the rule once.
+    """
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     benchmark = torch.backends.cudnn.benchmark
-    if plan.chosen.keep_memory:
-        keep_freed_memory()
-    torch.set_num_threads(int(plan.chosen.threads))
-    if seat.device.startswith("cuda"):
-        torch.cuda.set_device(torch.device(seat.device))
-        torch.backends.cudnn.benchmark = not config.execution.deterministic
-    if config.execution.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
     try:
+        if plan.chosen.keep_memory:
+            keep_freed_memory()
+        torch.set_num_threads(int(plan.chosen.threads))
+        if seat.device.startswith("cuda"):
+            os.environ.setdefault(hardware.CUBLAS, hardware.REPEATABLE[0])
+            torch.cuda.set_device(torch.device(seat.device))
+            if torch.cuda.is_initialized():  # by a run before
+                torch.cuda.reset_peak_memory_stats(seat.device)
+            torch.backends.cudnn.benchmark = not config.execution.deterministic
+        if config.execution.deterministic:
+            torch.use_deterministic_algorithms(True)
         with _compiler_cache(config.compile):
             yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        torch.set_deterministic_debug_mode(deterministic)
         torch.backends.cudnn.benchmark = benchmark
 
 

@@ -74,8 +74,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
             run.progress.rewinds = tuple(Rewind(*rewind) for rewind in rewinds)
             run.feed.reorder(run.progress.rewinds)
         try:
-            with memory_named(run, assignment.plan, seat):
-                fit(run)
+            fit(run)
         except Preempted:
             return {**report.outcome(), "ended": PREEMPTED}
         if report.run_dir is not None:
@@ -178,20 +177,20 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
     """Context manager: one worker of the run. It makes report, strategy, model and data, and closes them at the end."""
     config, plan = assignment.config, assignment.plan
     run_dir, seat = Path(plan.paths.run_dir), seated(seat, config, plan)
-    with settings(config, plan, seat), membership(seat, assignment) as strategy, _deaths_named(plan):
-        best = best_metric(config)
-        own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
-        report = Report(
-            run_dir if seat.rank == 0 and not seat.life.returns else None,
-            plan.length.total_steps,
-            best,
-            plan.objective.lower,
-            own,
-            bool(assignment.resume),
-            Pulse(seat.life.pulse),
-        )
-        if config.execution.log_workers and seat.size > 1:
-            report.who = f"{OWN}{seat.rank}] "
+    best = best_metric(config)
+    own = None if plan.strategy.traits.lockstep else run_dir / f"status.{seat.rank}.json"
+    report = Report(
+        run_dir if seat.rank == 0 and not seat.life.returns else None,
+        plan.length.total_steps,
+        best,
+        plan.objective.lower,
+        own,
+        bool(assignment.resume),
+        Pulse(seat.life.pulse),
+    )
+    if config.execution.log_workers and seat.size > 1:
+        report.who = f"{OWN}{seat.rank}] "
+    with membership(seat, assignment, report) as strategy, _deaths_named(plan):
         try:
             report.doing("building the model and opening the data")
             run = build(config, plan, seat, strategy, report)
@@ -229,22 +228,28 @@ def _host_watched(seat: Seat, report: Report, every_s: float | None) -> Abstract
 
 
 @contextlib.contextmanager
-def membership(seat: Seat, assignment: Assignment) -> Iterator[Strategy]:
-    """Context manager: yields this worker's strategy, and closes it at the end.
+def membership(seat: Seat, assignment: Assignment, report: Report) -> Iterator[Strategy]:
+    """Context manager: this process is a worker of the run. Its settings are those of the run, a lack of memory is a
+    sentence, and its strategy, which is yielded, is closed at the end.
 
     An error is sent to the launcher before that, because another worker that hangs may hold up the close.
     """
-    strategy: Strategy = locate(assignment.plan.strategy.worker)(assignment.config.node("strategy"), seat)
-    try:
-        yield strategy
-    except BaseException as error:
-        strategy.failed = True
-        if isinstance(error, (Exception, Interrupted)):
-            with suppress(OSError, RuntimeError):  # the launcher is gone, and this process follows it
-                seat.send_failure(error)
-        raise
-    finally:
-        strategy.close()
+    config, plan, strategy = assignment.config, assignment.plan, None
+    with settings(config, plan, seat):
+        try:
+            with memory_named(plan, seat.device, report):
+                strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
+                yield strategy
+        except BaseException as error:
+            if strategy is not None:
+                strategy.failed = True
+            if isinstance(error, (Exception, Interrupted)):
+                with suppress(OSError, RuntimeError):  # the launcher is gone, and this process follows it
+                    seat.send_failure(error)
+            raise
+        finally:
+            if strategy is not None:
+                strategy.close()
 
 
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
