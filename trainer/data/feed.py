@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainer.data.batch_inputs import Inputs
+from trainer.data.batch_inputs import Inputs, each
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
 from trainer.data.placement import Placement
@@ -265,12 +265,13 @@ class Feed:
         return self.evaluated[split].files_of(numbers)
 
     def example(self) -> Inputs:
-        """The inputs of one sample as the data source gives them, from the validation data if there are any."""
+        """The inputs of one sample as the data source gives them, on the CPU, from the validation data if there are
+        any."""
         if self.evaluated[VAL].has_numbers:
             return self.validation_inputs([0])
         assert self.reader is not None
         inputs: Inputs = self.reader.dataset.__getitems__((0, np.array([0])))[0]
-        return inputs
+        return each(torch.Tensor.cpu, inputs)
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:

@@ -106,9 +106,7 @@ class Reader:
         if not self.num_workers:
             for address in addresses:
                 inputs, labels = self.dataset.__getitems__(address)
-                if self.pin_memory:
-                    inputs, labels = each(torch.Tensor.pin_memory, inputs), labels.pin_memory()
-                yield inputs, labels
+                yield (each(_pinned, inputs), _pinned(labels)) if self.pin_memory else (inputs, labels)
             return
         self.pending.addresses = addresses
         batches = self._begin(0)
@@ -161,6 +159,11 @@ class Reader:
         self.retired, self.loader = self.loader, None
         self._retire()
         self.shared = None
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in page-locked memory. One on a device stays there."""
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def read_scattered(

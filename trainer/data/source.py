@@ -16,6 +16,7 @@ from trainer.config.schema import DataConfig, PicturesData
 from trainer.wording import counted
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import Dataset
 
     from trainer.data.picture_preprocessing import Preprocessing
@@ -51,6 +52,7 @@ class Facts:
             ``train_samples`` is 0 if its length is unknown, ``val_samples`` if the validation data are a stream.
         measured: key of ``data`` that was ``auto`` -> value measured on the training data. A resumed run, and a run
             that uses the weights, get the same values.
+        resident: bytes of decoded samples that each worker's device keeps (data.cache=device); 0: none, or not known yet.
         splits: where validation and test samples come from, for the plan.
         estimated: names of the splits with estimated numbers of samples, until ``prepare`` has counted them.
         attention: what is odd about the data but no reason to refuse them; shown with the plan.
@@ -78,6 +80,7 @@ class Facts:
     measured: dict[str, Any] = field(default_factory=dict)
     splits: str = ""
     estimated: tuple[str, ...] = ()
+    resident: int = 0
 
     @property
     def sizes(self) -> str:
@@ -171,6 +174,12 @@ class Splits:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     test: Dataset[Any] | None = None
+
+    def resident(self, device: torch.device, validates: bool, tests: bool) -> Splits:
+        """The data sets with their samples on a device (data.cache=device), of those that are measured."""
+        val = self.val.resident(device) if validates and self.val is not None else self.val
+        test = self.test.resident(device) if tests and self.test is not None else self.test
+        return replace(self, train=self.train.resident(device), val=val, test=test)  # type: ignore[attr-defined]
 
 
 class DataSource(ABC):

@@ -65,6 +65,8 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         call_target(config.node("data"), "data"), of_data(plan.data.facts, plan.data.labels), *measured(config)
     )
     splits = _streamed(splits, config, plan, seat)
+    if plan.data.facts.resident:
+        splits = splits.resident(device, *measured(config))
     order = _make_order(config, plan.data.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     criterion = _make_criterion(config, plan, seat, splits)

@@ -76,7 +76,8 @@ class ImageSource(DataSource):
             listings = listings or self.listings(facts)
             total = sum(map(_decoded_bytes, listings))
         except OSError:
-            return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
+            slow = wanted != "device"
+            return replace(facts, cached=None, slow=slow, cache=f"{wanted}: decided when the images are there")
         memory, disk = free_of_machine(), free_disk(self._cache_folder())
         places = [self._place(split, listing) for split, listing in zip(SPLITS, listings, strict=False)]
         there = all(place.is_dir() for place in places)
@@ -93,11 +94,14 @@ class ImageSource(DataSource):
             )
         if not there and total > disk:
             raise UserError(
-                "data.cache=ram",
+                f"data.cache={wanted}",
                 f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}",
                 "data.cache=none or data.cache_dir=FOLDER",
             )
         check_data(places[0])
+        if wanted == "device":
+            cache = f"{size}, on the device of each worker ({self._cache_folder()})"
+            return replace(facts, cached=True, slow=False, cache=cache, resident=total)
         return replace(
             facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})"
         )
