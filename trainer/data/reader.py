@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.data.augment.seeded import Seeded
-from trainer.data.batch_inputs import Inputs, each
+from trainer.data.batch_inputs import Inputs, pinned
 from trainer.data.sampler import AllWorkersBatches, EvaluationSampler, TrainingSampler
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Reader:
         if not self.num_workers:
             for address in addresses:
                 inputs, labels = self.dataset.__getitems__(address)
-                yield (each(_pinned, inputs), _pinned(labels)) if self.pin_memory else (inputs, labels)
+                yield pinned((inputs, labels)) if self.pin_memory else (inputs, labels)
             return
         self.pending.addresses = addresses
         batches = self._begin(0)
@@ -127,15 +127,14 @@ class Reader:
         from trainer.data.shared_batches import SharedBatches
 
         if self.loader is None:
-            shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
-            self.shared = SharedBatches(self.num_workers) if shares else None
+            self.shared = SharedBatches(self.num_workers, self.pin_memory) if SharedBatches.possible() else None
             self.loader = DataLoader(
                 ReaderDataset(self.dataset, self.shared),
                 batch_sampler=self.pending,  # type: ignore[arg-type]
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch,
                 collate_fn=as_it_is,
-                pin_memory=self.pin_memory,
+                pin_memory=self.pin_memory and self.shared is None,
                 persistent_workers=True,
                 worker_init_fn=reading_process,
                 generator=self.seeds,
@@ -159,11 +158,6 @@ class Reader:
         self.retired, self.loader = self.loader, None
         self._retire()
         self.shared = None
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in page-locked memory. One on a device stays there."""
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def read_scattered(

@@ -52,7 +52,8 @@ class Facts:
             ``train_samples`` is 0 if its length is unknown, ``val_samples`` if the validation data are a stream.
         measured: key of ``data`` that was ``auto`` -> value measured on the training data. A resumed run, and a run
             that uses the weights, get the same values.
-        resident: bytes of decoded samples that each worker's device keeps (data.cache=device); 0: none, or not known yet.
+        undecodable: why a GPU cannot decode the training samples (data.decode); empty: they are JPEGs.
+        resident: bytes of decoded samples that each device keeps (data.cache=device); 0: none, or not known yet.
         splits: where validation and test samples come from, for the plan.
         estimated: names of the splits with estimated numbers of samples, until ``prepare`` has counted them.
         attention: what is odd about the data but no reason to refuse them; shown with the plan.
@@ -81,6 +82,7 @@ class Facts:
     splits: str = ""
     estimated: tuple[str, ...] = ()
     resident: int = 0
+    undecodable: str = "the samples are no JPEGs"
 
     @property
     def sizes(self) -> str:
@@ -124,6 +126,8 @@ def reader_of(source: DataSource, facts: Facts) -> dict[str, Any] | None:
     return node and {**node, **{key: value for key, value in facts.measured.items() if key in node}}
 
 
+ABOUT_READING = ("resident", "undecodable")
+"""Facts that depend on how samples are read, and not on the data."""
 READING = {f.name for f in fields(PicturesData)}
 """Keys of ``data`` that change how samples are read, but not which samples there are."""
 
@@ -175,11 +179,14 @@ class Splits:
     std: tuple[float, ...] | None = None
     test: Dataset[Any] | None = None
 
-    def resident(self, device: torch.device, validates: bool, tests: bool) -> Splits:
-        """The data sets with their samples on a device (data.cache=device), of those that are measured."""
-        val = self.val.resident(device) if validates and self.val is not None else self.val
-        test = self.test.resident(device) if tests and self.test is not None else self.test
-        return replace(self, train=self.train.resident(device), val=val, test=test)  # type: ignore[attr-defined]
+    def resident(self, device: torch.device, trains: bool, validates: bool, tests: bool) -> Splits:
+        """The data sets with their samples on a device (data.cache=device), of those that are used."""
+
+        def there(dataset: Any) -> Any:
+            return None if dataset is None else dataset.resident(device)
+
+        val, test = there(self.val) if validates else self.val, there(self.test) if tests else self.test
+        return replace(self, train=there(self.train) if trains else self.train, val=val, test=test)
 
 
 class DataSource(ABC):
@@ -219,7 +226,8 @@ class DataSource(ABC):
         resumed if the fingerprint has changed.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
-        return digest_of(type(self).__qualname__, asked, asdict(facts))
+        about = {k: v for k, v in asdict(facts).items() if k not in ABOUT_READING}
+        return digest_of(type(self).__qualname__, asked, about)
 
     @property
     def knows_its_data(self) -> bool:
@@ -259,6 +267,11 @@ class DataSource(ABC):
         """The folder of the images that a table names, and their paths in it, for mode=predict; None: it reads no
         tables."""
         return None
+
+    def reading_rate(self, facts: Facts) -> float:
+        """Measure for a moment how many training samples one reading process gives in a second; 0: not known. Called
+        before a run on GPUs, after torch is imported."""
+        return 0.0
 
     def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Download or draw the data, once per run before the workers start. Returns the facts afterwards."""

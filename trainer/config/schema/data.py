@@ -191,6 +191,11 @@ class ImagesData(AugmentedData):
         "decode once and keep the pixels in memory of the host, or of each GPU (auto: the host's, where they fit)",
         choices=("auto", "ram", "device", "none"),
     )
+    decode: str = key(
+        "auto",
+        "where JPEGs of the training are decoded: by reading processes, or by the GPU with NVJPEG",
+        choices=("auto", "cpu", "gpu"),
+    )
     cache_dir: Optional[str] = key(None, "folder of the decoded pixels (null: in the user's cache, $TRAINER_CACHE)")
     verify: bool = key(False, "decode every image before the training and name those that are broken")
     on_bad: str = key(

@@ -84,11 +84,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         try:
             return decode(self.listing.read(number), self.listing.limits)
         except (BadImage, OSError) as error:
-            raise RunFailed(
-                f"{shortened(self.listing.names[number])} cannot be read: {why(error)}. data.verify=true "
-                f"finds all such images before "
-                "the training, and data.on_bad=skip leaves them out."
-            ) from error
+            raise unreadable(self.listing, number, error) from error
 
     def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the augmented batch of the samples at these addresses: (N, 3, S, S) uint8 and labels (N,).
@@ -114,3 +110,11 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoded": None}
+
+
+def unreadable(listing: Listing, number: int, error: Exception) -> RunFailed:
+    """The error for an image that cannot be read or decoded, with its name."""
+    return RunFailed(
+        f"{shortened(listing.names[number])} cannot be read: {why(error)}. data.verify=true finds all such images "
+        "before the training, and data.on_bad=skip leaves them out."
+    )
