@@ -82,7 +82,7 @@ class SharedBatches:
         weakref.finalize(self, os.close, self.file)
         os.ftruncate(self.file, readers * SLOTS * ROOM)  # a file without content takes no memory
         self.occupied = mmap.mmap(-1, readers * SLOTS)
-        self.maps: dict[int, np.ndarray] = {}
+        self.maps: dict[tuple[int, bool], np.ndarray] = {}
         self.pinned = pinned
         self.reader = 0
 
@@ -113,19 +113,12 @@ class SharedBatches:
     def take(self, parcel: Parcel) -> tuple[Inputs, torch.Tensor]:
         """In the training process: return the batch of a parcel, as views of the slot's memory, page-locked if that is
         asked for."""
-        memory = self._registered(parcel.slot, parcel.size)[: parcel.size]
+        memory = self._mapped(parcel.slot, parcel.size, self.pinned)[: parcel.size]
         weakref.finalize(memory, self._release, parcel.slot, os.getpid()).atexit = False
         whole = torch.from_numpy(memory)
         inputs = parcel.inputs
         found = {k: t.of(whole) for k, t in inputs.items()} if isinstance(inputs, dict) else inputs.of(whole)
         return found, parcel.labels.of(whole)
-
-    def _registered(self, slot: int, size: int) -> np.ndarray:
-        """Map at least ``size`` bytes of a slot, registered with CUDA if batches are to be page-locked."""
-        before, mapped = self.maps.get(slot), self._mapped(slot, size)
-        if self.pinned and mapped is not before:
-            register(mapped)
-        return mapped
 
     def _release(self, slot: int, holder: int) -> None:
         if os.getpid() == holder:  # a process that was forked meanwhile has a copy of the holder's objects
@@ -136,12 +129,15 @@ class SharedBatches:
         free = self.occupied.find(b"\0", first, first + SLOTS)
         return None if free < 0 else free
 
-    def _mapped(self, slot: int, size: int) -> np.ndarray:
-        """Map at least ``size`` bytes of a slot."""
-        known = self.maps.get(slot)
-        if known is None or len(known) < size:
-            known = self.maps[slot] = np.frombuffer(mmap.mmap(self.file, size, offset=slot * ROOM), np.uint8)
-        return known
+    def _mapped(self, slot: int, size: int, pinned: bool = False) -> np.ndarray:
+        """Map at least ``size`` bytes of a slot; ``pinned``: register them with CUDA."""
+        key = (slot, pinned)
+        if key not in self.maps or len(self.maps[key]) < size:
+            self.maps.pop(key, None)  # registered no more before its pages are registered again
+            mapped = self.maps[key] = np.frombuffer(mmap.mmap(self.file, size, offset=slot * ROOM), np.uint8)
+            if pinned:
+                register(mapped)
+        return self.maps[key]
 
 
 def register(memory: np.ndarray) -> None:

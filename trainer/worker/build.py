@@ -166,7 +166,8 @@ def _make_feed(
     mixing, decoder = _make_mixing(config, facts), None
     if chosen.decode == "gpu":
         decoder, splits, mixing = _make_decoder(splits, mixing, seat)
-    reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, mixing)
+    pinned = chosen.pin_memory and seat.device.startswith("cuda")
+    reading = Reading(config.seed, readers, prefetch, pinned, mixing)
     dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
     return Feed(
         splits,
