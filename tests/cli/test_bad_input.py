@@ -562,6 +562,10 @@ IN_A_FOLDER = """
     good data.num_classes=5 | data.num_classes=5 | has 3 classes => data.num_classes=3
     good data.augment=randaugmen | data.augment=randaugmen => data.augment=randaugment
     good data.cache=disk | data.cache=disk => data.cache=
+    good data.cache=device data.augment=randaugment | data.cache=device | one by one on the CPU => data.cache=ram
+    good data.cache=device data.num_workers=2 | data.num_workers=2 | no process reads => data.num_workers=auto
+    good data.decode=gpu device=cpu | data.decode=gpu | no GPU trains (device=cpu) => data.decode=cpu
+    good data.decode=nvjpeg | data.decode=nvjpeg | auto, cpu, gpu => data.decode=
     good data.on_bad=ignore | data.on_bad=ignore => data.on_bad=
     good data.erasing=2 | data.erasing=2 => data.erasing=
     good data.mixup=0.2 loss=squared_error loss.target=class_number

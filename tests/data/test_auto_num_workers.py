@@ -107,6 +107,18 @@ def test_the_decision_is_made_once_from_the_second_to_the_fiftieth_update(capsys
     assert one.found() == {"chosen": {"num_workers": 2, "prefetch": 2}, "why": {"num_workers": told}}
 
 
+def test_each_epoch_is_judged_and_that_no_more_would_help_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    one, answers = growing(idle=1.2, most=3, updates=5), []
+    for epoch in range(5):
+        one.epoch_begins()
+        answers += [one.updated(waited=epoch + 0.5 * (n > 0)) for n in range(6)]
+        assert one.epoch_over(99.0) is None
+    assert [answer for answer in answers if answer is not None] == [2, 3]
+    assert [answers.index(2), answers.index(3)] == [4, 10], "after five updates of the first and of the second epoch"
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[1].endswith("from then on 3 processes read, not 2") and one.said in lines[1]
+
+
 def test_a_loop_that_does_not_wait_says_nothing_and_one_without_idle_cores_says_so() -> None:
     quiet, busy, shared = growing(idle=2.0), growing(idle=0.2), growing(idle=0.6, sharing=3)
     for one, waits in ((quiet, 0.05), (busy, 0.5), (shared, 0.5)):
@@ -179,7 +191,8 @@ def test_order_and_augmentation_are_the_same_and_the_processes_before_are_gone()
             assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1]), f"batch {number}"
             counted.append(len(set(psutil.Process().children()) - before))
         assert number == 3 * 15 - 1
-        assert counted == [1] * 6 + [3] * 39, "of 15 batches an epoch, the first three updates had six"
+        whole = [1] * 6 + [3] * 15 + [7] * 15 + [8] * 9
+        assert counted == whole, "of 15 batches an epoch, the first three updates had six; each epoch is judged"
         assert [labels.tolist() for _, labels in eval_batches(grown)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     finally:
         grown.close()

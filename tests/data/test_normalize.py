@@ -56,15 +56,15 @@ def test_images_are_normalised_as_the_options_say(kind: str, tmp_path: Path, mon
         assert (said["mean"], said["std"]) == ((None, None) if name == "none" else (less, by))
 
 
-def test_a_window_lies_anywhere_in_the_resized_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_lies_anywhere_in_theresized_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """data.train_resize: each window is a part of the resized image, and every place comes as often as any other."""
-    from trainer.data.augment.views import Augmentation, WindowView, _resized
+    from trainer.data.augment.views import Augmentation, WindowView, resized
 
     image = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 30, 20), np.uint8))
     still = Augmentation(0.0, None, 0.0, torch.zeros(3, dtype=torch.uint8))
     count = 1600
     windows = WindowView(10, 8, still)(iter([image] * count), np.array([[30, 20]] * count), (0, 0), np.arange(count))
-    whole = _resized(image, 15, 10)
+    whole = resized(image, 15, 10)
     places = [(top, left) for top in range(8) for left in range(3)]
     parts = [whole[:, top : top + 8, left : left + 8] for top, left in places]
     found = [next(n for n, part in enumerate(parts) if torch.equal(part, window)) for window in windows]

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -142,6 +143,26 @@ def test_a_process_forked_meanwhile_frees_nothing(shared: SharedBatches) -> None
     assert sum(shared.occupied[:]) == 1
     del batch
     assert not any(shared.occupied[:])
+
+
+def test_a_slot_that_grows_is_registered_anew_and_no_more_when_it_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[int] = []
+
+    def register(memory: np.ndarray) -> None:
+        registered.append(memory.nbytes)
+        weakref.finalize(memory, registered.remove, memory.nbytes)
+
+    monkeypatch.setattr(shared_batches, "register", register)
+    shared, pinned = SharedBatches(1), SharedBatches(1, pinned=True)
+    for size, largest in ((1024, 1024), (512, 1024), (9216, 9216), (1024, 9216)):
+        batch = torch.rand(size), torch.arange(1)
+        assert same(arrived(shared, batch)[0], batch[0])
+        assert same(arrived(pinned, batch)[0], batch[0]) and registered == [4 * largest + 64]
+    held = arrived(pinned, batch)
+    del pinned
+    assert len(registered) == 1
+    del held
+    assert registered == []
 
 
 def open_memory() -> set[int]:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,10 +22,13 @@ from safetensors.torch import load_file
 from tests.checkpoint.test_identity import ALONE, EVERYTHING, back_at, check_equal
 from tests.faults.held_up import held_up
 from tests.faults.test_restarts import GATE, writes
+from tests.pictures import image_folder
 from tests.runs import kill, losses, points, read, trainer
 from trainer.checkpoint import tensor_tree
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed
+from trainer.data.augment.views import Augmentation, CentreView, TrainView, WindowView
+from trainer.data.shared_batches import Parcel, SharedBatches
 from trainer.host import hardware, nvml, visible_gpus
 from trainer.host.torch_gpus import Question
 
@@ -359,3 +363,47 @@ def test_a_state_in_pinned_memory_is_that_of_the_moment(tmp_path: Path) -> None:
     for name, states in {"first": wanted, "second": second, "again": second}.items():
         found = tensor_tree.read(tmp_path / name)
         assert all(torch.equal(found[key], tensor.cpu()) for key, tensor in states.items())
+
+
+def test_images_decoded_or_kept_on_the_gpu_train_as_on_the_ordinary_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVJPEG rounds a pixel otherwise than the CPU's decoder, so that losses are near and not equal."""
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    root = image_folder(tmp_path / "d", per_class=40)
+    typed = ("+recipe=resnet50_imagefolder", f"data.root={root}", "model=resnet18", "data.image_size=64", "epochs=1")
+    typed += ("data.batch_size=16", "data.erasing=0.5", "data.mixup=0.2", "tracking=none", "execution.log_every=1")
+    found = {}
+    for name, how in {
+        "ordinary": ("data.cache=none", "data.decode=cpu", "data.num_workers=2"),
+        "decoded": ("data.cache=none", "data.decode=gpu", "data.num_workers=2"),
+        "kept": ("data.cache=device",),
+    }.items():
+        ended(*typed, *how, *EXACT, f"hydra.run.dir={tmp_path / name}", cwd=tmp_path)
+        found[name] = [loss for _, loss in losses(tmp_path / name)]
+    assert found["ordinary"] == pytest.approx(found["decoded"], rel=0.02)
+    assert found["ordinary"] == pytest.approx(found["kept"], rel=0.02)
+
+
+def test_views_of_images_on_the_gpu_are_at_most_one_of_255_apart() -> None:
+    draw, sizes = torch.Generator().manual_seed(0), np.array([[375, 500], [640, 480], [64, 64], [70, 300]])
+    images = [torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=draw) for size in sizes.tolist()]
+    augmentation = Augmentation(0.5, None, 0.5, torch.zeros(3, dtype=torch.uint8))
+    gpu, numbers = torch.device("cuda"), np.arange(len(images))
+    for view in (
+        TrainView(64, (0.35, 1.0), (0.75, 1 / 0.75), augmentation),
+        WindowView(72, 64, augmentation),
+        CentreView(72, 64),
+    ):
+        here = view(iter(images), sizes, (3, 1), numbers)
+        there = view.on(gpu)(iter([image.to(gpu) for image in images]), sizes, (3, 1), numbers)
+        assert int((there.cpu().int() - here.int()).abs().max()) <= 1
+
+
+def test_slots_that_are_registered_count_as_pinned() -> None:
+    shared = SharedBatches(1, pinned=True)
+    sent = shared.put((torch.arange(1000.0), torch.arange(10)))
+    assert isinstance(sent, Parcel)
+    inputs, labels = shared.take(sent)
+    assert isinstance(inputs, torch.Tensor) and inputs.is_pinned() and labels.is_pinned()
+    assert torch.equal(inputs.to("cuda", non_blocking=True).cpu(), torch.arange(1000.0))

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tests.composed import ready
 from tests.null_gpu import fakes
 from tests.null_gpu.waits import Waits
+from tests.pictures import silent
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.config.instantiate import locate
@@ -78,6 +79,7 @@ def count(workers: int, overrides: list[str], config_dir: str | None = None) -> 
     folder = Path(tempfile.mkdtemp())
     with patch.object(hardware, "gpus", lambda: (GPU,) * workers):
         job = ready(*overrides, "device=cuda", "tracking=none", run_dir=str(folder), config_dir=config_dir)
+    job.checked.source.prepare(job.checked.facts, silent)
     config, plan = job.assignment.config, job.assignment.plan
     board = SealedBoard(dist.HashStore(), b"x" * 32)
     seat = Seat("worker", 0, workers, 0, workers, "cuda:0", board, group_store=dist.HashStore())

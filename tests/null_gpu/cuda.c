@@ -94,8 +94,39 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
 }
 OPENS(cudaMemset, void *memory, int value, size_t bytes)
 OPENS(cudaMemsetAsync, void *memory, int value, size_t bytes, cudaStream_t stream)
-OPENS(cudaHostRegister, void *memory, size_t bytes, unsigned flags)
-OPENS(cudaHostUnregister, void *memory)
+
+/* memory that is registered: null_gpu_registered finds it, and counts it with memory = 0 */
+static struct { char *memory; size_t bytes; } registered[4096];
+int null_gpu_registered(const char *memory) {
+    int found = 0;
+    for (int i = 0; i < 4096; i++) {
+        char *first = registered[i].memory;
+        if (first && (!memory || (memory >= first && memory < first + registered[i].bytes))) found++;
+    }
+    return found;
+}
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
+    open_current();
+    if (getenv("NULL_GPU_REFUSES")) return cudaErrorMemoryAllocation;
+    for (int i = 0; i < 4096; i++) {
+        if (!registered[i].memory) {
+            registered[i].memory = memory;
+            registered[i].bytes = bytes;
+            return cudaSuccess;
+        }
+    }
+    return cudaErrorMemoryAllocation;
+}
+cudaError_t cudaHostUnregister(void *memory) {
+    open_current();
+    for (int i = 0; i < 4096; i++) {
+        if (registered[i].memory == memory) {
+            registered[i].memory = 0;
+            return cudaSuccess;
+        }
+    }
+    return cudaErrorHostMemoryNotRegistered;
+}
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *memory) {
     memset(found, 0, sizeof *found);
     found->type = cudaMemoryTypeUnregistered;

@@ -8,6 +8,7 @@
   ``comm_hook`` has one that hands its bucket back, and keeps its first buckets, because new ones are made by addresses.
 - The random state of the GPU is zeros. Memory cannot be pinned: ``pin_memory`` returns its tensor, which then counts as
   pinned. Events are counted, see ``waits.py``.
+- A file is mapped into the host's memory as it is, before its pixels are copied to ``cuda``.
 - The best model is not written, because its tensors have no values.
 """
 
@@ -123,11 +124,11 @@ OF_HOST = (
 def on_host(call: Any) -> Any:
     """The function, without modes where its tensors have values. With tensors of a GPU it waits, and is counted."""
 
-    def called(*args: Any) -> Any:
+    def called(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(one, FakeTensor) for one in tree_leaves(args)):
-            return call(*args)
+            return call(*args, **kwargs)
         with _disable_current_modes():
-            return call(*args)
+            return call(*args, **kwargs)
 
     return called
 
@@ -152,9 +153,11 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
         for place, name, fake in (
             (nn.Module, "_apply", _apply),
             (torch, "tensor", made),
+            (torch, "from_file", on_host(torch.from_file)),
             (torch.Tensor, "pin_memory", lambda self, *args: waits.pin(self)),
             (torch.cuda.Event, "record", lambda self, stream=None: waits.record(self)),
             (torch.cuda.Event, "query", lambda self: waits.query(self)),
+            (torch.cuda.Event, "elapsed_time", lambda self, end: 1.0),
             (torch.cuda.Event, "synchronize", lambda self: waits.synchronize(self)),
             (torch.cuda, "synchronize", lambda device=None: waits.wait("synchronize")),
             (torch.cuda.Stream, "synchronize", lambda self: waits.wait("synchronize")),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.null_gpu import count, machine
+from tests.pictures import cifar, image_folder
 from trainer.metrics.classification import ClassObjective
 from trainer.metrics.sums import SumsObjective
 
@@ -22,6 +23,7 @@ RUN = ["data.num_workers=0", "max_steps=12", "execution.log_every=4"]
 RESNET = ["+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "data.batches=12", "data.val_batches=2"]
 SQUARES = ["data=squares", "data.global_batch_size=32"]
 LENET = [*SQUARES, "model=lenet", "model.image_size=8"]
+COLOURED = ["model=lenet", "model.in_channels=3", "model.image_size=32"]
 EVERYTHING = ["+optimizer.fused=true", "strategy.clip_norm=1.0", "ema.decay=0.99"]
 
 
@@ -103,6 +105,29 @@ def test_nothing_waits_for_the_gpu_but_what_needs_its_numbers(library: Path, cas
     }
     too_many = {name: one["waits"] for name, one in found.items() if sum(n for *_, n in one["waits"]) > most[name]}
     assert not too_many
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_samples_on_the_gpu_are_cut_mirrored_and_resized_without_a_wait(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    typed = ["data.cache=device", "data.erasing=0.5", "data.mixup=0.2", "data.batch_size=4", "strategy=single"]
+    if kind == "arrays":
+        typed += ["data=cifar10", f"data.root={cifar(tmp_path)}", *COLOURED]
+    else:
+        typed += [
+            "data=imagefolder",
+            f"data.root={image_folder(tmp_path, per_class=24)}",
+            "data.image_size=32",
+            *COLOURED,
+        ]
+    found = phases(library, 1, typed)
+    most = {"start": 0, "update": 0, "line": LINES - 1, "validation": 1}
+    assert {name: found[name]["waits"] for name in most if sum(n for *_, n in found[name]["waits"]) > most[name]} == {}
+    cut = sum(n for line, n in found["update"]["lines"].items() if line.startswith("data/augment/views.py"))
+    assert cut, "by kernels of the GPU"
 
 
 def test_a_longer_model_has_no_more_kernels_besides_its_own(library: Path) -> None:

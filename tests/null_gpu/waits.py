@@ -6,6 +6,7 @@ has waited for it or for something later, and ``Event.query`` says no before. Wh
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import traceback
 from collections import Counter
@@ -19,6 +20,14 @@ from torch.utils._pytree import tree_leaves
 READ = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 SIZED_BY_VALUES = ("aten::nonzero", "aten::bincount", "aten::masked_select", "aten::_unique2", "aten::unique_dim")
 COPIES = ("aten::_to_copy", "aten::copy_")
+
+
+def registered(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in memory that is registered with the null GPU's runtime."""
+    if isinstance(tensor, FakeTensor):
+        return False
+    runtime = ctypes.CDLL(None)
+    return bool(runtime.null_gpu_registered(ctypes.c_void_p(tensor.data_ptr())))
 
 
 def line() -> str:
@@ -118,7 +127,8 @@ class Waits(TorchDispatchMode):
             to = torch.device(kwargs.get("device") or source).type
             blocks = not kwargs.get("non_blocking") or to == "cpu"  # into memory that is not pinned
             host = args[0]
-        if source != to and (blocks or host.untyped_storage()._cdata not in self.pinned):
+        pinned = host.untyped_storage()._cdata in self.pinned or registered(host)
+        if source != to and (blocks or not pinned):
             self.wait(f"copy {source} to {to}")
 
 

@@ -377,8 +377,9 @@ def test_auto_threads_share_the_cores() -> None:
         ("cpu", True, 32, 1, 4),
         ("cpu", True, 64, 4, 2),
         ("cpu", True, 4, 8, 1),
-        ("cuda", True, 16, 1, 8),
+        ("cuda", True, 16, 1, 15),
         ("cuda", True, 16, 4, 3),
+        ("cuda", True, 224, 8, 27),
         ("cuda", True, 2, 4, 1),
     ],
 )
@@ -386,6 +387,7 @@ def test_auto_reading_processes(device: str, slow: bool, cores: int, workers: in
     chosen, why = choose(CONFIG, device, BIG, Machine(cores, frozenset(), ()), workers, slow)
     assert chosen.num_workers == readers
     share = f"{counted(cores // workers, 'core')} per worker" if cores >= workers else "fewer cores than workers"
+    share = f"({cores} cores - 1) / {counted(workers, 'GPU')}" if device == "cuda" else share
     assert (share if readers else "cut from memory") in why["num_workers"]
     null = CONFIG.changed(data={"num_workers": None})
     assert choose(null, device, BIG, Machine(cores, frozenset(), ()), workers, slow) == (chosen, why)

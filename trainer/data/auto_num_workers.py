@@ -1,4 +1,7 @@
-"""data.num_workers=auto: adds reading processes if the loop is measured to wait for data while cores are idle."""
+"""data.num_workers=auto: adds reading processes if the loop is measured to wait for data while cores are idle.
+
+Beside a GPU what counts is the time in which the GPU had nothing to do while the loop waited.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from trainer.data.prefetch import ready_each
 from trainer.host import hardware
 
 UPDATES = 50
-"""Updates that are measured, of the first epoch; all of a shorter epoch, but at least ``LEAST``."""
+"""Updates that are measured, of each epoch; all of a shorter epoch, but at least ``LEAST``."""
 LEAST = 5
 BEARABLE = 0.05
 """Share of the time that a loop may wait for data."""
@@ -59,7 +62,8 @@ def _unused_quota(now: float) -> tuple[float, ...]:
 
 @dataclass
 class Growth:
-    """Decides once, after an epoch's first updates, whether more reading processes would keep the loop from waiting.
+    """Decides once in each epoch, after its first updates, whether more reading processes would keep the loop from
+    waiting. An epoch that is too short is measured with the next.
 
     The first update is not counted: in it the processes start.
 
@@ -69,7 +73,8 @@ class Growth:
         prefetch: number of reading processes -> batches that each keeps ready.
         meter: measures the host.
         updates: number of updates that are measured.
-        said: the decision in a sentence; empty: the loop did not wait, or nothing is decided yet.
+        said: the last decision for more processes in a sentence, or the first one that no more would help; empty: the
+        loop did not wait, or nothing is decided yet.
     """
 
     readers: int
@@ -84,6 +89,11 @@ class Growth:
         self.seen = 0
         self.decided = False
         self.before: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, ())
+
+    def epoch_begins(self) -> None:
+        """Measure again, unless the epoch before was too short to decide."""
+        if self.decided:
+            self.seen, self.decided = 0, False
 
     def updated(self, waited: float) -> int | None:
         """Count an update, with the seconds waited for data so far; returns a new number of reading processes, or None.
@@ -116,6 +126,8 @@ class Growth:
         idle = max(0.0, min(now - then for now, then in zip(self.meter.idle(), idle_then, strict=True)) / seconds)
         wanted = readers_needed(self.readers, share, idle / self.sharing, self.most)
         if share <= BEARABLE:
+            return None
+        if self.said and wanted == self.readers:
             return None
         found = (
             f"the first {self.seen} updates waited for data {share:.0%} of their time, and {idle:.1f} cores of "

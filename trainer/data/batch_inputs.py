@@ -14,3 +14,13 @@ def each(function: Callable[[torch.Tensor], torch.Tensor], inputs: Inputs) -> In
     if isinstance(inputs, torch.Tensor):
         return function(inputs)
     return {name: function(tensor) for name, tensor in inputs.items()}
+
+
+def pinned(batch: tuple[Inputs, torch.Tensor]) -> tuple[Inputs, torch.Tensor]:
+    """The batch in page-locked memory. What lies on a device stays there."""
+    inputs, labels = batch
+    return each(_pinned, inputs), _pinned(labels)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor

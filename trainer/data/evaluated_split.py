@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from trainer.data.batch_inputs import Inputs
+from trainer.data.batch_inputs import Inputs, each
 from trainer.data.placement import Placement
 from trainer.data.reader import Addresses, InOrder, Reader, Reading
 from trainer.data.sampler import EvaluationSampler
@@ -68,9 +68,9 @@ class EvaluatedSplit:
             yield numbers, inputs, labels
 
     def inputs(self, numbers: Sequence[int]) -> Inputs:
-        """The inputs of the samples with these indices, as the data source gives them."""
+        """The inputs of the samples with these indices, as the data source gives them, on the CPU."""
         inputs: Inputs = self.reader.dataset.__getitems__((0, np.array(numbers, dtype=np.int64)))[0]
-        return inputs
+        return each(torch.Tensor.cpu, inputs)
 
     def files_of(self, numbers: Sequence[int]) -> list[str]:
         """The file of each of these samples, by the data set's ``sample_name``; '' if it has no such method."""

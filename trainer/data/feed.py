@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainer.data.batch_inputs import Inputs
+from trainer.data.batch_inputs import Inputs, each
 from trainer.data.batch_reordering import Rewind
 from trainer.data.evaluated_split import TEST, VAL, EvaluatedSplit
 from trainer.data.placement import Placement
 from trainer.data.reader import IN_THIS_PROCESS, Addresses, InOrder, Reader, Reading, Scatter, read_scattered
 from trainer.data.sampler import EvaluationSampler, TrainingSampler
 from trainer.data.source import Splits
+from trainer.host.transfers import IdleTime
 
 if TYPE_CHECKING:
     from trainer.data.auto_num_workers import Growth
+    from trainer.data.images.encoded import DeviceDecoder
     from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 
 BY_SAMPLES = -1.0
@@ -75,6 +78,7 @@ class Feed:
         scatter: with data.read=scatter the strategy's; None: each worker reads its own batches.
         growth: decides whether more processes read; None: their number is fixed.
         test: the sampler of the test data; None: there is no test.
+        decoder: decodes training batches on the device; None: they come decoded.
         denominator: labels (N,) of a batch on the CPU -> what its mean loss is divided by; None: its samples.
         outputs: label of the evaluation data -> index of the model's output for that class; empty: the label itself.
     """
@@ -98,9 +102,11 @@ class Feed:
         test: EvaluationSampler | None = None,
         outputs: Sequence[int] = (),
         denominator: Callable[[torch.Tensor], float] | None = None,
+        decoder: DeviceDecoder | None = None,
     ) -> None:
         self.sampler = train
         self.growth = growth
+        self.decoder = decoder
         self.expect = expect
         self.work = work
         self.place = place
@@ -117,20 +123,27 @@ class Feed:
         if test is not None:
             self.evaluated[TEST] = EvaluatedSplit(splits.test, test, limit_val, plain, place, outputs)
         self.waited = 0.0
+        self.idle = IdleTime(place.device) if growth is not None and place.device.type == "cuda" else None
 
     def updates(self, epoch: int, first: int = 0) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Yield the epoch's updates from number ``first`` on: how many samples this worker has in it, and its batches.
 
         With leased work these are the updates of the blocks that this worker still gets in the epoch. ``waited`` grows
-        by the seconds that the loop waits for data.
+        by the seconds that the loop waits for data. The number of reading processes is judged by the time that a GPU
+        has nothing to do meanwhile, and on a CPU by ``waited``.
         """
+        if self.growth is not None:
+            self.growth.epoch_begins()
         batches = self._one_ahead(self._leased(epoch) if self.work is not None else self._split(epoch, first))
         for batch in batches:
             yield batch.update, _until_last(batch, batches)
             if self.growth is not None:
-                self._grow(self.growth.updated(self.waited))
+                self._grow(self.growth.updated(self._idle_seconds()))
         if self.growth is not None:
-            self._grow(self.growth.epoch_over(self.waited))
+            self._grow(self.growth.epoch_over(self._idle_seconds()))
+
+    def _idle_seconds(self) -> float:
+        return self.waited if self.idle is None else self.idle.seconds()
 
     def _grow(self, readers: int | None) -> None:
         """Read with this number of reading processes from now on; None: no change."""
@@ -247,7 +260,7 @@ class Feed:
             raise LookupError("the batch is not kept where work is leased")
         if self.scatter is not None or self.reader is None:
             raise LookupError("the first worker reads for all")
-        inputs, labels = self.place(*self.reader.dataset.__getitems__((epoch, address)))
+        inputs, labels = self.place(*self._at(epoch, address))
         return Batch(inputs, labels, len(labels), denominator=self._denominator(labels))
 
     def _address(self, epoch: int, batch: int) -> np.ndarray | None:
@@ -265,17 +278,25 @@ class Feed:
         return self.evaluated[split].files_of(numbers)
 
     def example(self) -> Inputs:
-        """The inputs of one sample as the data source gives them, from the validation data if there are any."""
+        """The inputs of one sample as the data source gives them, on the CPU, from the validation data if there are
+        any."""
         if self.evaluated[VAL].has_numbers:
             return self.validation_inputs([0])
         assert self.reader is not None
-        inputs: Inputs = self.reader.dataset.__getitems__((0, np.array([0])))[0]
-        return inputs
+        return each(torch.Tensor.cpu, self._at(0, np.array([0]))[0])
+
+    def _at(self, epoch: int, address: np.ndarray) -> tuple[Inputs, torch.Tensor]:
+        """The training batch at an address, read in this process."""
+        assert self.reader is not None
+        batch = self.reader.dataset.__getitems__((epoch, address))
+        return batch if self.decoder is None else next(self.decoder.ahead(iter([batch])))
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        batches = batches if self.decoder is None else self.decoder.ahead(batches)
         while True:
             start = time.perf_counter()
-            batch = next(batches, None)
+            with nullcontext() if self.idle is None else self.idle.around():
+                batch = next(batches, None)
             self.waited += time.perf_counter() - start
             if batch is None:
                 return
@@ -286,6 +307,8 @@ class Feed:
         for reader in (self.reader, *(split.reader for split in self.evaluated.values())):
             if reader is not None:
                 reader.close()
+        if self.decoder is not None:
+            self.decoder.close()
 
 
 def _until_last(batch: Batch, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 from trainer.data.batch_inputs import Inputs, each
 from trainer.data.picture_preprocessing import Preprocessing
 from trainer.data.source import Splits
+from trainer.host.transfers import recorded
 
 
 class Placement:
     """Moves a batch to the device, and turns uint8 images into normalised floats there.
 
-    A pinned batch is copied to a GPU on a stream of its own, while the GPU still computes the update before it.
+    A pinned batch is copied to a GPU on a stream of its own, while the GPU still computes the update before it. It is
+    held until the copy is done, because its memory may be a slot that a reading process writes to when it is freed.
     Of inputs by name, floating ones take the run's type; ids and other integers stay as they are.
     """
 
@@ -23,6 +27,7 @@ class Placement:
         self.dtype = dtype
         self.channels_last = channels_last
         self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.leaving: deque[tuple[torch.cuda.Event, Inputs, torch.Tensor]] = deque()
         shape = (-1, 1, 1)
         self.mean = torch.tensor(splits.mean, device=device, dtype=dtype).view(shape) if splits.mean else None
         self.std = torch.tensor(splits.std, device=device, dtype=dtype).view(shape) if splits.std else None
@@ -55,10 +60,13 @@ class Placement:
             moved.record_stream(computes)
             return moved
 
+        while self.leaving and self.leaving[0][0].query():
+            self.leaving.popleft()
         with torch.cuda.stream(copies):
-            inputs, labels = each(copied, inputs), copied(labels)
+            there = each(copied, inputs), copied(labels)
+            self.leaving.append((recorded(self.device), inputs, labels))
         computes.wait_stream(copies)
-        return inputs, labels
+        return there
 
     def _normalise(self, images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> None:
         """Normalise in place; images in channels_last by whole rows of pixels, where channels lie side by side."""

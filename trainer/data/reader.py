@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.data.augment.seeded import Seeded
-from trainer.data.batch_inputs import Inputs, each
+from trainer.data.batch_inputs import Inputs, pinned
 from trainer.data.sampler import AllWorkersBatches, EvaluationSampler, TrainingSampler
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Reader:
         if not self.num_workers:
             for address in addresses:
                 inputs, labels = self.dataset.__getitems__(address)
-                if self.pin_memory:
-                    inputs, labels = each(torch.Tensor.pin_memory, inputs), labels.pin_memory()
-                yield inputs, labels
+                yield pinned((inputs, labels)) if self.pin_memory else (inputs, labels)
             return
         self.pending.addresses = addresses
         batches = self._begin(0)
@@ -129,15 +127,14 @@ class Reader:
         from trainer.data.shared_batches import SharedBatches
 
         if self.loader is None:
-            shares = SharedBatches.possible() and not self.pin_memory  # what is pinned is copied anyway
-            self.shared = SharedBatches(self.num_workers) if shares else None
+            self.shared = SharedBatches(self.num_workers, self.pin_memory) if SharedBatches.possible() else None
             self.loader = DataLoader(
                 ReaderDataset(self.dataset, self.shared),
                 batch_sampler=self.pending,  # type: ignore[arg-type]
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch,
                 collate_fn=as_it_is,
-                pin_memory=self.pin_memory,
+                pin_memory=self.pin_memory and self.shared is None,
                 persistent_workers=True,
                 worker_init_fn=reading_process,
                 generator=self.seeds,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from trainer.data.batch_inputs import pinned
 from trainer.errors import RunFailed, UserError, why
 from trainer.host.parent_death import end_with
 from trainer.host.signals import NUMBERS
@@ -65,7 +66,10 @@ def from_processes(loader: Iterable[Any], shared: SharedBatches | None = None) -
             return
         if isinstance(batch, Refusal):
             raise RunFailed(batch.sentence)
-        yield shared.take(batch) if shared is not None and isinstance(batch, Parcel) else batch
+        if shared is not None and isinstance(batch, Parcel):
+            yield shared.take(batch)
+        else:  # it had no room in a slot, or there are none
+            yield pinned(batch) if shared is not None and shared.pinned else batch
 
 
 def _tells_of_a_death(error: RuntimeError) -> bool:

@@ -17,6 +17,7 @@ from trainer.config.schema import DataConfig, PicturesData
 from trainer.wording import counted
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import Dataset
 
     from trainer.data.picture_preprocessing import Preprocessing
@@ -52,6 +53,8 @@ class Facts:
             ``train_samples`` is 0 if its length is unknown, ``val_samples`` if the validation data are a stream.
         measured: key of ``data`` that was ``auto`` -> value measured on the training data. A resumed run, and a run
             that uses the weights, get the same values.
+        undecodable: why a GPU cannot decode the training samples (data.decode); empty: they are JPEGs.
+        resident: bytes of decoded samples that each device keeps (data.cache=device); 0: none, or not known yet.
         splits: where validation and test samples come from, for the plan.
         estimated: names of the splits with estimated numbers of samples, until ``prepare`` has counted them.
         attention: what is odd about the data but no reason to refuse them; shown with the plan.
@@ -79,6 +82,8 @@ class Facts:
     measured: dict[str, Any] = field(default_factory=dict)
     splits: str = ""
     estimated: tuple[str, ...] = ()
+    resident: int = 0
+    undecodable: str = "the samples are no JPEGs"
 
     @property
     def sizes(self) -> str:
@@ -122,6 +127,8 @@ def reader_of(source: DataSource, facts: Facts) -> dict[str, Any] | None:
     return node and {**node, **{key: value for key, value in facts.measured.items() if key in node}}
 
 
+ABOUT_READING = ("resident", "undecodable")
+"""Facts that depend on how samples are read, and not on the data."""
 READING = {f.name for f in fields(PicturesData)}
 """Keys of ``data`` that change how samples are read, but not which samples there are."""
 
@@ -173,6 +180,15 @@ class Splits:
     std: tuple[float, ...] | None = None
     test: Dataset[Any] | None = None
 
+    def resident(self, device: torch.device, trains: bool, validates: bool, tests: bool) -> Splits:
+        """The data sets with their samples on a device (data.cache=device), of those that are used."""
+
+        def there(dataset: Any) -> Any:
+            return None if dataset is None else dataset.resident(device)
+
+        val, test = there(self.val) if validates else self.val, there(self.test) if tests else self.test
+        return replace(self, train=there(self.train) if trains else self.train, val=val, test=test)
+
 
 class DataSource(ABC):
     """Base class of data sources: where samples come from. Its modules and constructors import nothing heavy.
@@ -211,7 +227,8 @@ class DataSource(ABC):
         resumed if the fingerprint has changed.
         """
         asked = {k: v for k, v in self.config.items() if k not in READING}
-        return digest_of(type(self).__qualname__, asked, asdict(facts))
+        about = {k: v for k, v in asdict(facts).items() if k not in ABOUT_READING}
+        return digest_of(type(self).__qualname__, asked, about)
 
     @property
     def knows_its_data(self) -> bool:
@@ -251,6 +268,11 @@ class DataSource(ABC):
         """The folder of the images that a table names, and their paths in it, for mode=predict; None: it reads no
         tables."""
         return None
+
+    def reading_rate(self, facts: Facts) -> float:
+        """Measure for a moment how many training samples one reading process gives in a second; 0: not known. Called
+        before a run on GPUs, after torch is imported."""
+        return 0.0
 
     def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Download or draw the data, once per run before the workers start. Returns the facts afterwards."""

@@ -6,7 +6,9 @@ copied. The GPU does its work in the order in which it was asked for, so a copy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -79,20 +81,42 @@ class Queue:
         self.take(*arriving.read(), *others)
 
 
-def recorded(device: torch.device) -> torch.cuda.Event:
-    """Return an event of a GPU: it is done when all is done that the GPU was asked for so far."""
-    event = torch.cuda.Event()
+def recorded(device: torch.device, timed: bool = False) -> torch.cuda.Event:
+    """Return an event of a GPU: it is done when all is done that the GPU was asked for so far.
+
+    Args:
+        timed: it notes the time.
+    """
+    event = torch.cuda.Event(enable_timing=timed)
     event.record(torch.cuda.current_stream(device))
     return event
 
 
-def wait_for(event: torch.cuda.Event) -> None:
-    """Wait for an event of a GPU, in any thread.
+class IdleTime:
+    """Seconds in which a GPU had nothing to do while the host waited for something: a pair of events around each wait.
 
-    A thread begins with the first GPU as its current one. CUDA would open it for the process, for some 500 MB.
+    The first event is done when the GPU has done what it was asked for, the second one when it gets more to do. The
+    host asks whether they are done, and waits for none.
     """
-    with torch.cuda.device(event.device):
-        event.synchronize()
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.known = 0.0
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Context manager: the host waits in it."""
+        begin = recorded(self.device, timed=True)
+        yield
+        self.pairs.append((begin, recorded(self.device, timed=True)))
+
+    def seconds(self) -> float:
+        """The idle time so far, of the waits that the GPU has come past."""
+        while self.pairs and self.pairs[0][1].query():
+            begin, end = self.pairs.popleft()
+            self.known += begin.elapsed_time(end) / 1000
+        return self.known
 
 
 def on_its_way(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:

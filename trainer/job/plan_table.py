@@ -18,7 +18,16 @@ from trainer.wording import counted
 MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
-IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "fused_optimizer")
+IF_AUTO = (
+    "channels_last",
+    "keep_memory",
+    "threads",
+    "num_workers",
+    "prefetch",
+    "pin_memory",
+    "decode",
+    "fused_optimizer",
+)
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
 WHOLE = ("batch size", "device")
 """Rows whose reason is always shown."""
@@ -134,7 +143,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.strategy.buckets is not None:
         yield "  gradients", exchanged(plan.strategy.buckets, plan.chosen.precision)
     for key, value in asdict(plan.chosen).items():
-        yield key, str(value).lower() + _because(plan, key)
+        if value != "":
+            yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
 
 

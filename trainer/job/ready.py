@@ -187,6 +187,10 @@ def _plan_job(command: Command, on_checked: Callable[[Checked], None]) -> Ready:
         plain = for_saved_weights(checked.config.model)
         checked = replace(checked, config=checked.config.replaced("model", plain))
     model = probe(checked.config, checked.facts, checked.declaration, single_sample(checked), checked.device)
+    if checked.device == "cuda":
+        from trainer.worker.speeds import with_speeds
+
+        model = with_speeds(model, checked)
     if checked.config.mode != "train":
         model = replace(model, part=_check_weights(checked.config))
     with checked.lacks:

@@ -37,6 +37,7 @@ OF_EACH_HOST = (
     "data.prefetch",
     "data.pin_memory",
     "data.cache",
+    "data.decode",
     "data.verify",
     "data.download",
 )

@@ -15,6 +15,7 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
+from trainer.planning.reading import choose_decoder, choose_readers, rate_said, taken_by
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 BIG_MODEL = 1_000_000
 ONE_CORE_WORK = 1 << 25
 """Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
-CORES_FED = 8
-"""Cores that train on a CPU, which one reading process feeds."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,8 @@ class ModelFacts:
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
         part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
+        flops: floating-point operations of one sample's forward pass, counted; 0: not counted.
+        reads: training samples that one reading process gives in a second, measured; 0: not measured.
         unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
     """
 
@@ -69,6 +70,8 @@ class ModelFacts:
     part: str = ""
     unfused: str = ""
     unfused_by_auto: str = ""
+    flops: float = 0.0
+    reads: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ class Chosen:
 
     Attributes:
         precision: fp64, fp32, bf16 or fp16. threads: CPU threads per worker; num_workers: processes that read for each;
-        prefetch: batches that each keeps ready.
+        prefetch: batches that each keeps ready. decode: where JPEGs are decoded, ``cpu`` or ``gpu``; empty: the data
+        have no such key.
     """
 
     precision: str
@@ -104,6 +108,7 @@ class Chosen:
     prefetch: int | Literal["auto"]
     pin_memory: bool
     fused_optimizer: bool
+    decode: str = ""
 
 
 def choose(
@@ -115,11 +120,15 @@ def choose(
     slow_data: bool,
     batch_size: int = 0,
     servers: bool = False,
+    undecodable: str = "the samples are no JPEGs",
 ) -> tuple[Chosen, dict[str, str]]:
     """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update.
 
+    Args:
+        undecodable: why a GPU cannot decode the samples; empty: it can.
+
     Raises:
-        UserError: ``execution.fused_optimizer`` is not possible.
+        UserError: ``execution.fused_optimizer`` or ``data.decode`` is not possible.
     """
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
@@ -151,8 +160,13 @@ def choose(
         if device == "cpu" and threads != 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
             threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
     num_workers: Any = data.num_workers
+    takes, why_readers = taken_by(machine.gpus[:workers_here], precision, model.flops), ""
     if num_workers in (None, "auto"):
-        num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
+        num_workers, why_readers = choose_readers(device, machine.cores, workers_here, slow_data)
+    decode, why_there = choose_decoder(config, device, undecodable, num_workers, takes, machine.cores is None)
+    if why_readers and decode != "gpu":
+        why_readers += rate_said(num_workers, model.reads, takes)
+    why |= {"num_workers": why_readers, "decode": why_there}
     prefetch: Any = data.prefetch
     if num_workers == "auto":
         why |= {"prefetch": "from num_workers"} if prefetch == "auto" else {}
@@ -167,7 +181,7 @@ def choose(
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
     fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values, fused), {name: reason for name, reason in why.items() if reason}
+    return Chosen(*values, fused, decode), {name: reason for name, reason in why.items() if reason}
 
 
 def _fused_optimizer(config: RunConfig, device: str, model: ModelFacts, servers: bool) -> tuple[bool, str]:
@@ -218,18 +232,6 @@ def _precision(device: str, model: ModelFacts, machine: Machine, workers_here: i
     if model.parameters < BIG_MODEL:
         return "fp32", f"with {model.parameters:,} parameters, below {BIG_MODEL:,}, bf16 does not pay on a CPU"
     return "bf16", f"this CPU has {', '.join(fast)}: 2-3x for convolutions"
-
-
-def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) -> tuple[int | str, str]:
-    if not slow_data:
-        return 0, "batches are cut from memory"
-    if machine.cores is None:
-        return "auto", "from the cores of each host"
-    per_worker = machine.cores // workers_here
-    share = f"{counted(per_worker, 'core')} per worker" if per_worker else "fewer cores than workers"
-    if device == "cuda":
-        return max(1, min(8, per_worker - 1)), f"{share}, one for the training process"
-    return max(1, per_worker // CORES_FED), f"{share}, and one process decodes for {CORES_FED} that train"
 
 
 def with_strategy(config: RunConfig, workers: int, typed: Collection[str] = ()) -> tuple[RunConfig, str]:

@@ -32,6 +32,7 @@ from trainer.planning.plan import (
     Topology,
 )
 from trainer.planning.processes import Process, processes_of, transport_of
+from trainer.planning.reading import check_resident, shortage, taken_by
 from trainer.planning.training_checks import concern_of, loss_in_words
 from trainer.tasks.contract import best_metric, task_of
 from trainer.wording import counted
@@ -61,12 +62,15 @@ def _late_momentum(checked: Checked) -> str:
     )
 
 
-def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Length) -> str:
+def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Length, chosen: Chosen) -> str:
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
     gpus = machine.about_gpus.concern if checked.device == "cuda" else ""
-    said = [gpus, model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, *short]
+    takes = taken_by(machine.gpus[: checked.nproc], chosen.precision, model.flops)
+    short_of_data = shortage(checked.facts, chosen.decode, chosen.num_workers, model.reads, takes)
+    said = [gpus, model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, short_of_data]
+    said += short
     return "; ".join(filter(None, said))
 
 
@@ -100,6 +104,8 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
     """
     config, facts = checked.config, checked.facts
     chosen, why = _chosen(checked, model, machine, facts.slow or checked.sees_pictures)
+    with checked.lacks:
+        check_resident(config, facts, checked.device, machine.gpus[: checked.nproc])
     length = _training_length(checked) if config.mode == "train" else _evaluation_length(checked)
     return Plan(
         mode=config.mode,
@@ -125,7 +131,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
         model=ModelPlan(model.parameters, config.weights or "", model.part),
         objective=_objective(checked, model),
         paths=replace(paths, name=config.name, tracking=_tracking_uri(config), own_code=own_code(config)),
-        remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, machine, length)),
+        remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, machine, length, chosen)),
     )
 
 
@@ -226,7 +232,8 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     config = checked.config
     machine = replace(machine, cores=None) if checked.elsewhere else machine
     servers = "server" in checked.declaration.entries
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size, servers)
+    where, undecodable = (checked.device, model, machine, checked.nproc), checked.facts.undecodable
+    chosen, why = choose(config, *where, slow, config.batch_size, servers, undecodable)
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
     if checked.elsewhere and "device" in why:

@@ -42,6 +42,7 @@ HARMLESS = (
     "data.prefetch",
     "data.pin_memory",
     "data.cache",
+    "data.decode",
     "data.root",
     "sampler.pad",
     "model.head",

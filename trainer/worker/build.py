@@ -44,6 +44,7 @@ from trainer.worker.user_strategy import check_abilities, check_set_up
 if TYPE_CHECKING:
     from trainer.data.augment.mixing import Mixing
     from trainer.data.auto_num_workers import Growth
+    from trainer.data.images.encoded import DeviceDecoder
     from trainer.data.leased_blocks import LeasedBatches, LeasedRows
 
 UNLIMITED = 1 << 62
@@ -65,6 +66,8 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         call_target(config.node("data"), "data"), of_data(plan.data.facts, plan.data.labels), *measured(config)
     )
     splits = _streamed(splits, config, plan, seat)
+    if plan.data.facts.resident:
+        splits = splits.resident(device, config.mode == "train", *measured(config))
     order = _make_order(config, plan.data.facts, splits)
     seed_all(config.seed + 1 + seat.rank)
     criterion = _make_criterion(config, plan, seat, splits)
@@ -160,7 +163,11 @@ def _make_feed(
     """Make the feed of this worker's batches."""
     facts, chosen, tested = plan.data.facts, plan.chosen, measured(config)[1] and splits.test is not None
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
-    reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, _make_mixing(config, facts))
+    mixing, decoder = _make_mixing(config, facts), None
+    if chosen.decode == "gpu":
+        decoder, splits, mixing = _make_decoder(splits, mixing, seat)
+    pinned = chosen.pin_memory and seat.device.startswith("cuda")
+    reading = Reading(config.seed, readers, prefetch, pinned, mixing)
     dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
     return Feed(
         splits,
@@ -179,6 +186,7 @@ def _make_feed(
         test=EvaluationSampler(facts.test_samples, plan.batches.val_size, seat.rank, seat.size) if tested else None,
         outputs=plan.data.labels,
         denominator=criterion.denominator,
+        decoder=decoder,
     )
 
 
@@ -243,6 +251,17 @@ def _make_growth(config: RunConfig, readers: int, prefetch: int, seat: Seat) -> 
     from trainer.data.auto_num_workers import growing_readers
 
     return growing_readers(config.data, readers, prefetch, seat.local_size)
+
+
+def _make_decoder(splits: Splits, mixing: Mixing | None, seat: Seat) -> tuple[DeviceDecoder, Splits, None]:
+    """Make the decoder of training images on the GPU, which mixes the batches too, and the splits whose training images
+    are read encoded."""
+    from trainer.data.images.dataset import ImageSet
+    from trainer.data.images.encoded import DeviceDecoder, EncodedImages
+
+    assert isinstance(splits.train, ImageSet)
+    encoded = EncodedImages(splits.train.listing, splits.train.view)
+    return DeviceDecoder(encoded, mixing, torch.device(seat.device)), replace(splits, train=encoded), None
 
 
 def _make_order(config: RunConfig, facts: Facts, splits: Splits) -> EpochOrder:

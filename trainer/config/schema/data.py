@@ -187,7 +187,14 @@ class ImagesData(AugmentedData):
         [], "further changes of training images: [{_target_: torchvision.transforms.v2.ColorJitter, hue: 0.1}]"
     )
     cache: str = key(
-        "auto", "decode once and keep the pixels in memory (auto: what fits)", choices=("auto", "ram", "none")
+        "auto",
+        "decode once and keep the pixels in memory of the host, or of each GPU (auto: the host's, where they fit)",
+        choices=("auto", "ram", "device", "none"),
+    )
+    decode: str = key(
+        "auto",
+        "where JPEGs of the training are decoded: by reading processes, or by the GPU with NVJPEG",
+        choices=("auto", "cpu", "gpu"),
     )
     cache_dir: Optional[str] = key(None, "folder of the decoded pixels (null: in the user's cache, $TRAINER_CACHE)")
     verify: bool = key(False, "decode every image before the training and name those that are broken")
@@ -319,6 +326,7 @@ class ArraysData(AugmentedData):
         example=0.1,
     )
     split_seed: int = _seed("that split")
+    cache: str = key("ram", "keep the images in memory of the host, or of each GPU", choices=("ram", "device"))
     root: str = key("${oc.env:TRAINER_DATA,data}", "folder that holds the set as torchvision lays it out")
     download: bool = key(True, "fetch the set when it is missing and its site can be reached")
     on_missing: str = key("embedded", "what to do when the set cannot be had", choices=("embedded", "error"))

@@ -55,13 +55,16 @@ class ArraySource(DataSource):
         return self._facts(f"{self.site.name}, to be downloaded into {self.options.root}", "download", self.samples)
 
     def _facts(self, source: str, kind: str, counts: Sequence[int], stand_in: str = "") -> Facts:
-        size = f"{sum(counts) * math.prod(self.shape) / 2**20:.0f} MiB as uint8"
-        if kind == "embedded":
+        total = sum(counts) * math.prod(self.shape)
+        size, resident = f"{total / 2**20:.0f} MiB as uint8", total if self.options.cache == "device" else 0
+        if resident:
+            cache = f"{size}, on the device of each worker"
+        elif kind == "embedded":
             cache = f"{size}, in memory of each worker"
         else:
             cache = f"{size}, mapped by all workers of a host" + (f" ({self._place()})" if kind == "real" else "")
         train, second = counts
-        facts = Facts(source, kind, train, second, self.shape, self.classes, stand_in, cache=cache)
+        facts = Facts(source, kind, train, second, self.shape, self.classes, stand_in, cache=cache, resident=resident)
         return self._with_splits(facts)
 
     def _stand_in(self, reason: str) -> Facts:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainer.data.batch_inputs import Inputs, each
+from trainer.host.transfers import on_its_way
 
 
 class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):
@@ -22,6 +23,10 @@ class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):
         self.labels = labels
         self.file = file
 
+    def resident(self, device: torch.device) -> ArrayDataset:
+        """This data set with its inputs on a device. Labels stay on the CPU."""
+        return ArrayDataset(each(lambda tensor: tensor.to(device), self.inputs), self.labels, self.file)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -35,4 +40,4 @@ class ArrayDataset(Dataset[tuple[Inputs, torch.Tensor]]):
     def batch(self, indices: Any) -> tuple[Inputs, torch.Tensor]:
         """Return the samples with these indices (a list or an integer array), stacked as one batch."""
         chosen = torch.as_tensor(indices)
-        return each(lambda tensor: tensor[chosen], self.inputs), self.labels[chosen]
+        return each(lambda tensor: tensor[on_its_way(chosen, tensor.device)], self.inputs), self.labels[chosen]

@@ -46,12 +46,12 @@ class Mixing:
         by_patch = bool(self.cutmix) and (not self.mixup or lots.random() < 0.5)
         alpha = self.cutmix if by_patch else self.mixup
         share = float(lots.beta(alpha, alpha))
-        partners = torch.from_numpy(np.roll(np.arange(len(labels)), 1))
+        others = images.roll(1, 0)
         if by_patch:
-            images, share = _patched(images, images[partners], share, lots)
+            images, share = _patched(images, others, share, lots)
         else:
-            images = _blended(images, images[partners], share)
-        return images, share * shares + (1 - share) * shares[partners]
+            images = _blended(images, others, share)
+        return images, share * shares + (1 - share) * shares.roll(1, 0)
 
 
 def _blended(images: torch.Tensor, others: torch.Tensor, share: float) -> torch.Tensor:

@@ -33,9 +33,13 @@ OnDone = Callable[[int, int], None]
 
 
 class Decoded:
-    """The decoded images of a listing in one memory-mapped file, each as (H, W, 3) uint8, one after the other."""
+    """The decoded images of a listing in one memory-mapped file, each as (H, W, 3) uint8, one after the other.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        device: the pixels are copied to it; a CPU has them in pages that processes share.
+    """
+
+    def __init__(self, folder: Path, device: torch.device | None = None) -> None:
         try:
             self.sizes = np.load(folder / SIZES)
         except (OSError, ValueError, EOFError) as error:
@@ -48,6 +52,8 @@ class Decoded:
         except (OSError, ValueError) as error:
             raise _damaged(folder, error) from error
         self.pixels = torch.from_file(str(folder / PIXELS), shared=True, size=int(self.starts[-1]), dtype=torch.uint8)
+        if device is not None:
+            self.pixels = self.pixels.to(device)
 
     def __call__(self, number: int) -> torch.Tensor:
         """Image (3, H, W) by number, without a copy."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,8 +19,19 @@ from trainer.data.tables.read import read_columns
 from trainer.errors import RunFailed, UserError, why
 from trainer.visible import shortened
 
-View = Callable[[Iterator[torch.Tensor], np.ndarray, Draw, np.ndarray], torch.Tensor]
-"""(images (3, H, W), their sizes (N, 2), (seed, epoch), addresses (N,)) -> (N, 3, S, S) uint8."""
+
+class View(Protocol):
+    """Protocol of the views in :mod:`trainer.data.augment.views`."""
+
+    def __call__(
+        self, images: Iterator[torch.Tensor], sizes: np.ndarray, draw: Draw, addresses: np.ndarray
+    ) -> torch.Tensor:
+        """(images (3, H, W), their sizes (N, 2), (seed, epoch), addresses (N,)) -> (N, 3, S, S) uint8."""
+        ...
+
+    def on(self, device: torch.device) -> View:
+        """The same view of images that lie on a device."""
+        ...
 
 
 class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -73,11 +84,7 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         try:
             return decode(self.listing.read(number), self.listing.limits)
         except (BadImage, OSError) as error:
-            raise RunFailed(
-                f"{shortened(self.listing.names[number])} cannot be read: {why(error)}. data.verify=true "
-                f"finds all such images before "
-                "the training, and data.on_bad=skip leaves them out."
-            ) from error
+            raise unreadable(self.listing, number, error) from error
 
     def augmented(self, draw: Draw, addresses: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the augmented batch of the samples at these addresses: (N, 3, S, S) uint8 and labels (N,).
@@ -91,5 +98,23 @@ class ImageSet(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         sizes = np.array([image.shape[-2:] for image in images], np.int64).reshape(-1, 2)
         return self.view(iter(images), sizes, draw, addresses), self.labels[torch.from_numpy(numbers)]
 
+    def resident(self, device: torch.device) -> ImageSet:
+        """This data set with all its decoded images on a device, where batches are cut from them (data.cache=device).
+
+        Labels stay on the CPU.
+        """
+        assert self.cache is not None
+        there = ImageSet(self.listing, self.view.on(device), self.cache)
+        there._decoded = Decoded(self.cache, device)
+        return there
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decoded": None}
+
+
+def unreadable(listing: Listing, number: int, error: Exception) -> RunFailed:
+    """The error for an image that cannot be read or decoded, with its name."""
+    return RunFailed(
+        f"{shortened(listing.names[number])} cannot be read: {why(error)}. data.verify=true finds all such images "
+        "before the training, and data.on_bad=skip leaves them out."
+    )

@@ -19,6 +19,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 unpack pixels to find the size (ICO, ICNS)."""
 
 
+GPU_MODES = ("RGB", "L")
+"""Pillow's names of the colours of JPEGs that a GPU decodes: three channels, or grey. CMYK is not among them."""
+
+
 class BadImage(Exception):
     """The error for an image that cannot be decoded; its text is the reason, in one line."""
 

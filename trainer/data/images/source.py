@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainer.config.schema import ImagesData
-from trainer.data.images.header import BadImage, size_of
+from trainer.data.images.header import GPU_MODES, BadImage, opened, size_of
 from trainer.data.images.listing import Listing
 from trainer.data.limits import Limits
 from trainer.data.picture_preprocessing import Centre, Preprocessing, normalisation
@@ -28,6 +28,9 @@ from trainer.host.memory import free_of_machine
 from trainer.visible import shortened
 from trainer.wording import some
 
+if TYPE_CHECKING:
+    from trainer.data.images.dataset import View
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's training images, by channel."""
 
@@ -35,6 +38,8 @@ SPLITS = ("train", "val", "test")
 """In the order of ``listings``, which may have no test images."""
 MEASURED = 48
 """Images whose headers are read to estimate the decoded size of all."""
+HEADER_BYTES = 1 << 16
+"""First bytes of a file in which its size and colours are found."""
 SHARE_OF_MEMORY, SHARE_OF_DISK = 0.25, 0.5
 """Largest shares of the free memory and of the free disk space that ``data.cache=auto`` uses."""
 
@@ -61,6 +66,12 @@ class ImageSource(DataSource):
 
     def with_cache(self, facts: Facts, listings: tuple[Listing, ...] | None = None) -> Facts:
         """Return the facts with the validation images' size, and with the decision on the cache if the images exist."""
+        facts = self._with_cache(facts, listings)
+        if facts.cached:
+            return replace(facts, undecodable="decoded images are kept (data.cache)")
+        return replace(facts, undecodable=self._on_cpu() or self._undecodable(facts, listings))
+
+    def _with_cache(self, facts: Facts, listings: tuple[Listing, ...] | None) -> Facts:
         side, wide, resize = self._centre()[1], self.options.image_size, self.options.train_resize
         if resize is not None and resize < wide:
             raise UserError(
@@ -70,13 +81,16 @@ class ImageSource(DataSource):
             )
         facts = replace(facts, val_shape=(3, side, side) if side != self.options.image_size else None)
         wanted = self.options.cache
+        if wanted == "auto" and self.options.decode == "gpu":
+            return replace(facts, cached=False, cache="none: the GPU decodes each image anew (data.decode=gpu)")
         if wanted == "none":
             return replace(facts, cached=False, cache="none: images are decoded each time")
         try:
             listings = listings or self.listings(facts)
             total = sum(map(_decoded_bytes, listings))
         except OSError:
-            return replace(facts, cached=None, cache=f"{wanted}: decided when the images are there")
+            slow = wanted != "device"
+            return replace(facts, cached=None, slow=slow, cache=f"{wanted}: decided when the images are there")
         memory, disk = free_of_machine(), free_disk(self._cache_folder())
         places = [self._place(split, listing) for split, listing in zip(SPLITS, listings, strict=False)]
         there = all(place.is_dir() for place in places)
@@ -93,14 +107,41 @@ class ImageSource(DataSource):
             )
         if not there and total > disk:
             raise UserError(
-                "data.cache=ram",
+                f"data.cache={wanted}",
                 f"{size} do not fit {disk / 2**30:.1f} GiB of free disk in {self._cache_folder()}",
                 "data.cache=none or data.cache_dir=FOLDER",
             )
         check_data(places[0])
+        if wanted == "device":
+            cache = f"{size}, on the device of each worker ({self._cache_folder()})"
+            return replace(facts, cached=True, slow=False, cache=cache, resident=total)
         return replace(
             facts, cached=True, cache=f"{size}, in memory shared by this host's workers ({self._cache_folder()})"
         )
+
+    def _undecodable(self, facts: Facts, listings: tuple[Listing, ...] | None) -> str:
+        """Why a GPU cannot decode the training images, of which some headers are read; empty: it can."""
+        try:
+            return _no_jpeg((listings or self.listings(facts))[0])
+        except OSError:
+            return "the images are not there yet"
+
+    def _on_cpu(self) -> str:
+        """Why training images are changed on the CPU; empty: they need not be."""
+        if self.options.augment != "none":
+            return f"data.augment={self.options.augment} changes images one by one on the CPU"
+        return "data.transforms change images one by one on the CPU" if self.options.transforms else ""
+
+    def reading_rate(self, facts: Facts) -> float:
+        """Decode some training images for a moment in this process, and cut views from them; with a cache only the
+        views count. Returns images per second, 0 if there are no images yet."""
+        from trainer.data.images.reading_rate import reading_rate
+
+        try:
+            whole = self.listings(facts)[0]
+        except OSError:
+            return 0.0
+        return reading_rate(whole, self._training_view(), bool(facts.cached))
 
     def prepare(self, facts: Facts, progress: OnProgress) -> Facts:
         """Decode the images that are to be cached or checked; broken images end the run, or are left out.
@@ -149,23 +190,27 @@ class ImageSource(DataSource):
         return replace(facts, left_out=bad, train_samples=sizes[0], val_samples=sizes[1], test_samples=sum(sizes[2:]))
 
     def open(self, facts: Facts) -> Splits:
-        from trainer.data.augment.views import Augmentation, CentreView, TrainView, WindowView
-        from trainer.data.images.dataset import ImageSet, View
+        from trainer.data.augment.views import CentreView
+        from trainer.data.images.dataset import ImageSet
 
-        options = self.options
-        size = options.image_size
-        ratio = (options.min_ratio, 1 / options.min_ratio)
         train, *others = (
             (whole.without(set(facts.left_out)), self._place(split, whole) if facts.cached else None)
             for split, whole in self._by_split(facts)
         )
-        augmentation = Augmentation.of(options, MEAN)
-        crops: View = TrainView(size, (options.min_scale, 1.0), ratio, augmentation)
-        if options.train_resize is not None:
-            crops = WindowView(options.train_resize, size, augmentation)
         centres = CentreView(*self._centre())
         val, test = [*(ImageSet(listing, centres, cache) for listing, cache in others), None][:2]
-        return Splits(ImageSet(train[0], crops, train[1]), val, *normalisation(options, MEAN, STD), test)
+        crops = ImageSet(train[0], self._training_view(), train[1])
+        return Splits(crops, val, *normalisation(self.options, MEAN, STD), test)
+
+    def _training_view(self) -> View:
+        """The random view of a training image that the options ask for."""
+        from trainer.data.augment.views import Augmentation, TrainView, WindowView
+
+        options, augmentation = self.options, Augmentation.of(self.options, MEAN)
+        if options.train_resize is not None:
+            return WindowView(options.train_resize, options.image_size, augmentation)
+        ratio = (options.min_ratio, 1 / options.min_ratio)
+        return TrainView(options.image_size, (options.min_scale, 1.0), ratio, augmentation)
 
     sees_pictures = True
 
@@ -203,6 +248,26 @@ class ImageSource(DataSource):
         return self._cache_folder() / f"{owner:016x}-{listing.digest()}"
 
 
+def _no_jpeg(listing: Listing) -> str:
+    """Why a GPU cannot decode some of a listing's images; empty: those whose headers are read are JPEGs.
+
+    Raises:
+        OSError: an image is not there.
+    """
+    for number in _some(listing):
+        with suppress(BadImage), opened(listing.read(number, HEADER_BYTES), listing.limits) as image:
+            if image.format != "JPEG" or image.mode not in GPU_MODES:
+                kind = image.format if image.format != "JPEG" else f"JPEG of {image.mode}"
+                return f"{shortened(listing.short_name(number))} is {kind}, and a GPU decodes JPEGs of RGB or grey"
+    return ""
+
+
+def _some(listing: Listing) -> list[int]:
+    """The indices of some images, spread over a listing."""
+    found: list[int] = np.unique(np.linspace(0, len(listing) - 1, min(MEASURED, len(listing))).astype(int)).tolist()
+    return found
+
+
 def _decoded_bytes(listing: Listing) -> int:
     """Estimate the memory (bytes) that a listing's decoded images would take, from the headers of some of them.
 
@@ -210,7 +275,7 @@ def _decoded_bytes(listing: Listing) -> int:
         OSError: an image is not there.
     """
     sizes = []
-    for number in np.unique(np.linspace(0, len(listing) - 1, min(MEASURED, len(listing))).astype(int)).tolist():
+    for number in _some(listing):
         content = listing.read(number)
         with suppress(BadImage):  # broken images are looked for elsewhere
             sizes.append(3 * math.prod(size_of(content, listing.limits)))
