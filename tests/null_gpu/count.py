@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.composed import ready
 from tests.null_gpu import fakes
+from tests.null_gpu.machine import leave
 from tests.null_gpu.waits import Waits
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed
@@ -158,4 +159,4 @@ class Leavable:
 if __name__ == "__main__":
     with contextlib.redirect_stdout(io.StringIO()):
         answer = count(**json.loads(sys.argv[1]))
-    print(json.dumps(answer))
+    leave(answer)

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch.utils.data import Dataset
 
 from tests.composed import ready
+from tests.null_gpu.machine import leave
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed, on_device, read
 from trainer.checkpoint.writer import BackgroundWriter
@@ -166,4 +167,4 @@ def main(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(json.loads(sys.argv[1])))))
+    leave(main(Path(json.loads(sys.argv[1]))))

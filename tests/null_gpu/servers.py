@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.null_gpu import fakes
 from tests.null_gpu.count import Phases
+from tests.null_gpu.machine import leave
 from tests.null_gpu.stack import Stack
 from tests.null_gpu.waits import Waits
 from trainer.strategies.pserver.worker.agreement import agree_on
@@ -53,4 +54,4 @@ def exchanged(depth: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(exchanged(json.loads(sys.argv[1]))))
+    leave(exchanged(json.loads(sys.argv[1])))

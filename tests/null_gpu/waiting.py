@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.null_gpu import fakes
+from tests.null_gpu.machine import leave
 from tests.null_gpu.waits import Waits
 from trainer.host.transfers import Arriving, on_its_way
 
@@ -41,4 +41,4 @@ def waited() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(waited()))
+    leave(waited())
