@@ -3,7 +3,7 @@
 The question is ``{"workers": N, "overrides": [...], "config_dir": PATH or null}``. The answer has for each phase how
 often it came, its waits, each ``[kind, line, count]``, and its kernels: ``start`` (the first update), ``update`` (ten
 further ones), ``line``, ``checkpoint`` (with the wait for the line before it), ``validation``, ``validation of the
-average``.
+average``, ``best model``, ``after a validation`` (plateau, early stop, callbacks).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.composed import ready
 from tests.null_gpu import fakes
+from tests.null_gpu.machine import leave
 from tests.null_gpu.waits import Waits
 from tests.pictures import silent
 from trainer.checkpoint.pinned import PinnedMemory
@@ -37,6 +39,7 @@ from trainer.host.visible_gpus import Gpu
 from trainer.run_folder.report import Report
 from trainer.strategies.seat import Seat
 from trainer.worker import build, loop, validation
+from trainer.worker import model as model_file
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.settings import settings
 from trainer.worker.state import save_state
@@ -121,13 +124,21 @@ def _end(run: Training, phases: Phases, folder: Path) -> None:
         read_line(run)
         check_parameters(run)
         Packed(vars(save_state(run, run.strategy.save(folder), 0, True)), PinnedMemory())
-    run.watchers.checkpoints, run.watchers.save_best = Leavable(), lambda: None
-    average = validation._measure_ema
+    run.watchers.checkpoints = Leavable()
+    run.watchers.save_best = phases.around("best model", partial(_copy_model, run.model))
     with (
-        patch.object(validation, "_measure_ema", phases.around("validation of the average", average)),
+        patch.object(validation, "_measure_ema", phases.around("validation of the average", validation._measure_ema)),
+        patch.object(validation, "_pass_on", phases.around("after a validation", validation._pass_on)),
+        patch.object(validation, "poll_callbacks", phases.around("after a validation", validation.poll_callbacks)),
         phases.phase("validation"),
     ):
         validation.validate(run)
+
+
+def _copy_model(model: torch.nn.Module) -> None:
+    """The copy for the file of the best model."""
+    with patch.object(model_file, "_with_storage", lambda copy: copy):
+        model_file.OnHost(model, PinnedMemory())
 
 
 class Leavable:
@@ -150,4 +161,4 @@ class Leavable:
 if __name__ == "__main__":
     with contextlib.redirect_stdout(io.StringIO()):
         answer = count(**json.loads(sys.argv[1]))
-    print(json.dumps(answer))
+    leave(answer)

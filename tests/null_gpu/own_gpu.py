@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch.utils.data import Dataset
 
 from tests.composed import ready
+from tests.null_gpu.machine import leave
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed, on_device, read
 from trainer.checkpoint.writer import BackgroundWriter
@@ -33,6 +35,7 @@ from trainer.host.transfers import Arriving, on_its_way
 from trainer.run_folder.report import Phase, Report
 from trainer.strategies.seat import Seat
 from trainer.worker.batch_size_trial import TrialLimits, _limited_gpu
+from trainer.worker.model import save
 from trainer.worker.out_of_memory import memory_named
 from trainer.worker.settings import settings
 from trainer.worker.state import put_randomness, randomness
@@ -88,6 +91,35 @@ def checkpoint(folder: Path) -> None:
     put_randomness(GPU, **state)
 
 
+class Tied(torch.nn.Module):
+    """A model with a parameter of two names, an empty one, one of 16 bits, a buffer and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Linear(5, 3)
+        self.other = torch.nn.Linear(5, 3, bias=False)
+        self.other.weight = self.one.weight
+        self.norm = torch.nn.BatchNorm2d(7)
+        self.short = torch.nn.Parameter(torch.randn(3).bfloat16())
+        self.none = torch.nn.Parameter(torch.zeros(0, 4))
+
+
+def best_model(folder: Path) -> bool:
+    """Whether the file of a model on the GPU has what that of the same model on the CPU has."""
+    model, pinned, files = Tied(), PinnedMemory(), []
+    for name, device in (("cpu", "cpu"), ("gpu", GPU), ("again", GPU)):
+        save(model.to(device), folder / name, pinned=pinned)
+        with safe_open(folder / name, "pt") as file:
+            names = file.keys()
+            files.append(({key: file.get_tensor(key) for key in names}, file.metadata()))
+    (first, about), *others = files
+    same = [
+        tensors.keys() == first.keys() and metadata == about and all(torch.equal(tensors[n], first[n]) for n in first)
+        for tensors, metadata in others
+    ]
+    return all(same) and pinned.free
+
+
 def lack_of_memory(plan: Any) -> str:
     """The sentence for memory that is not enough."""
     report = Report(None, 4)
@@ -128,10 +160,11 @@ def main(folder: Path) -> dict[str, Any]:
         step("batches", batches)
         step("update", update)
         step("checkpoint", lambda: checkpoint(folder))
+        same = step("best model", lambda: best_model(folder))
         said = step("lack of memory", lambda: lack_of_memory(plan))
     step("carelessly", carelessly)
-    return {"steps": found, "said": said}
+    return {"steps": found, "said": said, "same": same}
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(json.loads(sys.argv[1])))))
+    leave(main(Path(json.loads(sys.argv[1]))))

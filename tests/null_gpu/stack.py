@@ -22,6 +22,13 @@ class Stack(nn.Module):
         return scores
 
 
+class Quiet:
+    """A callback that asks for nothing."""
+
+    def on_validation_end(self, *args: object, **kwargs: object) -> None:
+        pass
+
+
 class Logit(nn.Module):
     """Images (N, 1, 8, 8) become logits (N,)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ RESNET = ["+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "da
 SQUARES = ["data=squares", "data.global_batch_size=32"]
 LENET = [*SQUARES, "model=lenet", "model.image_size=8"]
 COLOURED = ["model=lenet", "model.in_channels=3", "model.image_size=32"]
+POWERSGD = "strategy.powersgd.start_step=2"
 EVERYTHING = ["+optimizer.fused=true", "strategy.clip_norm=1.0", "ema.decay=0.99"]
 
 
@@ -32,16 +34,19 @@ class Case(NamedTuple):
 
     Attributes:
         workers, overrides: of the run. update: of one update. line: of all lines, ``checkpoint``, ``validation`` and
-        ``average`` (a validation of the averaged weights) of one.
+        ``average`` (a validation of the averaged weights), ``best`` (the copy of the best model) and ``after`` (what
+        follows from a validation: plateau, early stop, callbacks) of one.
     """
 
     workers: int
     overrides: list[str]
-    update: int = 0
+    update: float = 0
     line: int = LINES - 1
     checkpoint: int = 2
     validation: int = 1
     average: int = 1
+    best: int = 1
+    after: int = 0
 
 
 SHORT = {
@@ -63,6 +68,21 @@ OTHERS = {
     "uneven": Case(2, [*LENET, "data.labels=side", "strategy=collective", "loss.weight=[1.0,2.0]"]),
     "uneven_local_sgd": Case(2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"]),
     "regression": Case(2, [*LENET, "data.labels=place", "strategy=collective"]),
+    # the first worker's numbers decide, and a callback of any worker
+    "after_validation": Case(
+        2,
+        [
+            *(*LENET, "data.labels=side", "strategy=collective", "scheduler=plateau", "early_stop.metric=val/loss"),
+            "callbacks=[{_target_: tests.null_gpu.stack.Quiet}]",
+        ],
+        after=2,
+    ),
+    "nadam": Case(1, [*LENET, "data.labels=side", "strategy=single", "optimizer._target_=torch.optim.NAdam"]),
+    "layer_decay": Case(1, [*RESNET, "strategy=single", "optimizer.layer_decay=0.9"]),
+    # torch's own hook waits after each of its buckets (one here), and for two copies before its first
+    "powersgd": Case(
+        2, [*LENET, "data.labels=side", "strategy=collective", "strategy.comm_hook=powersgd", POWERSGD], update=1.1
+    ),
     # the host ranks the scores at once: what follows is computed there, in each line too
     "binary": Case(
         1,
@@ -102,9 +122,12 @@ def test_nothing_waits_for_the_gpu_but_what_needs_its_numbers(library: Path, cas
         "checkpoint": case.checkpoint,
         "validation": case.validation,
         "validation of the average": case.average,
+        "best model": case.best,
+        "after a validation": case.after,
     }
     too_many = {name: one["waits"] for name, one in found.items() if sum(n for *_, n in one["waits"]) > most[name]}
     assert not too_many
+    assert "best model" in found or case not in SHORT.values()  # the numbers of other tasks may be no best ones
 
 
 @pytest.mark.all
@@ -166,4 +189,23 @@ def test_the_null_gpu_counts_each_way_to_wait(library: Path) -> None:
         "nonzero": 1,
         "event": 2,  # one is polled
         "synchronize": 1,
+    }
+
+
+def test_the_table_of_the_page_has_the_numbers_of_the_gate() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    rows = dict(re.findall(r"^\| (.+?) \| (\d).*\|$", page.partition("| a process | waits |")[2], re.MULTILINE))
+    usual, fp16, skip = Case(1, []), OTHERS["fp16_not_fused"], OTHERS["skip"]
+    assert {name: int(number) for name, number in rows.items()} == {
+        "an update": usual.update,
+        "an update in fp16, with an optimizer that is not fused": fp16.update,
+        "an update with `on_nonfinite=skip` or `rewind`": skip.update,
+        "an update of a sparse table": 1,
+        "an update with `strategy.comm_hook=powersgd`": int(OTHERS["powersgd"].update),
+        "an update of a parameter server's worker": 1,
+        "a line of the log": 1,
+        "a validation": usual.validation,
+        "what follows a validation on several GPUs": OTHERS["after_validation"].after / 2,
+        "the copy for a checkpoint": usual.checkpoint,
+        "the copy of the best model": usual.best,
     }

@@ -21,8 +21,10 @@ def test_the_second_worker_opens_the_second_gpu_alone_and_names_its_memory(libra
         "batches": [1],
         "update": [1],
         "checkpoint": [1],
+        "best model": [1],
         "lack of memory": [1],
     }
+    assert found["same"]
     assert (last, seen) == ("carelessly", [0, 1]), "otherwise the steps before could not fail"
     assert found["said"].startswith(
         "cuda:1 is out of memory after 0 updates, with batches of 32 samples per worker; the"

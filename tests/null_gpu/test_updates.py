@@ -72,3 +72,12 @@ def test_optimizer_clipping_and_average_take_as_many_kernels_for_any_model(libra
     )
     more = large - small  # the average of buffers, of which only the larger model has some
     assert small and sum(more.values()) <= UPDATES and all(line.startswith("optim/averaged.py") for line in more)
+
+
+def test_a_worker_waits_once_for_each_server_and_for_its_norm_whatever_the_model(library: Path) -> None:
+    small, large = (machine.run(library, "tests.null_gpu.servers", depth) for depth in (2, 6))
+    waited = {name: one["waits"] for name, one in small.items()}
+    assert (
+        waited == {name: one["waits"] for name, one in large.items()} == {"clip": 1, "push": 2, "pull": 0, "buffers": 1}
+    )
+    assert small["push"]["kernels"] == large["push"]["kernels"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 
@@ -10,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.null_gpu import fakes
+from tests.null_gpu.machine import leave
 from tests.null_gpu.waits import Waits
 from trainer.host.transfers import Arriving, on_its_way
 
@@ -45,4 +45,4 @@ def waited() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(waited()))
+    leave(waited())

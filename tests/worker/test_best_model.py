@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.notes import Notes
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.host.notes_board import NoNote
 from trainer.worker import best_model
 
@@ -36,8 +37,8 @@ def test_worker_that_was_lost_while_it_wrote_replaces_nothing(
     seat: Any = SimpleNamespace(rank=0, store=board())
     strategy: Any = SimpleNamespace()
     (tmp_path / "checkpoints").mkdir()
-    best_model.save_best(model_of(1.0), strategy, SimpleNamespace(rank=1, store=Notes()), tmp_path)  # type: ignore[arg-type]
+    best_model.save_best(model_of(1.0), strategy, SimpleNamespace(rank=1, store=Notes()), tmp_path, PinnedMemory())  # type: ignore[arg-type]
     seat.store.set("fenced/worker/0", lost)
-    best_model.save_best(model_of(2.0), strategy, seat, tmp_path)
+    best_model.save_best(model_of(2.0), strategy, seat, tmp_path, PinnedMemory())
     assert torch.equal(load_file(tmp_path / "checkpoints" / "best.safetensors")["weight"], torch.tensor([[kept]]))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["best.safetensors"]

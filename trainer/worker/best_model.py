@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import nn
 
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.store import BEST, CHECKPOINTS
 from trainer.errors import why
 from trainer.strategies.contract import Strategy, whole
@@ -15,15 +16,18 @@ from trainer.strategies.seat import Seat
 from trainer.worker.model import save
 
 
-def save_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path) -> None:
+def save_best(model: nn.Module, strategy: Strategy, seat: Seat, run_dir: Path, pinned: PinnedMemory) -> None:
     """Write the model as the best one so far. On a full disk the best model before stays.
+
+    Args:
+        pinned: memory for the copy of a model on a GPU, which is kept from one best model to the next.
 
     The file also stays if this worker was stopped while it wrote and counted as lost. Another worker then keeps the
     best model, and may already have a better one.
     """
     with whole(strategy):
         try:
-            save(model, run_dir / CHECKPOINTS / BEST, lambda: not was_lost(seat.store, seat.rank))
+            save(model, run_dir / CHECKPOINTS / BEST, lambda: not was_lost(seat.store, seat.rank), pinned)
         except (OSError, SafetensorError) as error:  # a full disk: the training goes on, as without a checkpoint
             print(
                 (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.config import redact
 from trainer.config.instantiate import call_target, needs_skeleton
 from trainer.config.redact import values
@@ -116,7 +117,7 @@ def _make_watchers(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy
 
             watchers.ema = averaged_weights(model, config.ema)
         watchers.average_ema = not plan.strategy.traits.same_everywhere
-        watchers.save_best = partial(save_best, model, strategy, seat, run_dir)
+        watchers.save_best = partial(save_best, model, strategy, seat, run_dir, PinnedMemory())
     return watchers
 
 

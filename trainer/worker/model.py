@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.checkpoint.pinned import PinnedMemory
 from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
+from trainer.host.transfers import wait_for
 from trainer.models.embedding_tables import materialise, tables, without_empty_tables
 from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
@@ -121,12 +123,49 @@ class Superseded(Exception):
     """Raised within :func:`save` to keep the old file."""
 
 
-def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True) -> None:
+class OnHost:
+    """A model's state as copies on the CPU, which come from a GPU together: the host waits once and not for each.
+
+    Args:
+        pinned: memory for the copies, which it holds until it is released.
+    """
+
+    def __init__(self, model: nn.Module, pinned: PinnedMemory) -> None:
+        state = model.state_dict()
+        on_gpu = {_place(tensor): tensor for tensor in state.values() if tensor.device.type == "cuda"}
+        copies, events = pinned.fill(list(on_gpu.values()))
+        for event in events:
+            wait_for(event)
+        own = dict(zip(on_gpu, map(_with_storage, copies), strict=True))
+        self.state = {name: own.get(_place(tensor), tensor) for name, tensor in state.items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The copies by name: all that safetensors asks of a model."""
+        return self.state
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are one: a model may have a parameter under several names."""
+    memory = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return *memory, tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _with_storage(copy: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor with a storage of its own: safetensors takes parts of a storage for one tensor."""
+    if not copy.numel():
+        return copy.clone()
+    return torch.from_numpy(copy.reshape(-1).view(torch.uint8).numpy()).view(copy.dtype).view(copy.shape)
+
+
+def save(
+    model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True, pinned: PinnedMemory | None = None
+) -> None:
     """Save a model: its parameters and buffers as a safetensors file, which replaces the old one. The file lists the
     tables that it leaves out.
 
     Args:
         counts: asked when all is written; False: the old file stays.
+        pinned: memory for the copies of a model on a GPU; None: each of its tensors is waited for.
     """
     from safetensors.torch import save_model
 
@@ -137,6 +176,16 @@ def save(model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True
 
             metadata = {LEFT_OUT: " ".join(absent)}
         # One entry: safetensors writes several in random order, and equal models must have equal files.
-        save_model(model, str(part), metadata=metadata)
+        try:
+            saved: Any = OnHost(model, pinned) if pinned is not None and on_gpu(model) else model
+            save_model(saved, str(part), metadata=metadata)
+        finally:
+            if pinned is not None:
+                pinned.release()
         if not counts():
             raise Superseded
+
+
+def on_gpu(model: nn.Module) -> bool:
+    """Whether a parameter of the model is on a GPU."""
+    return any(parameter.device.type == "cuda" for parameter in model.parameters())

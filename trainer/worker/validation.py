@@ -130,8 +130,8 @@ def _pass_on(run: Training, values: Mapping[str, float]) -> None:
         return
     first = run.strategy.members()[0] == 0
     numbers = torch.tensor(list(values.values()), dtype=torch.float64)
-    agreed = run.strategy.all_reduce_sum(numbers if first else torch.zeros_like(numbers)).tolist()
-    values = dict(zip(values, agreed, strict=True))
+    agreed = run.strategy.all_reduce_sum(numbers if first else torch.zeros_like(numbers))
+    values = dict(zip(values, Arriving([agreed]).read()[0].tolist(), strict=True))
     if plateau:
         assert isinstance(run.strategy, ObservesValidations)
         run.strategy.observe(run.progress.step, values)

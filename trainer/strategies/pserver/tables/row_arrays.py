@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.host.transfers import on_its_way
+
 
 def gather(rows: torch.Tensor, places: np.ndarray) -> torch.Tensor:
     """Return copies (U, C) of the rows at these places (U,)."""
@@ -36,11 +38,11 @@ def unique(ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
     bits = len(flat).bit_length()
     if not len(flat) or flat.min() < 0 or int(flat.max()) >> (63 - bits):
         once, positions = np.unique(flat, return_inverse=True)
-        return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+        return once, on_its_way(torch.from_numpy(positions.reshape(ids.shape)), ids.device)
     packed = (flat << bits) | np.arange(len(flat))  # one sort of id and place together is faster than an argsort
     packed.sort()
     once, positions = _distinct(packed >> bits, packed & ((1 << bits) - 1))
-    return once, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device)
+    return once, on_its_way(torch.from_numpy(positions.reshape(ids.shape)), ids.device)
 
 
 def summed(parts: Sequence[tuple[np.ndarray, torch.Tensor]]) -> tuple[np.ndarray, torch.Tensor]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from trainer.host.transfers import Arriving, on_its_way
+
 
 @torch.no_grad()
 def agree_on(
@@ -18,13 +20,15 @@ def agree_on(
         first: this is the first worker.
         average: those of floating point are averaged.
     """
+    device = buffers[0].device
     parts = [
-        b.detach().to("cpu", torch.float64).reshape(-1)
+        b.detach().to(device, torch.float64).reshape(-1)
         if first or (average and b.is_floating_point())
-        else torch.zeros(b.numel(), dtype=torch.float64)
+        else torch.zeros(b.numel(), dtype=torch.float64, device=device)
         for b in buffers
     ]
-    sums = all_reduce_sum(torch.cat([torch.ones(1, dtype=torch.float64), *parts]))
+    (whole,) = Arriving([torch.cat([torch.ones(1, dtype=torch.float64, device=device), *parts])]).read()
+    sums = on_its_way(all_reduce_sum(whole), device)  # a GPU is waited for once, in between
     offset = 1
     for buffer in buffers:
         part = sums[offset : offset + buffer.numel()].view(buffer.shape)

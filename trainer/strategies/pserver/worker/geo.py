@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from trainer.config.schema import PserverGeoStrategy
+from trainer.host.transfers import on_its_way
 from trainer.optim.sparse import DenseAndSparse
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.pserver.protocol.compression import decode
@@ -126,7 +127,7 @@ class PserverGeo(CommonStart):
         if torch.is_grad_enabled() and table.module.training:
             return super().look_up(table, ids)
         once, positions = unique(ids)
-        return once, positions, super().rows_now(table, once, training=False).to(ids.device)
+        return once, positions, on_its_way(super().rows_now(table, once, training=False), ids.device)
 
     def rows_now(self, table: RemoteTable, ids: np.ndarray, training: bool) -> torch.Tensor:
         if not training:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.host.transfers import on_its_way
 from trainer.models.embedding_tables import RowEmbedding
 from trainer.optim.groups import Rate, grouped
 from trainer.strategies.pserver.protocol.layout import TableSpec
@@ -51,6 +52,7 @@ class DenseMap:
         pieces = place([(n, p.numel()) for n, p in parameters], servers, split_method, slice_above)
         groups = grouped(((p.name, p) for p in pieces), self.rates)
         self.pieces: list[list[Piece]] = [[p for _, g in groups for p in g if p.server == s] for s in range(servers)]
+        self.on_gpu = any(p.device.type == "cuda" for _, p in parameters)
         self.lengths = [[p.stop - p.start for p in own] for own in self.pieces]
         self.groups: list[list[tuple[int, Rate]]] = [
             [(sum(p.stop - p.start for p in g if p.server == s), rate) for rate, g in groups] for s in range(servers)
@@ -103,6 +105,8 @@ class DenseMap:
         room: torch.Tensor | None = None,
     ) -> torch.Tensor:
         vector = torch.empty(self.size(server), dtype=self.dtype) if room is None else room
+        if self.on_gpu:
+            return vector.copy_(self._on_gpu(server, what, factor))  # the one wait for the GPU
         for piece, part in zip(self.pieces[server], vector.split_with_sizes(self.lengths[server]), strict=True):
             values = what(self.parameters[piece.name])
             if values is None:
@@ -115,19 +119,40 @@ class DenseMap:
                 part.mul_(factor)  # each part while it is in the processor's cache
         return vector
 
+    def _on_gpu(self, server: int, what: Callable[[nn.Parameter], torch.Tensor | None], factor: float) -> torch.Tensor:
+        """The same on the GPU, in one piece."""
+        parts = []
+        for piece in self.pieces[server]:
+            parameter = self.parameters[piece.name]
+            values = what(parameter)
+            values = torch.zeros_like(parameter) if values is None else values
+            parts.append(values.reshape(-1)[piece.start : piece.stop])
+        vector = torch.cat(parts) if parts else torch.empty(0, dtype=self.dtype)
+        return vector if factor == 1.0 else vector.mul_(factor)
+
     def write(self, server: int, vector: torch.Tensor, add: bool = False) -> None:
-        """Write a server's part (n,) into the model's parameters, or add it to them."""
+        """Write a server's part (n,) into the model's parameters, or add it to them. A GPU gets it in one piece."""
+        targets: list[torch.Tensor] = []
+        parts: list[torch.Tensor] = []
+        if self.on_gpu:
+            vector = on_its_way(vector, next(iter(self.parameters.values())).device)
         for piece, part in zip(self.pieces[server], vector.split_with_sizes(self.lengths[server]), strict=True):
             parameter = self.parameters[piece.name].detach()  # its memory, without a graph
             if len(part) == parameter.numel():
                 whole = part if part.shape == parameter.shape else part.view(parameter.shape)
-                parameter.add_(whole.to(parameter.device)) if add else parameter.copy_(whole)
+                if self.on_gpu:
+                    targets.append(parameter)
+                    parts.append(whole)
+                else:
+                    parameter.add_(whole) if add else parameter.copy_(whole)
                 continue
             flat = parameter.view(-1) if parameter.is_contiguous() else parameter.reshape(-1)
             target = flat[piece.start : piece.stop]
             target.add_(part.to(target.device)) if add else target.copy_(part)
             if flat.data_ptr() != parameter.data_ptr():
                 parameter.copy_(flat.view(parameter.shape))
+        if targets:
+            torch._foreach_add_(targets, parts) if add else torch._foreach_copy_(targets, parts)
 
 
 @dataclass

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainer.config.schema import PserverStrategy
+from trainer.host.transfers import on_its_way
 from trainer.models.embedding_tables import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
@@ -155,11 +156,11 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
         training = torch.is_grad_enabled() and table.module.training
         if training and (ready := self.ahead.take(table, ids)) is not None:
             once, positions, rows = ready
-            return once, positions, rows.to(ids.device)
+            return once, positions, on_its_way(rows, ids.device)
         if training:
             self.ahead.learn_path(table, ids)
         once, positions = unique(ids)
-        return once, positions, self.rows_now(table, once, training).to(ids.device)
+        return once, positions, on_its_way(self.rows_now(table, once, training), ids.device)
 
     def rows_now(self, table: RemoteTable, ids: np.ndarray, training: bool) -> torch.Tensor:
         """Pull the rows of these ids and wait for them. In evaluation no new row is made."""
@@ -241,7 +242,8 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         vector = values.detach().to("cpu", torch.float64).reshape(-1).numpy()
-        return torch.from_numpy(self._sum(np.ascontiguousarray(vector))).to(values.device).view(values.shape)
+        sums = torch.from_numpy(self._sum(np.ascontiguousarray(vector)))
+        return on_its_way(sums, values.device).view(values.shape)
 
     def _sum(self, values: np.ndarray, flags: int = 0) -> np.ndarray:
         self.client.meetings += 1
