@@ -69,8 +69,8 @@ class ProcessGroup:
             raise
 
     def _join(self, meeting: str) -> None:
-        assert self.seat.group_store is not None, "a process group meets in a store of torch's"
         seat, joined, cuda = self.seat, threading.Event(), self.seat.device.startswith("cuda")
+        assert seat.group_store is not None, "a process group meets in a store of torch's"
         with self.naming_the_missing(meeting):
             if self.watch is not None:
                 self._wait_until_all_have("come")  # NCCL waits for them without an end
