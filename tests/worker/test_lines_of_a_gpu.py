@@ -36,7 +36,7 @@ class Slow:
         self.left -= 1
         return self.left <= 0
 
-    def read(self) -> list[torch.Tensor]:
+    def read(self, wait_for: Any) -> list[torch.Tensor]:
         if self.event is not None and self.left > 0:
             self.waits.append(self)
         self.event, self.left = None, 0

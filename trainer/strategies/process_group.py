@@ -69,16 +69,15 @@ class ProcessGroup:
             raise
 
     def _join(self, meeting: str) -> None:
-        seat, joined, store = self.seat, threading.Event(), self.seat.group_store
-        cuda = seat.device.startswith("cuda")
-        assert store is not None, "a process group meets in a store of torch's"
+        seat, joined, cuda = self.seat, threading.Event(), self.seat.device.startswith("cuda")
+        assert seat.group_store is not None, "a process group meets in a store of torch's"
         with self.naming_the_missing(meeting):
             if self.watch is not None:
                 self._wait_until_all_have("come")  # NCCL waits for them without an end
                 self.watch.queued(self.roll_call.reached, meeting, joined.is_set)
             dist.init_process_group(
                 "nccl" if cuda else "gloo",
-                store=dist.PrefixStore("group", store),
+                store=dist.PrefixStore("group", seat.group_store),
                 rank=seat.rank,
                 world_size=seat.size,
                 timeout=self.limit_of_nccl if cuda else self.limit,
