@@ -21,13 +21,13 @@ from trainer.cli.last_lines import INDENT, short
 from trainer.config.instantiate import call_target
 from trainer.config.keys import key_of
 from trainer.config.redact import command
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 from trainer.host.symlink_checks import check_run_folder
 from trainer.job.check import get_ready
 from trainer.job.claim_folder import wait_for_the_life_before
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter
+from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter, Unreachable
 from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.follow import follow
 from trainer.planning.checked_config import Checked
@@ -85,19 +85,12 @@ def submit(
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
     commands = Commands.of(words, RUN_DIR, folder)
-    living = living_job(launcher, [job.engine_folder], RUN_DIR, folder)
-    if living is not None:
-        if same_words(living.words) != same_words(words):
-            why = f"{living.handle.name} of another command runs in this folder, or waits"
-            instead = (
-                f"{Commands.of(living.words, RUN_DIR, folder).follow}, which follows it; or {living.handle.cancels}"
-            )
-            raise UserError(f"{RUN_DIR}={folder}", why, instead)
-    elif launcher.sees_folder:
+    living = living_job(launcher, [job.engine_folder], RUN_DIR, words)
+    if living is None and launcher.sees_folder:
         check_run_folder(folder, config.hydra.output_subdir)
         _ready(config, folder, words, whole)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
-    if not hand_over(job, launcher, checked.config, commands, living):
+    if not followed(handed_over(job, launcher, checked.config, living), job, launcher, commands):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 
@@ -111,14 +104,15 @@ def _ready(config: DictConfig, folder: Path, words: Sequence[str], whole: bool) 
     return get_ready(compose.plain(config), typed_keys(words), str(folder), whole=whole, away=True)
 
 
-def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: Path) -> Living | None:
-    """The job that lives for one of these engine folders. One that ends is waited for.
+def living_job(launcher: Submitter, folders: Sequence[Path], key: str, words: Sequence[str]) -> Living | None:
+    """The job that a command of these words follows in place of a new one: it lives for the first of these engine
+    folders, or no command has shown its end yet. A job that ends is waited for.
 
     Args:
-        key, folder: as typed, for the message.
+        key: of the folder; of a sweep ``hydra.sweep.dir``.
 
     Raises:
-        UserError: it does not end.
+        UserError: a job of another command lives for one of them, or one does not end.
     """
     until, said = time.monotonic() + LEAVES_S, False
     while (living := launcher.living(folders)) is not None and living.leaves:
@@ -127,15 +121,28 @@ def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: P
             said = True
         if time.monotonic() > until:
             why = f"{living.handle.name} was to end, and has not ended within {LEAVES_S:g} s"
-            raise UserError(f"{key}={folder}", why, f"the same command later; or {living.handle.cancels}")
+            raise UserError(f"{key}={folders[0].parent}", why, f"the same command later; or {living.handle.cancels}")
         time.sleep(1)
+    if living is None:
+        return None
+    if living.is_over:  # a command that resumes it is another one
+        return living if launcher.options.wait and own_words(living.words) == own_words(words) else None
+    if bool(living.points) != (key == SWEEP_DIR) or same_words(living.words) != same_words(words):
+        own = Commands.of(living.words, SWEEP_DIR if living.points else RUN_DIR, living.folder)
+        why = f"{living.handle.name} of another command runs in this folder, or waits"
+        instead = f"{own.follow}, which follows it; or {living.handle.cancels}"
+        raise UserError(f"{key}={folders[0].parent}", why, instead)
     return living
 
 
+def own_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without those that say where, or whether its job is followed."""
+    return sorted(word for word in words if key_of(word) not in (WAIT, RUN_DIR, SWEEP_DIR))
+
+
 def same_words(words: Sequence[str]) -> list[str]:
-    """The words of a command in which commands differ that do not follow each other's jobs."""
-    resuming = ("resume=auto", "resume.path=auto")
-    return sorted(word for word in words if key_of(word) not in (WAIT, RUN_DIR, SWEEP_DIR) and word not in resuming)
+    """The words of a command in which commands differ that do not follow each other's living jobs."""
+    return [word for word in own_words(words) if word not in ("resume=auto", "resume.path=auto")]
 
 
 @dataclass(frozen=True)
@@ -161,53 +168,69 @@ class Commands:
         )
 
 
-def hand_over(
-    job: Job, launcher: Submitter, config: RunConfig, commands: Commands, living: Living | None = None
-) -> bool:
-    """Submit a job, and follow it to its end; returns whether it was followed (``launch.wait``).
+def handed_over(job: Job, launcher: Submitter, config: RunConfig, living: Living | None = None) -> Handle:
+    """Submit a job; returns it, or the one that lives.
 
     Args:
         living: the job of an earlier command that is followed in place of a new one.
 
     Raises:
         UserError: the engine refuses the job.
-        RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    out = Screen()
-
-    def say(line: str) -> None:
-        out.print(line, style="bold yellow", soft_wrap=True)
-
     places = [Copies(one.copies, one.folder) for one in job.points or (job,) if one.copies]
-    handle = _submitted(job, launcher, config, places, say) if living is None else living.handle
-    if places:
-        handle = Away(handle, places, say)
-        if not launcher.options.wait:
-            out.print(f"Its files come to {job.copies}, and not to this machine (launch.wait=false)", soft_wrap=True)
-    handle.follows, handle.resumes = commands.follow, f"{'resume':<{INDENT}}{commands.resume}"
-    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
-    if launcher.options.wait:
-        follow(handle, sys.stdout)
-    else:
-        out.print(f"follow    {commands.follow}", soft_wrap=True)
-    return bool(launcher.options.wait)
+    handle = _submitted(job, launcher, config, places) if living is None else living.handle
+    return Away(handle, places, _warn) if places else handle
 
 
-def _submitted(
-    job: Job, launcher: Submitter, config: RunConfig, places: Sequence[Copies], say: Callable[[str], None]
-) -> Handle:
+def _warn(line: str) -> None:
+    Screen().print(line, style="bold yellow", soft_wrap=True)
+
+
+def _submitted(job: Job, launcher: Submitter, config: RunConfig, places: Sequence[Copies]) -> Handle:
     for concern in launcher.concerns(job):
-        say(f"ATTENTION: {concern}")
+        _warn(f"ATTENTION: {concern}")
     if job.copies and tracking_uri(config.tracking).startswith("sqlite"):
-        say(
+        _warn(
             f"ATTENTION: {named(config.tracking)} is a file, and the hosts' disks end with the job: what MLflow is to "
             f"keep needs tracking.uri=http://SERVER:PORT, which all hosts reach"
         )
     for place in places:
         place.begin()
-    if job.points and job.copies:
-        Copies(job.copies, job.folder).give(tracking_file.FILE)
     return launcher.submit(job)
+
+
+def released(handle: Handle, job: Job) -> None:
+    """Let the held job of a sweep start, which finds the sweep's runs at its trackers in the sweep's folder.
+
+    Raises:
+        RunFailed: the engine does not answer.
+    """
+    if not handle.held:
+        return
+    if job.copies:
+        Copies(job.copies, job.folder).give(tracking_file.FILE)
+    try:
+        handle.release()
+    except Unreachable as error:
+        raise RunFailed(f"{handle.name} is held, and is cancelled: it cannot be released: {error}") from None
+
+
+def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands) -> bool:
+    """Follow a job to its end; returns whether it was followed (``launch.wait``).
+
+    Raises:
+        RunFailed, Interrupted: as the job ended; the exit code is the job's.
+    """
+    out = Screen()
+    handle.follows, handle.resumes = commands.follow, f"{'resume':<{INDENT}}{commands.resume}"
+    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
+    if launcher.options.wait:
+        follow(handle, sys.stdout)
+        return True
+    if job.copies:
+        out.print(f"Its files come to {job.copies}; the command that follows it brings them here", soft_wrap=True)
+    out.print(f"follow    {commands.follow}", soft_wrap=True)
+    return False
 
 
 def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submitter, whole: bool) -> Job:

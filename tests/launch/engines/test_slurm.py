@@ -14,7 +14,8 @@ from tests.launch.engines.conftest import SHOWN
 from trainer.errors import UserError
 from trainer.launch.engines.contract import Job, Needs, Point, State
 from trainer.launch.engines.engine_folder import begin
-from trainer.launch.engines.slurm import Slurm, SlurmArray, SlurmJob
+from trainer.launch.engines.slurm import Slurm
+from trainer.launch.engines.slurm_job import SlurmArray, SlurmJob
 
 
 def job(tmp_path: Path, **changes: object) -> Job:
@@ -261,7 +262,7 @@ def test_array_says_which_of_its_jobs_changed(tmp_path: Path, fakes: Path) -> No
         f"{SHOWN.format('PENDING', 'X', 0, '0:0')} ArrayTaskId=1-2",
     ]
     (fakes / "scontrol").write_text(f"#!/bin/bash\ncat <<'X'\n{chr(10).join(lines)}\nX\n")
-    array = SlurmArray("12", job(tmp_path, points=points))
+    array = SlurmArray("12", tmp_path / "engine", dict(enumerate(points)))
     assert array.state() == State("running", "2 pending, 1 running")
     assert "".join(array.lines()) == "job 0 (seed=0): running (n[1-2])\n"
     for i in range(3):

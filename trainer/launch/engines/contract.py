@@ -71,7 +71,8 @@ class Job:
         grace_s: the checkpoint after SIGTERM takes so long at most.
         options: the engine's own, by name. setup: lines of the shell before the command.
         points: the jobs of a sweep, in place of ``words``. numbers: theirs in the sweep; (): 0, 1, 2, ...
-        swept: keys in which they differ. parallel: so many of them at a time; 0: all.
+        swept: keys in which they differ. parallel: so many of them at a time; 0: all. held: the job is not to start
+        before :meth:`Handle.release`.
         copies: the address where hosts that do not share the folder copy it to; '': they share it. config: the files
         of ``--config-dir`` for such hosts, packed.
     """
@@ -95,6 +96,7 @@ class Job:
     numbers: tuple[int, ...] = ()
     swept: tuple[str, ...] = ()
     parallel: int = 0
+    held: bool = False
     copies: str = ""
     config: str = ""
 
@@ -149,6 +151,7 @@ class Handle(ABC):
         early: where those are that its hosts could not copy; '': nowhere.
         follows: the command that follows it again; '': there is none. resumes: the command that resumes its run.
         cancelled: what becomes of a run whose job is cancelled.
+        held: it was submitted with :attr:`Job.held`, and does not start before :meth:`release`.
     """
 
     name: str
@@ -158,6 +161,7 @@ class Handle(ABC):
     follows: str = ""
     resumes: str = ""
     cancelled: str = ""
+    held: bool = False
 
     @abstractmethod
     def state(self) -> State:
@@ -187,18 +191,36 @@ class Handle(ABC):
             Unreachable: the engine does not answer.
         """
 
+    def release(self) -> None:
+        """Let a held job start.
+
+        Raises:
+            Unreachable: the engine does not answer.
+        """
+        self.held = False
+
+    def hurry(self) -> None:
+        """A second Ctrl-C while :meth:`cancel` is at work: what it waits for is not waited for."""
+
+    def end_is_shown(self) -> None:
+        """Note that a command has shown the job's end: the same command is another job from now on."""
+
 
 @dataclass(frozen=True)
 class Living:
-    """A job that an earlier command has submitted for the same folder, and that has not ended.
+    """A job that an earlier command has submitted for the same folder, and of which no command has shown the end.
 
     Attributes:
-        words: flags and overrides of that command. leaves: it ends at the moment, or was asked to.
+        words: flags and overrides of that command. folder: of the run, or of the sweep.
+        points: the jobs of a sweep by number. leaves: it ends at the moment, or was asked to. is_over: it has ended.
     """
 
     handle: Handle
     words: tuple[str, ...]
+    folder: Path
+    points: Mapping[int, Point] = field(default_factory=dict)
     leaves: bool = False
+    is_over: bool = False
 
 
 class Submitter(Launcher):
@@ -229,7 +251,8 @@ class Submitter(Launcher):
         return self.options.shared_storage
 
     def living(self, folders: Sequence[Path]) -> Living | None:
-        """Return the job that lives for one of these engine folders, where two jobs would write the same files.
+        """Return the job that lives for one of these engine folders, where two jobs would write the same files; else
+        the one that was submitted for the first of them, if no command has shown its end.
 
         Raises:
             UserError: there may be one, and the engine does not answer.

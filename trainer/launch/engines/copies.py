@@ -208,6 +208,7 @@ class Away(Handle):
     def __init__(self, handle: Handle, places: Sequence[Copies], say: Callable[[str], None]) -> None:
         self.handle, self.places, self.say = handle, places, say
         self.name, self.cancels, self.log = handle.name, handle.cancels, handle.log
+        self.held = handle.held
         self.brought_at, self.failed = -BRING_S, ""
 
     def state(self) -> State:
@@ -246,6 +247,16 @@ class Away(Handle):
     def cancel(self) -> None:
         self._leave()
         self.handle.cancel()
+
+    def release(self) -> None:
+        self.handle.release()
+        self.held = False
+
+    def hurry(self) -> None:
+        self.handle.hurry()
+
+    def end_is_shown(self) -> None:
+        self.handle.end_is_shown()
 
     def _leave(self) -> None:
         try:

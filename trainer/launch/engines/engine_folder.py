@@ -11,19 +11,21 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainer.errors import RunPreempted, UserError, first_line
 from trainer.host import json_text, private
 from trainer.host.files import replace_file
-from trainer.launch.engines.contract import Job, Unreachable
+from trainer.launch.engines.contract import Job, Point, Unreachable
 from trainer.planning.run_secret import LEAST
 
 SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"
 SUBMITTED_JOB = "job"
 """The file that says which job of which engine was submitted last for this folder."""
-OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, "ended.*", "host.*.log")
+SHOWN = "shown"
+"""The file that says that a command has shown the end of this job."""
+OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, SHOWN, "ended.*", "host.*.log")
 """Files of an earlier job in the same folder."""
 ASK_S = 30.0
 """Longest wait for an answer of the engine."""
@@ -50,28 +52,38 @@ def left_if_submitted(folders: Sequence[Path]) -> Iterator[None]:
     Args:
         folders: the engine folders of the job.
     """
-    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
     earlier = {
         path: path.with_name(f"previous.{path.name}")
         for folder in folders
         for name in (SCRIPT, SECRET, *OF_THE_LAST)
         for path in folder.glob(name)
     }
-    for path, kept in earlier.items():
-        path.replace(kept)
+    with unmade_if_refused(folders):
+        for path, kept in earlier.items():
+            path.replace(kept)
+        try:
+            yield
+        except BaseException:
+            for path in (folder / name for folder in folders for name in (SCRIPT, SECRET)):
+                path.unlink(missing_ok=True)
+            for path, kept in earlier.items():
+                kept.replace(path)
+            raise
+    for kept in earlier.values():
+        kept.unlink(missing_ok=True)
+
+
+@contextmanager
+def unmade_if_refused(folders: Sequence[Path]) -> Iterator[None]:
+    """Context manager: folders that are not there yet, and those above them, are removed again after an error."""
+    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
     try:
         yield
     except BaseException:
-        for path in (folder / name for folder in folders for name in (SCRIPT, SECRET)):
-            path.unlink(missing_ok=True)
-        for path, kept in earlier.items():
-            kept.replace(path)
         for path in sorted(made, key=lambda path: -len(path.parts)):
             with suppress(OSError):  # something else is in it meanwhile
                 path.rmdir()
         raise
-    for kept in earlier.values():
-        kept.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -80,23 +92,33 @@ class SubmittedJob:
 
     Attributes:
         engine: its name. number: of the job there. words: flags and overrides of the command.
+        points: the jobs of a sweep by number.
     """
 
     engine: str
     number: str
     words: tuple[str, ...]
+    points: Mapping[int, Point] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into a run's engine folder."""
-        replace_file(folder / SUBMITTED_JOB, json.dumps(asdict(self)) + "\n", private=True)
+        points = {str(number): {**asdict(one), "folder": str(one.folder)} for number, one in self.points.items()}
+        plain = {**asdict(self), "points": points}
+        if not points:
+            del plain["points"]
+        replace_file(folder / SUBMITTED_JOB, json.dumps(plain) + "\n", private=True)
 
     @staticmethod
     def of(folder: Path) -> SubmittedJob | None:
         """Read it from a run's engine folder; None: there is none."""
         try:
             found = json_text.read_object(folder / SUBMITTED_JOB)
-            return SubmittedJob(found["engine"], found["number"], tuple(found["words"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            points = {
+                int(number): Point(tuple(one["words"]), Path(one["folder"]), one["name"], one["copies"])
+                for number, one in found.get("points", {}).items()
+            }
+            return SubmittedJob(found["engine"], found["number"], tuple(found["words"]), points)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
 
