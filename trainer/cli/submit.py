@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint.remote import address_of
+from trainer.checkpoint.remote import Remote, address_of
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
 from trainer.cli.last_lines import INDENT, short
@@ -25,18 +25,21 @@ from trainer.errors import RunFailed, UserError
 from trainer.host.symlink_checks import check_run_folder
 from trainer.job.check import get_ready
 from trainer.job.claim_folder import wait_for_the_life_before
+from trainer.job.fetch_checkpoints import check_no_copies
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
 from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter, Unreachable
 from trainer.launch.engines.copies import Away, Copies
+from trainer.launch.engines.engine_folder import SubmittedJob
 from trainer.launch.engines.follow import follow
 from trainer.planning.checked_config import Checked
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.planning.launcher import Launcher
 from trainer.planning.tracking_store import named, tracking_uri
 from trainer.planning.validate import check
 from trainer.run_folder import tracking_file
 from trainer.terminal.screen import Screen
-from trainer.wording import override
+from trainer.wording import counted, override
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -58,7 +61,10 @@ def made_submitter(config: DictConfig) -> Submitter | None:
         UserError: it is no launcher, or does not take its keys.
     """
     launcher = call_target(compose.plain(config)["launch"], "launch", kind=Launcher)
-    return launcher if isinstance(launcher, Submitter) and launcher.submits else None
+    if not isinstance(launcher, Submitter) or not launcher.submits:
+        return None
+    launcher.check_places()
+    return launcher
 
 
 def submit(
@@ -195,6 +201,9 @@ def _submitted(job: Job, launcher: Submitter, config: RunConfig, places: Sequenc
             f"keep needs tracking.uri=http://SERVER:PORT, which all hosts reach"
         )
     for place in places:
+        if config.mode == "train" and config.resume.path not in (AUTO, FRESH) and place.state() != "done":
+            check_no_copies(config, Remote(place.address), place.folder)
+    for place in places:
         place.begin()
     return launcher.submit(job)
 
@@ -221,15 +230,17 @@ def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands) 
     Raises:
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    out = Screen()
-    handle.follows, handle.resumes = commands.follow, f"{'resume':<{INDENT}}{commands.resume}"
+    out, is_noted = Screen(), SubmittedJob.of(job.engine_folder) is not None
+    handle.follows = commands.follow if is_noted else ""
+    handle.resumes = f"{'resume':<{INDENT}}{commands.resume}"
     out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
     if launcher.options.wait:
         follow(handle, sys.stdout)
         return True
     if job.copies:
         out.print(f"Its files come to {job.copies}; the command that follows it brings them here", soft_wrap=True)
-    out.print(f"follow    {commands.follow}", soft_wrap=True)
+    if is_noted:
+        out.print(f"follow    {commands.follow}", soft_wrap=True)
     return False
 
 
@@ -250,9 +261,6 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
             raise UserError("launch.shared_storage=false", why, "launch.shared_storage=true")
         words, packed = _with_config(words)
         copies = copies_of(config, folder, whole)
-    gpus = options.gpus
-    if gpus is None and config.device == "cuda":
-        gpus = launch.nproc or 1
     setup: Any = options.setup
     return Job(
         name=config.name,
@@ -264,7 +272,7 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
         least_hosts=launch.least_nnodes or 0,
         workers=launch.workers or (launch.nproc and launch.nproc * launch.nnodes),
         servers=checked.declaration.roles(checked.workers, launch).get("server", 0),
-        needs=Needs(options.cores, options.memory, gpus),
+        needs=Needs(options.cores, options.memory, _gpus_of(config, launcher)),
         max_restarts=launch.max_restarts,
         max_preemptions=options.max_preemptions,
         grace_s=config.checkpoint.grace_s,
@@ -273,6 +281,25 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
         copies=copies,
         config=packed,
     )
+
+
+def _gpus_of(config: RunConfig, launcher: Submitter) -> int | None:
+    """GPUs of a host; None: none are asked for, or an option of the engine's own asks for them.
+
+    Raises:
+        UserError: there are fewer than workers, none of them would be used, or two keys say how many.
+    """
+    nproc, gpus = config.launch.nproc, launcher.options.gpus
+    found = launcher.gpus_in_options(config.launch.nnodes)
+    if found is not None and gpus is not None:
+        raise UserError(found[0], "launch.gpus is set as well", "launch.gpus alone")
+    what, count = found or (f"launch.gpus={gpus}", gpus)
+    if count and config.device == "cpu":
+        raise UserError(what, "asks for GPUs, and device=cpu uses none", "device=cuda, or the command without it")
+    if count is not None and config.device == "cuda" and count < (nproc or 1):
+        instead = f"launch.gpus={nproc or 1}" + (f", or launch.nproc={count}" if count else ", or device=cpu")
+        raise UserError(what, f"each of {counted(nproc or 1, 'worker')} of a host needs a GPU of its own", instead)
+    return (nproc or 1) if count is None and config.device == "cuda" else gpus
 
 
 def copies_of(config: RunConfig, folder: Path, whole: bool) -> str:

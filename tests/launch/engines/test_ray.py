@@ -456,7 +456,6 @@ def test_a_cluster_that_is_away_is_unreachable(job: Job, ray: FakeRay) -> None:
         ({"needs": Needs(memory="lots")}, {}, "launch.memory=64G"),
         ({"options": {"GPU": 2}}, {}, "launch.gpus=2"),
         ({"options": {"TPU": "many"}}, {}, "launch.options.TPU=1"),
-        ({}, {"ips": "10.0.0.1,10.0.0.2"}, "the command without launch.ips, with launch.nnodes"),
         ({}, {"wait": False}, "ray job submit --no-wait -- python -m trainer ... launch=ray"),
         ({}, {"cluster": "nowhere"}, "launch.cluster=ADDRESS:6379"),
     ],

@@ -229,10 +229,14 @@ class Submitter(Launcher):
     Attributes:
         engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``. schema: declares the keys of ``options``.
         runs_apart: it runs a job with :attr:`Job.copies`, whose hosts share no disk.
+        decides: keys that say where hosts are, which the engine decides, and what to type instead of each.
     """
 
     engine = ""
     runs_apart = False
+    decides: Mapping[str, str] = {
+        name: f"the command without launch.{name}, with launch.nnodes" for name in ("ips", "node_rank", "master_addr")
+    }
     schema: type[SubmitLaunch] = SubmitLaunch
     options: SubmitLaunch
 
@@ -244,6 +248,25 @@ class Submitter(Launcher):
     def submits(self) -> bool:
         """Whether this command is to be submitted; False inside of a job of the engine."""
         return os.environ.get(SUBMITTED) != self.engine
+
+    def check_places(self) -> None:
+        """Refuse keys that say where the hosts are.
+
+        Raises:
+            UserError: one of :attr:`decides` is set.
+        """
+        for name, instead in self.decides.items():
+            if (value := getattr(self.options, name)) != getattr(self.schema, name):
+                why = f"{self.engine} decides where the hosts are, and each of them finds itself"
+                raise UserError(f"launch.{name}={value}", why, instead)
+
+    def gpus_in_options(self, hosts: int) -> tuple[str, int] | None:
+        """The option in ``launch.options`` by which the engine is asked for GPUs, and how many each host gets by it.
+
+        Raises:
+            UserError: it says no number.
+        """
+        return None
 
     @property
     def sees_folder(self) -> bool:

@@ -165,6 +165,13 @@ class Copies:
             if Path(path).parts[1:2] == (ENGINE,):
                 self.files.rm_file(f"{self.root}/{path}")
 
+    def state(self) -> str:
+        """The state of the run in host 0's status file, such as ``done``; '': there is none."""
+        try:
+            return str(json.loads(self.files.cat_file(f"{self.root}/{FIRST}/status.json"))["state"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
     def give(self, name: str) -> None:
         """Copy a file of the folder to the address, for all hosts. Any error of the file system is raised."""
         if (path := self.folder / name).is_file():

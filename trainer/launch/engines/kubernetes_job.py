@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted, RunPreempted, UserError
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Handle, State, Unreachable
-from trainer.launch.engines.engine_folder import CHUNK, query
+from trainer.launch.engines.engine_folder import CHUNK, SHOWN, query
 
 INSTANCE = "app.kubernetes.io/instance"
 """Label of everything that belongs to one job."""
@@ -105,15 +106,17 @@ class KubernetesJob(Handle):
 
     Args:
         kind: TrainJob or JobSet. kinds: of all objects with this name, as kubectl deletes them.
-        folder: of the run, as the pods see it.
+        place: of the run's files: its folder as the pods see it, or their address. folder: the engine's, on this
+        machine.
     """
 
-    def __init__(self, kind: str, name: str, kinds: str, namespace: str | None, folder: str) -> None:
+    def __init__(self, kind: str, name: str, kinds: str, namespace: str | None, place: str, folder: Path) -> None:
         self.kubectl = kubectl_of(namespace)
         self.kind, self.label = kind, f"{INSTANCE}={name}"
         self.removes = [*self.kubectl, "delete", kinds, name]
         self.name, self.cancels = f"{kind} {name}", shlex.join(self.removes)
-        self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {folder})"
+        self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {place})"
+        self.folder = folder
         self._if_gone = Interrupted.exit_code
         self._has_run = False
         self._lines = _PodLines(self.kubectl)
@@ -152,6 +155,10 @@ class KubernetesJob(Handle):
     def cancel(self) -> None:
         """Delete the job. Its pods get SIGTERM, and have their grace; the job is there until the last has ended."""
         query([*self.removes, "--cascade=foreground", "--wait=false", "--ignore-not-found"])
+
+    def end_is_shown(self) -> None:
+        with suppress(OSError):
+            (self.folder / SHOWN).touch()
 
 
 def remove_earlier(earlier: KubernetesJob) -> None:

@@ -33,9 +33,9 @@ from trainer.errors import UserError
 from trainer.host.engine_tasks import SLURM
 from trainer.launch.engines.contract import ENGINE, Handle, Job, Living, Submitter, Unreachable
 from trainer.launch.engines.engine_folder import LEAVE, SHOWN, SubmittedJob, ask, begin, left_if_submitted, query
-from trainer.launch.engines.slurm_concerns import concerns, field
+from trainer.launch.engines.slurm_concerns import concerns, field, gpus_in_options, what_to_change
 from trainer.launch.engines.slurm_job import FORGOTTEN, OVER, SlurmArray, SlurmJob
-from trainer.launch.engines.slurm_script import DRAWN, rendered
+from trainer.launch.engines.slurm_script import DRAWN, KEYS, rendered
 from trainer.planning.run_secret import LEAST
 
 
@@ -51,6 +51,9 @@ class Slurm(Submitter):
     def concerns(self, job: Job) -> list[str]:
         return concerns(job)
 
+    def gpus_in_options(self, hosts: int) -> tuple[str, int] | None:
+        return gpus_in_options(self.options.options, hosts)
+
     def submit(self, job: Job) -> Handle:
         text = self.render(job).replace(shlex.quote(DRAWN), secrets.token_hex(LEAST))
         of_points = [point.folder / ENGINE for point in job.points]
@@ -59,7 +62,9 @@ class Slurm(Submitter):
             for folder in of_points:
                 folder.mkdir(parents=True, exist_ok=True)
             hold = ["--hold"] if job.held else []
-            number = ask(["sbatch", "--parsable", *hold, str(script)], "launch=slurm").strip().partition(";")[0]
+            command = ["sbatch", "--parsable", *hold, str(script)]
+            answer = ask(command, "launch=slurm", instead=lambda words: what_to_change(words, job.options, KEYS))
+            number = answer.strip().partition(";")[0]
         submitted = SubmittedJob(self.engine, number, job.words, job.numbered)
         submitted.write(job.engine_folder)
         for element, point in job.numbered.items():

@@ -82,7 +82,7 @@ class SlurmJob(Handle):
             return State(ENDED, "", code)
         restarts = int(field(said, "Restarts") or 0)
         if word in ("PENDING", "REQUEUED") or (word == "COMPLETING" and 0 < restarts == self._lives()):
-            return State(REQUEUED if restarts else PENDING, explained(reason))
+            return State(REQUEUED if restarts else PENDING, explained(reason, self.number))
         return State(RUNNING, field(said, "NodeList"))
 
     def _lives(self) -> int:
