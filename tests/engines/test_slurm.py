@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -115,6 +117,83 @@ def test_job_goes_on_without_a_node_that_has_died(slurm: Cluster, undisturbed: P
         wait(lambda: slurm.run("sinfo", "-h", "-t", "idle", "-p", "low", "-o", "%D").stdout.strip() == "3", "n2")
     assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["0 1 n2", "1 0 "]
     assert weights(tmp_path / "run") == weights(undisturbed)
+
+
+@pytest.mark.long
+def test_job_goes_on_when_the_host_of_its_batch_script_has_died(
+    slurm: Cluster, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Slurm itself requeues it."""
+    words = [*TWO, "epochs=20", "hydra.run.dir=run", "strategy.timeout_s=10", "checkpoint.grace_s=5", SLOW]
+    command = started(slurm, tmp_path, *words)
+    wait(lambda: "[Epoch 2" in said(tmp_path), said(tmp_path))
+    [first] = slurm.run("squeue", "-h", "-o", "%B").stdout.split()
+    slurm.kill_node(first)
+    slurm.run("scontrol", "update", f"NodeName={first}", "State=DOWN", "Reason=dead")  # as after SlurmdTimeout
+    try:
+        assert command.wait(PATIENCE_S) == 0, said(tmp_path)
+    finally:
+        slurm.start_node(first)
+        wait(lambda: slurm.run("sinfo", "-h", "-t", "idle", "-p", "low", "-o", "%D").stdout.strip() == "3", first)
+    assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["1 0 "]
+    assert "requeued" in said(tmp_path) and weights(tmp_path / "run") == weights(undisturbed)
+
+
+@pytest.mark.long
+def test_job_goes_on_when_its_command_has_died_and_the_same_command_follows_it(slurm: Cluster, tmp_path: Path) -> None:
+    """Once while it runs, and once when it has ended meanwhile; then the same command is a new job."""
+    words = [*TWO, "epochs=6", "hydra.run.dir=run", SLOW]
+    command = started(slurm, tmp_path, *words)
+    wait(lambda: "[Epoch 1" in said(tmp_path), said(tmp_path))
+    command.kill()
+    assert command.wait(PATIENCE_S) == -signal.SIGKILL
+    (tmp_path / "said").unlink()
+    command = started(slurm, tmp_path, *words)
+    wait(lambda: "[Epoch 2" in said(tmp_path), said(tmp_path))
+    command.kill()
+    command.wait(PATIENCE_S)
+    wait(lambda: (tmp_path / "run" / "engine" / "code").exists(), "the job has not ended")
+    done = slurm.run(*TRAIN, *words, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0 and "[Epoch 5" in done.stdout and "ended with exit code 0" in done.stdout, done.stderr
+    assert (tmp_path / "run" / "engine" / "lives").read_text().splitlines() == ["0 0 "]
+    number = json.loads((tmp_path / "run" / "engine" / "job").read_text())["number"]
+    again = slurm.run(*TRAIN, *words, "launch.wait=false", cwd=tmp_path, timeout=300)
+    assert again.returncode == 0 and json.loads((tmp_path / "run" / "engine" / "job").read_text())["number"] != number
+    slurm.run("scancel", json.loads((tmp_path / "run" / "engine" / "job").read_text())["number"])
+    wait(lambda: not slurm.run("squeue", "-h").stdout.strip(), "the job is still there")
+
+
+@pytest.mark.long
+def test_sweep_is_followed_again_and_says_which_jobs_were_not_started(slurm: Cluster, tmp_path: Path) -> None:
+    """Jobs are cancelled while they wait: one by itself, and the last one alone."""
+    words = ["-m", "launch=slurm", "seed=1,2,3,4", "sweep.parallel=1", "hydra.sweep.dir=sweep", "epochs=12", SLOW]
+    store = f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"
+    kept = [word for word in TRAIN if word != "tracking=none"]
+
+    def begun() -> subprocess.Popen[str]:
+        out = (tmp_path / "said").open("a")
+        command = [*kept, *words, "tracking=mlflow", store]
+        return subprocess.Popen(command, cwd=tmp_path, env=slurm.environment, stdout=out, stderr=out, text=True)
+
+    command = begun()
+    wait(lambda: "job 0 (seed=1): running" in said(tmp_path), said(tmp_path))
+    command.kill()
+    command.wait(PATIENCE_S)
+    number = json.loads((tmp_path / "sweep" / "engine" / "job").read_text())["number"]
+    slurm.run("scancel", f"{number}_1", f"{number}_2")
+    (tmp_path / "said").unlink()
+    command = begun()
+    wait(lambda: "job 2 (seed=3): ended with exit code 130 (not started)" in said(tmp_path), said(tmp_path))
+    slurm.run("scancel", f"{number}_3")
+    assert command.wait(PATIENCE_S) == 130, said(tmp_path)
+    rows = [line.split(",") for line in (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()[1:]]
+    assert [(row[1], row[2]) for row in rows] == [
+        ("seed=1", "done"),
+        *((f"seed={seed}", "not started") for seed in (2, 3, 4)),
+    ]
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as runs:
+        found = list(runs.execute("SELECT status FROM runs ORDER BY start_time"))
+    assert found == [("KILLED",), ("FINISHED",)], "the parent run is the first one, and ends with the last command"
 
 
 @pytest.mark.long

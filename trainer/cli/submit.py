@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,11 +82,12 @@ def submit(
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
     folder, whole = compose.named_folder(config, RUN_DIR), compose.names_whole(config, RUN_DIR)
-    if compose.plain(config)["plan"]:
-        return show_only(_ready(config, folder, words, whole))
-    checked = check({**compose.plain(config), "plan": True}, typed_keys(words), elsewhere=True)
-    for error in checked.lacks.errors:
-        raise error
+    # For a plan, nothing is asked of this host alone, such as whether a port is free.
+    plain, typed = {**compose.plain(config), "plan": True}, typed_keys(words)
+    wholly = partial(get_ready, plain, typed, str(folder), whole=whole, away=True)
+    if compose.plain(config).get("plan"):
+        return show_only(wholly())
+    checked = _without_lacks(check(plain, typed, elsewhere=True))
     job = job_of(checked, folder, words, launcher, whole)
     if text := launcher.printed(job):
         sys.stdout.write(text)
@@ -94,20 +96,18 @@ def submit(
     living = living_job(launcher, [job.engine_folder], RUN_DIR, words)
     if living is None and launcher.sees_folder:
         check_run_folder(folder, config.hydra.output_subdir)
-        _ready(config, folder, words, whole)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
+        _without_lacks(wholly(checked=checked).checked)
     if not followed(handed_over(job, launcher, checked.config, living), job, launcher, commands):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 
 
-def _ready(config: DictConfig, folder: Path, words: Sequence[str], whole: bool) -> Ready:
-    """The run as it is checked and planned on this host, without regard to this host's own hardware.
-
-    Raises:
-        UserError: it cannot run.
-    """
-    return get_ready(compose.plain(config), typed_keys(words), str(folder), whole=whole, away=True)
+def _without_lacks(checked: Checked) -> Checked:
+    """Raise the first reason why the run would be refused."""
+    for error in checked.lacks.errors:
+        raise error
+    return checked
 
 
 def living_job(launcher: Submitter, folders: Sequence[Path], key: str, words: Sequence[str]) -> Living | None:

@@ -170,8 +170,8 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
         compose.place(config, folder / subdir)
         compose.check_sources(config)
         plain = compose.plain(config)
-    if as_new and plain["mode"] == "train":
-        plain["resume"] = {**plain["resume"], "path": FRESH}
+    if as_new and plain.get("mode") == "train":
+        plain = {**plain, "resume": {**plain.get("resume", {}), "path": FRESH}}
     away = submitter_of(config) is not None
     ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole, away=away)
     return SweepJob(overrides, config, ready, subdir)

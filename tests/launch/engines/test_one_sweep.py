@@ -13,7 +13,9 @@ import pytest
 
 from tests.launch.engines.conftest import SHOWN
 from tests.launch.engines.test_one_job import ACCEPTS, COMMAND, FORGETS, REFUSES, fake, type_command
-from trainer.cli.sweep import _of_engine
+from trainer.cli.submit import released
+from trainer.cli.sweep import _cancelled_while_held, _of_engine
+from trainer.errors import RunFailed
 from trainer.job.result import Result
 from trainer.launch.engines.contract import Job, Point, State
 from trainer.launch.engines.engine_folder import SubmittedJob
@@ -169,6 +171,28 @@ def test_jobs_that_were_cancelled_while_they_waited_are_not_started(tmp_path: Pa
     assert str(handle.state()) == "running (1 running, 3 ended)"
     said = "".join(handle.lines()).splitlines()
     assert said == [f"job {i} (seed={i}): ended with exit code 130 (not started)" for i in (2, 3, 4)]
+
+
+def test_array_that_waits_says_why(tmp_path: Path, fakes: Path) -> None:
+    handle = SlurmArray("12", tmp_path / "engine", {i: Point((), tmp_path / str(i), f"seed={i}") for i in (0, 1)})
+    (fakes / "shown").write_text(f"{SHOWN.format('PENDING', 'Resources', 0, '0:0')} ArrayTaskId=0-1%2\n")
+    assert str(handle.state()) == "pending (2 pending: Resources)"
+    (fakes / "shown").write_text(f"{SHOWN.format('PENDING', 'JobHeldUser', 0, '0:0')} ArrayTaskId=0-1%2\n")
+    assert str(handle.state()).endswith("you hold it: scontrol release 12)")
+
+
+def test_array_that_cannot_be_released_is_cancelled_and_one_that_the_user_holds_stays_held(
+    tmp_path: Path, fakes: Path
+) -> None:
+    fake(fakes, "sbatch", ACCEPTS)
+    by_the_user = Slurm().submit(array(tmp_path, held=True, options={"hold": True}))
+    assert not by_the_user.held
+    job = array(tmp_path, held=True)
+    handle = Slurm().submit(job)
+    fake(fakes, "scontrol", "#!/bin/sh\necho 'slurmctld is away' >&2\nexit 1\n")
+    with pytest.raises(RunFailed, match="cannot be released: slurmctld is away"), _cancelled_while_held((job, handle)):
+        released(handle, job)
+    assert (fakes / "asked").read_text().endswith("scancel 12\n")
 
 
 def test_jobs_that_wait_are_read_from_their_common_line() -> None:

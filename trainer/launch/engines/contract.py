@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trainer.config.run_config import typed
 from trainer.config.schema.run import SubmitLaunch
@@ -234,7 +234,7 @@ class Submitter(Launcher):
 
     engine = ""
     runs_apart = False
-    decides: Mapping[str, str] = {
+    decides: ClassVar[Mapping[str, str]] = {
         name: f"the command without launch.{name}, with launch.nnodes" for name in ("ips", "node_rank", "master_addr")
     }
     schema: type[SubmitLaunch] = SubmitLaunch

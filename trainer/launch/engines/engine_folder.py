@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainer.config import redact
 from trainer.errors import RunPreempted, UserError, first_line
@@ -135,14 +136,19 @@ class SubmittedJob:
     def of(folder: Path) -> SubmittedJob | None:
         """Read it from a run's engine folder; None: there is none."""
         try:
-            found = json_text.read_object(folder / SUBMITTED_JOB)
-            points = {
-                int(number): Point(tuple(one["words"]), Path(one["folder"]), one["name"], one["copies"])
-                for number, one in found.get("points", {}).items()
-            }
-            return SubmittedJob(found["engine"], found["number"], tuple(found["words"]), points)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return _submitted(**json_text.read_object(folder / SUBMITTED_JOB))
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
+
+
+def _submitted(engine: str, number: str, words: Sequence[str], points: Mapping[str, Any] | None = None) -> SubmittedJob:
+    """The job of which the file has these values."""
+    read = {int(number): _point(**one) for number, one in (points or {}).items()}
+    return SubmittedJob(engine, number, tuple(words), read)
+
+
+def _point(words: Sequence[str], folder: str, name: str, copies: str) -> Point:
+    return Point(tuple(words), Path(folder), name, copies)
 
 
 def clear(folder: Path) -> None:
@@ -205,7 +211,8 @@ def query(command: Sequence[str]) -> str:
 
 def _last_words(done: subprocess.CompletedProcess[str], count: int = 1) -> str:
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip() and "--help" not in line]
-    said = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in lines[-count:]]
+    own = rf"^(\w+: (error|fatal)|{re.escape(Path(done.args[0]).name)}): "
+    said = [re.sub(own, "", line.strip()) for line in lines[-count:]]
     return "; ".join(dict.fromkeys(said)) if said else f"exit code {done.returncode}"
 
 

@@ -154,7 +154,11 @@ class SlurmArray(Handle):
         words = ", ".join(f"{count} {phase}" for phase, count in counts.items() if count)
         if counts[ENDED] == len(phases):
             return State(ENDED, "", self._code())
-        return State(RUNNING if counts[RUNNING] or counts[ENDED] else PENDING, words)
+        if counts[RUNNING] or counts[ENDED]:
+            return State(RUNNING, words)
+        reasons = (field(line, "Reason") for line in said if field(line, "JobState") == "PENDING")
+        reason = next((one for one in reasons if one not in ("", "None")), "")
+        return State(PENDING, f"{words}: {explained(reason, self.number)}" if reason else words)
 
     def _without_trace(self, number: int) -> State:
         """The state of an element of which Slurm has no line: cancelled while it waited, or ended some time ago."""
