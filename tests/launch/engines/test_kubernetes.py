@@ -524,6 +524,10 @@ def test_the_same_command_follows_the_job_that_lives_and_shows_an_end_that_nobod
     assert (
         code == 2 and "of another command runs in this folder" in err and "which follows it; or kubectl delete" in err
     )
+    assert "logs" not in cluster.read("calls"), "nobody reads the lines of a job that is not followed"
+    cluster.shows(train_job(deletionTimestamp="2026"), pod(0, "Running"))
+    found = Kubernetes(**IMAGE).living([tmp_path / "r" / "engine"])
+    assert found is not None and found.leaves
     cluster.shows(train_job("Failed"), pod(0, "Failed", **ended(3)))
     cluster.prints("the line of host 0")
     cluster.write("calls", "")

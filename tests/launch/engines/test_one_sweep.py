@@ -106,6 +106,14 @@ def test_same_sweep_follows_the_array_that_lives(fakes: Path) -> None:
     assert (folder / "sweep.csv").read_text().splitlines()[1].startswith("0,seed=1,failed")
 
 
+def test_array_ends_when_all_of_its_jobs_were_asked_to_leave(fakes: Path) -> None:
+    folder = swept(fakes)
+    for i, leaves in ((1, False), (0, True)):
+        (folder / str(i) / "engine" / "leave").touch()
+        found = Slurm().living([folder / "engine"])
+        assert found is not None and found.leaves == leaves and list(found.points) == [0, 1]
+
+
 def test_another_sweep_is_refused_while_the_array_lives(fakes: Path) -> None:
     swept(fakes, "epochs=3")
     done = type_command(fakes, "epochs=2", words=SWEEP)

@@ -53,7 +53,14 @@ from trainer.host.engine_tasks import (
 from trainer.launch.engines.contract import ENDED, Handle, Job, Living, Needs, Submitter, Unreachable
 from trainer.launch.engines.copies import PATIENCE_S, carried
 from trainer.launch.engines.engine_folder import SHOWN, SubmittedJob, ask, left_if_submitted, memory_of, setup_lines
-from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
+from trainer.launch.engines.kubernetes_job import (
+    CONTAINER,
+    INSTANCE,
+    LEAVING,
+    KubernetesJob,
+    kubectl_of,
+    remove_earlier,
+)
 from trainer.planning.run_secret import LEAST, VARIABLE
 
 TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
@@ -143,14 +150,15 @@ class Kubernetes(Submitter):
         if before is None or before.engine != self.engine:
             return None
         kind, _, name = before.number.partition("/")
-        found = Living(self._handle(kind, name, folders[0], "the run's folder"), before.words, folders[0].parent)
+        handle = self._handle(kind, name, folders[0], "the run's folder")
+        found = Living(handle, before.words, folders[0].parent)
         try:
-            state = self._handle(kind, name, folders[0], "").state()  # a question begins to follow the lines
+            state = handle.glance()
         except Unreachable as error:
-            why = f"{found.handle.name} may still run in this folder, and kubectl does not answer: {error}"
+            why = f"{handle.name} may still run in this folder, and kubectl does not answer: {error}"
             raise UserError("launch=kubernetes", why, "the same command again") from error
         if state.phase != ENDED:
-            return found
+            return replace(found, leaves=state.reason == LEAVING)
         return None if (folders[0] / SHOWN).exists() else replace(found, is_over=True)
 
     def _check(self, job: Job) -> None:

@@ -26,6 +26,7 @@ LIFE, INDEX, ROLE_OF_POD = (
 )
 CONTAINER = "node"
 """The name that Kubeflow wants."""
+LEAVING = "it is deleted, and ends"
 LAST_LINES_S = 10.0
 """Longest wait for the lines of a pod that has ended."""
 
@@ -122,21 +123,37 @@ class KubernetesJob(Handle):
         self._lines = _PodLines(self.kubectl)
 
     def state(self) -> State:
+        state, first = self._found()
+        self._lines.follow(first, state.phase == ENDED)
+        return state
+
+    def glance(self) -> State:
+        """The state, without following the lines from now on.
+
+        Raises:
+            Unreachable: kubectl does not answer.
+        """
+        return self._found()[0]
+
+    def _found(self) -> tuple[State, Pod | None]:
+        """The state, and the pod of host 0."""
         listed = query([*self.kubectl, "get", f"{self.kind.lower()},pods", "-l", self.label, "-o", "json"])
         items = _at(json.loads(listed), "items") or []
         whole = next((one for one in items if _at(one, "kind") == self.kind), None)
         pods = [Pod.of(one) for one in items if _at(one, "kind") == "Pod"]
         pods = [pod for pod in pods if pod.life == max(one.life for one in pods)]
+        return self._state_of(whole, pods), _first(pods)
+
+    def _state_of(self, whole: Mapping[str, Any] | None, pods: Sequence[Pod]) -> State:
         holding = {one.kind: one for one in _conditions(whole or {}) if one.holds}
         failed = holding.get("Failed")
         ended = whole is None or failed is not None or not holding.keys().isdisjoint(("Complete", "Completed"))
-        self._lines.follow(_first(pods), ended)
         if whole is None:
             return State(ENDED, "deleted", self._if_gone)
         if ended:
             return State(ENDED, failed.message, _code(pods)) if failed else State(ENDED)
         if _at(whole, "metadata", "deletionTimestamp"):
-            return State(RUNNING, "it is deleted, and ends")
+            return State(RUNNING, LEAVING)
         waiting = [pod for pod in pods if not pod.has_begun]
         if not pods or waiting:
             suspended = holding.get("Suspended")
@@ -168,7 +185,7 @@ def remove_earlier(earlier: KubernetesJob) -> None:
         UserError: it has not ended, or kubectl does not answer.
     """
     try:
-        if (before := earlier.state()).phase == ENDED:
+        if (before := earlier.glance()).phase == ENDED:
             query([*earlier.removes, "--cascade=foreground", "--ignore-not-found"])
             return
     except Unreachable as error:

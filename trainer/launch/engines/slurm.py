@@ -88,8 +88,8 @@ class Slurm(Submitter):
                     raise UserError("launch=slurm", why, "the same command again") from error
                 said = []
             if states := {field(line, "JobState") for line in said} - {*OVER}:
-                asked_to = [folder, *(point.folder / ENGINE for point in before.points.values())]
-                leaves = states == {"COMPLETING"} or any((one / LEAVE).exists() for one in asked_to)
+                asked = [point.folder / ENGINE for point in before.points.values()] or [folder]
+                leaves = states == {"COMPLETING"} or all((one / LEAVE).exists() for one in asked)
                 return replace(found, leaves=leaves)
             if folder == folders[0] and not (folder / SHOWN).exists():
                 ended = replace(found, is_over=True)
