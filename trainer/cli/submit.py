@@ -94,7 +94,7 @@ def submit(
         return Result("planned", str(folder), mode=checked.config.mode)
     commands = Commands.of(words, RUN_DIR, folder)
     living = living_job(launcher, [job.engine_folder], RUN_DIR, words)
-    if living is None and launcher.sees_folder:
+    if living is None and launcher.sees(folder):
         check_run_folder(folder, config.hydra.output_subdir)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
         _without_lacks(wholly(checked=checked).checked)

@@ -563,6 +563,18 @@ def test_a_folder_has_one_job_at_a_time(run: Any, cluster: Cluster) -> None:
     assert "apply" not in cluster.read("calls")
 
 
+def test_folder_is_checked_where_this_machine_has_the_volume(run: Any, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    words = ("launch.apply=true", f"launch.volume_path={tmp_path}/volume", f"hydra.run.dir={tmp_path}/volume/r")
+    (tmp_path / "volume" / "r").mkdir()
+    (tmp_path / "volume" / "r" / "checkpoints").symlink_to(tmp_path)
+    code, _, err = run(*words, "launch.volume=runs")
+    assert code == 2 and "does not write through links" in err and cluster.read("calls") == ""
+    assert Kubernetes(**IMAGE, volume_path=str(tmp_path)).sees(tmp_path / "r")
+    assert not Kubernetes(**IMAGE, volume_path="/nowhere").sees(Path("/nowhere/r"))
+    assert not Kubernetes(**IMAGE, volume_path=str(tmp_path), shared_storage=False).sees(tmp_path / "r")
+
+
 def test_without_kubectl_the_manifest_is_proposed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     code, _, err = run("launch.apply=true")

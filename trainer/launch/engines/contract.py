@@ -268,8 +268,7 @@ class Submitter(Launcher):
         """
         return None
 
-    @property
-    def sees_folder(self) -> bool:
+    def sees(self, folder: Path) -> bool:
         """Whether this machine has the run's folder, so that a run is refused here that it would refuse there."""
         return self.options.shared_storage
 

@@ -106,9 +106,9 @@ class Kubernetes(Submitter):
     schema = KubernetesLaunch
     options: KubernetesLaunch
 
-    @property
-    def sees_folder(self) -> bool:
-        return False  # it is on a volume of the pods
+    def sees(self, folder: Path) -> bool:
+        volume = Path(self.options.volume_path)  # of the pods, which this machine may have as well
+        return super().sees(folder) and volume in folder.parents and volume.exists()
 
     def render(self, job: Job) -> str:
         self._check(job)
@@ -132,8 +132,8 @@ class Kubernetes(Submitter):
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
         with left_if_submitted([job.engine_folder]):
             ask([*handle.kubectl, "apply", "-f", "-"], "launch=kubernetes", f"{_yaml(secret)}---\n{text}")
-        volume = Path(self.options.volume_path)
-        if volume not in job.folder.parents or volume.exists():  # else the folder is in the pods alone
+        is_of_pods = Path(self.options.volume_path) in job.folder.parents
+        if self.sees(job.folder) or not is_of_pods:
             with suppress(OSError):
                 job.engine_folder.mkdir(parents=True, exist_ok=True)
                 SubmittedJob(self.engine, f"{kind}/{name}", job.words).write(job.engine_folder)
